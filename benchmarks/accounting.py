@@ -4,10 +4,10 @@
 
 The bounds share no code with the package:
 
-* *lower*: outcomes are merged into cells, which only loses information; each cell's loss is rounded
-  down to a grid; steps are convolved by a plain FFT in extended precision; its rounding error and
-  what wraps around upwards are subtracted. Edges are chosen so that a cell's loss is just above a
-  grid point, so little is lost.
+* *lower*: outcomes are merged into cells, which only loses information. Each cell's loss is rounded
+  down to a grid. A plain FFT in extended precision convolves the steps. Its rounding error and the
+  mass that wraps around upwards are subtracted. The edges put each cell's loss just above a grid
+  point, so little is lost.
 * *reference*: ``dp_accounting``, pessimistic; for ``replace_one`` with the profiles written out
   below. For ``add_or_remove_one`` also its optimistic mode, as a second lower bound.
 """
@@ -31,8 +31,9 @@ KINDS = ("poisson, add or remove", "poisson, replace", "fixed, replace", "mixed"
 
 
 class Branch(NamedTuple):
-    """P = (1-a) N(0, s^2) + a N(1, s^2) against Q = (1-b) N(0, s^2) + b N(-1, s^2), where the
-    loss, which increases with the outcome, is >= 0 (``sign`` 1), <= 0 (-1) or anything (0).
+    """P = (1-a) N(0, s^2) + a N(1, s^2) against Q = (1-b) N(0, s^2) + b N(-1, s^2).
+
+    The loss increases with the outcome. It is >= 0 (``sign`` 1), <= 0 (-1) or anything (0).
     """
 
     s: float
@@ -80,7 +81,7 @@ class Step(NamedTuple):
 
     def delta(self, eps):
         """The exact profile at epsilons."""
-        if len(self.branches) == 2:  # given for positive ones
+        if len(self.branches) == 2:  # these hold for positive epsilons
             value = Step(self.branches[:1], 0.0).delta(np.abs(eps))
             return np.where(eps < 0.0, -np.expm1(eps) + np.exp(np.minimum(eps, 0.0)) * value, value)
         branch = self.branches[0]
@@ -108,7 +109,7 @@ def fixed(s, q):
 
 
 def moments(step, rates):
-    """log E exp(rate * loss) under P by a Riemann sum; only used to place windows."""
+    """log E exp(rate * loss) under P by a Riemann sum; it only positions windows."""
     logs = [np.log(step.atom) + 0.0 * rates] if step.atom else []
     for branch in step.branches:
         low, high = branch.ends(-90.0)
@@ -303,10 +304,10 @@ def check(events, relation, delta, points=POINTS, with_theirs=True):
 
 
 def violations(out):
-    """What is wrong with a checked case.
+    """List the bounds that a checked case violates.
 
-    ``dp_accounting`` has rounding errors of about 1e-16 per step in delta, of either sign: twice
-    that is granted to its pessimistic values, and 0.01% to its lower bound of epsilon.
+    ``dp_accounting`` has rounding errors of about 1e-16 per step in delta, of either sign. Its
+    pessimistic values are allowed twice that, and its lower bound of epsilon 0.01%.
     """
     wrong = []
     for name, small in (("epsilon", 1e-9), ("delta", 0.0)):

@@ -4,17 +4,17 @@ Logistic regression; the canary's feature is one that no other record has. Eight
 in results/audit.json:
 
 * ``steps``: one full-batch step of DPSVI at several claimed epsilons, 10,000 trials.
-* ``runs``: whole runs of DPSVI, DPSEP and VIPS at several claimed epsilons: bounds and claims.
-* ``whitened``: one release of DPSEP without a bound, sites and histogram together, in a frame that
-  is far from the data's: canaries that are long, short, common, and mislabelled. The attacker knows
-  both sums, and scores a release along their difference.
+* ``runs``: bounds for whole runs of DPSVI, DPSEP and VIPS at several claimed epsilons.
+* ``whitened``: one release of DPSEP without a bound, sites and histogram together. Its frame is far
+  from the data's. Canaries are long, short, common, and mislabelled. The attacker knows both sums,
+  and scores a release along their difference.
 * ``looks``: whole runs of DPSEP with nothing set, all releases seen. The attacker has all other
-  records, and scores by the exact likelihood ratio: no attack is better.
+  records, and scores by the exact likelihood ratio. No attack is better.
 * ``extremes``: the same with Poisson counts, and a canary that is counted as extreme.
 * ``curve``: one full-batch step of DPSVI at a claimed epsilon of 4, 50,000 trials, five times.
 * ``noise``: audits of a Gaussian mechanism with less noise than it claims, and 200 audits of a true
   claim. Each takes 10,000 trials, or one run with 1,000 canaries.
-* ``faults``: planted by replacing functions of the package: bounds and claims.
+* ``faults``: bounds for faults that replace functions of the package.
 
     python benchmarks/audit.py --parts looks extremes --share 1.0
 
@@ -119,9 +119,9 @@ class Repeated:
     thousand later ones. Each run resets the parameters. Plain gradient ascent has no
     other state.
 
-    :param event: of each step.
-    :param num_steps: of a run.
-    :param seed: of noise and sampling, so that the tables can be made again.
+    :param event: each step's event.
+    :param num_steps: number of steps of a run.
+    :param seed: seed for noise and sampling, to reproduce the tables.
     :param path: return the first coordinate after each step instead of at the end.
     """
 
@@ -658,7 +658,9 @@ def table(results: dict) -> str:
     below = sum(row["points_below"] for row in results["curve"])
     above = sum(row["points_above"] for row in results["curve"])
     points = sum(row["points"] for row in results["curve"])
-    lines.append(f"Of {points} points {below} lie below the claimed curve and {above} above it.")
+    lines.append(
+        f"The audit has {points} points: {below} lie below the claimed curve and {above} above it."
+    )
     return "\n".join(lines)
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/clipped_floor.py    # prints the table and writes it to RESULTS.md
 
-Each function is a page of loops for the compiler: residuals, norms of the per-record gradients
-(|residual| times |row|), factors, and a weighted sum of rows, once in float64, where neither a
-norm nor the rounding of the sum can take a record over its bound, and once in float32, where the
-sum of 2,000 records may be off by a noticeable part of one record's bound.
+Each function is a page of loops for the compiler. It computes residuals, norms of the per-record
+gradients (|residual| times |row|), factors, and a weighted sum of rows. In float64, neither a norm
+nor the rounding of the sum can take a record over its bound. In float32, the sum of 2,000 records
+may be off by a noticeable part of one record's bound.
 """
 
 import os

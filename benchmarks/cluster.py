@@ -1,10 +1,10 @@
-"""What several processes gain, and what a step of theirs costs.
+"""The speed of several processes, and the time of their steps.
 
     python benchmarks/cluster.py            # one process against two ranks, in turn
     python benchmarks/cluster.py --ranks 4 --records 2000000 --dim 50
 
-Records a second of DPSEP and VIPS on all records, which the ranks share out; and milliseconds of a
-DPSVI step with 1,000 records on each rank, beside those of one process with 1,000.
+It prints records a second of DPSEP and VIPS on all records, which the ranks share out. It also
+prints milliseconds of a DPSVI step with 1,000 records on each rank, and in one process with 1,000.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python benchmarks/cluster_failures.py             # processes of its own
     python benchmarks/cluster_failures.py --torchrun  # the same under torchrun
 
-Prints a line for each run: what failed where, what became of the other ranks and how soon, how
-often noise was drawn and how many releases the journal counts, at the failure and at the end, and
-whether another number of ranks went on from journal and checkpoint. Ends with the number of runs,
-and of those that are not as they must be.
+It prints a line for each run: the failure and its rank, the fate of the other ranks, and after how
+long. The line counts draws of noise and releases in the journal, at the failure and at the end. It
+says whether another number of ranks went on from journal and checkpoint. The last line counts the
+runs, and those with a fault.
 """
 
 import argparse

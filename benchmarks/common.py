@@ -1,4 +1,4 @@
-"""What benchmarks share: one run of DPSVI, tables of repeats, sections of RESULTS.md, figures."""
+"""Shared by benchmarks: one run of DPSVI, tables of repeats, sections of RESULTS.md, figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Settings:
     """The public settings of one inference.
 
     :param release: "latents", "parameters", "DP-SGLD" or "non-private".
-    :param step_size: of AdaGrad, or of the Langevin chain.
+    :param step_size: step size of AdaGrad, or of the Langevin chain.
     :param bound: C, the clipping norm; without effect where nothing is released.
     """
 
@@ -55,8 +55,8 @@ def fit(
 ) -> PrivacyAccountant:
     """Fit the guide under (epsilon, DELTA), replace one record, and return the ledger.
 
-    The parameter store is cleared first. The runs are seeded so that the tables can be made again,
-    which is no way to treat data that need protection.
+    The parameter store is cleared first. Seeds make the tables reproducible. Do not use seeds with
+    data that need protection.
     """
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)

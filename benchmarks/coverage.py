@@ -1,9 +1,10 @@
 """Do intervals cover, if nobody sets anything? DPSVI, 95% intervals.
 
-Logistic regressions of sep_regression.py (nine standard normal features and an intercept, N =
-20,000 and 5,000): prior N(0, I), labels from the model, delta=1e-5, add or remove one record,
-AutoMultivariateNormal, no setting. Each data set has ten coefficients, drawn from the prior, and
-its own noise, so honest intervals cover 95% of the true coefficients. A cell has --seeds data sets.
+The logistic regressions are those of sep_regression.py, with nine standard normal features and an
+intercept. N is 20,000 and 5,000. The prior is N(0, I), and labels come from the model. delta=1e-5,
+add or remove one record, AutoMultivariateNormal, no setting. Each data set has ten coefficients,
+drawn from the prior, and its own noise. So honest intervals cover 95% of the true coefficients. A
+cell has --seeds data sets.
 
     python benchmarks/coverage.py
 """
@@ -40,7 +41,7 @@ def simulate(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def measured(size: int, epsilon: float, seed: int) -> list[tuple[int, int, int]]:
-    """Of each coefficient: in the plain interval, in the noise-aware one, status not ok."""
+    """Whether each coefficient is in the plain and noise-aware intervals, and status is not ok."""
     x, y, w = simulate(size, seed)
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)

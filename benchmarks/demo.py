@@ -1,12 +1,13 @@
 """How often the demo's private intervals cover the means of the exact posterior.
 
-The demo (``python -m pyro_dp``, :mod:`pyro_dp.__main__`) as it is: its data and model, nothing set,
-delta = 1e-5, seeds 0 to 99. For each epsilon: whose 95% intervals have the exact mean in
-them, how far the private mean is from it and how wide the private posterior is, both in sds of the
-exact posterior. That one is computed by importance sampling around Newton's mode, the demo's
-reference, whose own distance from it is printed first.
+The demo (``python -m pyro_dp``, :mod:`pyro_dp.__main__`) runs as it is: its data and model, nothing
+set, delta = 1e-5, seeds 0 to 99. For each epsilon the table counts 95% intervals that contain the
+exact mean. It has the private mean's distance from the exact one and the private posterior's width,
+both in sds of the exact posterior. The exact posterior is computed by importance
+sampling around Newton's mode. That mode is the demo's reference; its distance from the exact mean
+is printed first.
 
-Intervals of a posterior whose status is not ok are counted apart.
+Intervals of a posterior whose status is not ok are counted separately.
 
     python benchmarks/demo.py
     python benchmarks/demo.py --figures   # only draw docs/figures/demo.svg and demo-dark.svg

@@ -1,24 +1,24 @@
 """A private mixture of Gaussians with the assignments summed out: Figures 4 and 5 of DPVI.
 
-Reproduces the predictive log-likelihood against epsilon of Jälkö, Dikmen & Honkela 2017 (arXiv
-1610.08749) on synthetic data: 1000 training and 100 test points from five equally likely spherical
-Gaussians in the plane with centres (0, 0), (±2, ±2) and variance 0.5.
+It reproduces the predictive log-likelihood against epsilon of Jälkö, Dikmen & Honkela 2017 (arXiv
+1610.08749) on synthetic data. There are 1000 training and 100 test points from five equally likely
+spherical Gaussians in the plane. Their centres are (0, 0) and (±2, ±2), their variance is 0.5.
 
-As there: priors Dirichlet(1) for the weights and N(0, I) for the centres, a diagonal Gaussian
-posterior over all global latents in unconstrained coordinates, assignments marginalised, AdaGrad,
-delta=1e-3, replace one record. The variance of the clusters and the prior of the centres are those
-of the authors' published script.
+Much is as in the paper. Priors are Dirichlet(1) for the weights and N(0, I) for the centres. The
+posterior is a diagonal Gaussian over all global latents in unconstrained coordinates. Assignments
+are marginalised; AdaGrad, delta=1e-3, replace one record. The variance of the clusters and the
+prior of the centres are those of the authors' published script.
 
-What differs: the standard deviations have a LogNormal(0, 1) prior (that script: inverse gamma for
-the variances). The guide starts with the centres on a public pentagon of radius 2 (there: all
-parameters at 0). 300 steps with q=0.3 (there: 1000 with q=0.003). Step size and clipping norm are
-ours. All of these are the same for every epsilon and were chosen on a second data set from the same
-source (--tune prints the grid). The paper's release is privatize="parameters"; privatize="latents"
-is shown beside it. The accountant is a tight one. The non-private runs are the same without noise
-and clipping.
+Some settings differ. The standard deviations have a LogNormal(0, 1) prior; that script has an
+inverse gamma prior for the variances. The guide starts with the centres on a public pentagon of
+radius 2; the script starts all parameters at 0. It takes 300 steps with q=0.3; the script 1000 with
+q=0.003. Step size and clipping norm are ours. All of these are the same for every epsilon and were
+chosen on a second data set from the same source (--tune prints the grid). The paper's release is
+privatize="parameters"; beside it is privatize="latents". The accountant is a tight one. The
+non-private runs are the same without noise and clipping.
 
-Reported is the mean over the test points of log E_q[p(x | latents)], the expectation over 100 draws
-from the guide, for one data set; the repeats differ in batches, draws and noise.
+The figures are the mean over the test points of log E_q[p(x | latents)], for one data set. The
+expectation is over 100 draws from the guide. The repeats differ in batches, draws and noise.
 """
 
 import argparse

@@ -1,28 +1,33 @@
 """Private Bayesian logistic regression on Abalone and Adult: Figure 1 of DPVI.
 
-Reproduces the test accuracy against epsilon of Jälkö, Dikmen & Honkela 2017 (arXiv 1610.08749).
+It reproduces the test accuracy against epsilon of Jälkö, Dikmen & Honkela 2017 (arXiv 1610.08749).
 
-As there: 8 columns of Abalone (sex coded I=-1, F=0, M=1), class rings >= 10; 14 integer-coded
-columns of Adult; columns standardised, the first 80% of the rows for training; weights w ~ N(0, I)
-and no intercept; a diagonal Gaussian posterior; AdaGrad; q=0.05 and 1000 steps on Abalone, q=0.005
-and 2000 steps on Adult; delta=1e-3, replace one record; 10 repeats. Prediction is by the posterior
-mean, which for a linear predictor and the threshold 1/2 decides as the average over the Gaussian
-posterior does.
+Much is as in the paper:
 
-What differs: the accountant is a tight one, so the same noise gives a smaller epsilon. Batches are
-Poisson samples. Prior and entropy carry no data and are not clipped. The paper's release is
-privatize="parameters"; privatize="latents" is shown beside it. Step size and clipping norm are
+* 8 columns of Abalone (sex coded I=-1, F=0, M=1), class rings >= 10; 14 integer-coded columns of
+  Adult.
+* Columns are standardised, and the first 80% of the rows are for training.
+* Weights w ~ N(0, I) and no intercept; a diagonal Gaussian posterior; AdaGrad.
+* q=0.05 and 1000 steps on Abalone, q=0.005 and 2000 steps on Adult.
+* delta=1e-3, replace one record; 10 repeats.
+
+Predictions use the posterior mean. For a linear predictor and the threshold 1/2 it decides as the
+average over the Gaussian posterior does.
+
+Some settings differ. The accountant is a tight one, so the same noise gives a smaller epsilon.
+Batches are Poisson samples. Prior and entropy carry no data and are not clipped. The paper's
+release is privatize="parameters"; beside it is privatize="latents". Step size and clipping norm are
 ours: 1 and 1 for both data sets and releases (--tune prints a grid around them). The non-private
 runs have the same step, no noise and no clipping.
 
-DP-SGLD, which the paper compares with, is private Langevin dynamics (Wang, Fienberg & Smola 2015)
-with the same release as "latents", the same batches, steps and epsilon. It predicts by the mean of
-the second half of its chain. Its step size and C are the best of --tune --seeds 1. Larger steps
-than its privacy noise allows sample at a temperature above 1; the results say at which.
+The paper compares with DP-SGLD, private Langevin dynamics (Wang, Fienberg & Smola 2015). Here it
+has the same release as "latents", and the same batches, steps and epsilon. It predicts by the mean
+of the second half of its chain. Its step size and C are the best of --tune --seeds 1. Larger steps
+than its privacy noise allows sample at a temperature above 1; the results state the temperature.
 
-Public by assumption, as in the paper, and not covered by epsilon: the moments that standardise the
-columns (over all rows), the codes of the text columns (alphabetical; "?" is a category of its own),
-N, and the choice of the settings.
+Some numbers are assumed to be public, as in the paper, and epsilon does not cover them. These are
+the moments that standardise the columns (over all rows), N, and the choice of the settings. The
+codes of the text columns are public too (alphabetical; "?" is a category of its own).
 """
 
 import argparse

@@ -266,17 +266,15 @@ def report() -> None:
     for epsilon in EPSILONS:
         own = frame[(frame.epsilon == epsilon) & (frame.start == "prior")]
         good, rest = own[own.ok], own[~own.ok]
-        text = f"Epsilon {epsilon:g}: intervals hold {own.held.sum() / own.dim.sum():.3f}; "
+        text = f"Epsilon {epsilon:g}: intervals hold {own.held.sum() / own.dim.sum():.3f}. "
         text += (
             f"{own.ok.mean():.2f} of runs are ok, and {1 - good.held.sum() / good.dim.sum():.3f} "
         )
         text += "of their intervals miss"
         if len(rest):
             missed = 1 - rest.held.sum() / rest.dim.sum()
-            text += (
-                f"; of the others {missed:.3f} miss, {rest.of_prior.median():.2f} times as wide "
-            )
-            text += "as the prior's"
+            text += f". In the others {missed:.3f} miss, and widths are "
+            text += f"{rest.of_prior.median():.2f} times the prior's"
         lines.append(text + ".")
     lines.append(halves())
     head = (

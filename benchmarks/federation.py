@@ -1,4 +1,4 @@
-"""What several owners pay: the time of a sum by secret sharing, and of a step of a fit.
+"""The cost of several owners: the time of a sum by secret sharing, and of a step of a fit.
 
     python benchmarks/federation.py
 

@@ -2,10 +2,10 @@
 
     python benchmarks/floor.py --write    # prints the tables and writes them to RESULTS.md
 
-Logistic regression in float64, one thread, processor time (not wall-clock time), in one run.
-"clipped" is a gradient and Hessian of which each record's part is clipped, by NumPy on whole
-arrays; "Newton" the same without clipping, and a solve. The first steps of DPSEP, in which records
-are looked at for the first time, or the cavity is wide, have a row of their own.
+Logistic regression in float64, one thread, processor time (not wall-clock time), in one run. Row
+"clipped" is a gradient and Hessian by NumPy on whole arrays, with each record's part clipped. Row
+"Newton" is the same without clipping, and a solve. The first steps of DPSEP have a row of their
+own. They look at records for the first time, or have a wide cavity.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def measure(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
         "NumPy, clipped": lambda: lambda: clipped(x.numpy(), y.numpy(), start),
         "NumPy, Newton": lambda: lambda: newton(x.numpy(), y.numpy(), start),
         "DPSEP": lambda: partial(dpsep(DPSEP, dim), x, y),
-        "DPSEP, C given": lambda: partial(
+        "DPSEP, C set": lambda: partial(
             dpsep(PaperDPSEP, dim, max_factor_norm=10.0, num_steps=30), x, y
         ),
         "VIPS": lambda: partial(vips.step, short, y),

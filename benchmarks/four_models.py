@@ -1,18 +1,21 @@
 """DPSVI if nobody sets anything, beside a recipe that was tuned: four models, simulated data.
 
-hierarchy: 20 groups and 4 features, N = 20,000, y ~ Bernoulli(logit = x beta + b[group]), b_j ~
-N(mu, tau), mu ~ N(0, 2), log tau and the rest latents of all records: 26. poisson, probit: ten
-coefficients, N = 20,000. mixture: three Gaussians in the plane, N = 5,000, weights, means and a
-common scale, assignments enumerated: 9 latents. delta=1e-5, add or remove one record,
-AutoMultivariateNormal. Both methods start the mixture at the same rough guess of its means.
+* hierarchy: 20 groups and 4 features, N = 20,000. Outcomes are y ~ Bernoulli(logit = x beta +
+  b[group]), b_j ~ N(mu, tau), mu ~ N(0, 2). The 26 latents b, mu, log tau and beta are global.
+* poisson, probit: ten coefficients, N = 20,000.
+* mixture: three Gaussians in the plane, N = 5,000. The 9 latents are weights, means and a common
+  scale. Assignments are enumerated. Both methods start at the same rough guess of the means.
 
-The recipe is that of sep_adult.py: Adam from .03, falling to .003 of it, 2000 steps, records at
-rate .05, a narrow start at zero; C of each model's own (3, 12, 4.5, 3). DPSVI: no setting.
+All have delta=1e-5, add or remove one record, AutoMultivariateNormal.
 
-KL(q || exact posterior) in nats: that from the Laplace posterior in closed form, what the exact one
-differs by from 300 draws of q in pairs, and the exact one's constant by importance sampling. The
-mixture's posterior is no Gaussian. There it is the loss in log density of new records against the
-truth, in nats per 1000 records.
+The recipe is that of sep_adult.py. Adam's step size falls from .03 to .003 of it in 2000 steps,
+with records at rate .05 and a narrow start at zero. Each model has a C of its own (3, 12, 4.5, 3).
+DPSVI has no setting.
+
+The table has KL(q || exact posterior) in nats. It is that from the Laplace posterior in closed
+form, plus a difference from 300 draws of q in pairs. Importance sampling gives the exact
+posterior's constant. The mixture's posterior is no Gaussian. There the table has the loss in log
+density of new records against the truth, in nats per 1000 records.
 
     python benchmarks/four_models.py
 """
@@ -169,7 +172,7 @@ class Mixture:
             pyro.sample("x", fn, obs=x[i])
 
     def _density(self, logits: Tensor, means: Tensor, log_sd: Tensor) -> Tensor:
-        """Of new records, (N,)."""
+        """Log densities of new records, (N,)."""
         apart = (self.new.unsqueeze(1) - means).square().sum(dim=2)
         each = torch.log_softmax(logits, 0) - 2 * log_sd - math.log(2 * math.pi)
         return (each - apart * (-2 * log_sd).exp() / 2).logsumexp(dim=1)

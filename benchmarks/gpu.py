@@ -3,9 +3,9 @@
     python benchmarks/gpu.py --write     # prints the tables and writes them to RESULTS.md
     python benchmarks/gpu.py --device cpu --size 100000 --steps 1    # tests the script itself
 
-Where there is no CUDA it says so, and ends. Agreement is in float64, of short fits with the same
-draws, samples and noise on both; times are of float32 and of whole steps, with a wait for the
-device at the end of each block of them alone.
+Without CUDA it says so, and ends. Agreement is in float64, of short fits with the same draws,
+samples and noise on both devices. Times are of whole steps in float32. The script waits for the
+device only at the end of each block of steps.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def wait(device: str) -> None:
 
 
 def seconds(step, data, device: str, steps: int) -> float:
-    """Of one step, the median of blocks."""
+    """Seconds of one step, the median of blocks."""
     for _ in range(WARM):
         step(*data)
     found = []

@@ -1,10 +1,11 @@
-"""Effects of ten clinics: two ways to write them, by DPSVI, beside the exact posterior.
+"""Effects of ten clinics in two parametrisations, by DPSVI, beside the exact posterior.
 
-12,000 people in ten clinics of 100 to 2,300, an outcome of yes or no, log odds N(-.5, .5^2) by
-clinic, drawn anew for each seed. Prior of w0 N(0, 1.5^2). Written as "plus" (w0 + a[clinic], a ~
-Normal(0, .5)), "centred" (a ~ Normal(w0, .5)), or "scale" (centred, with a standard deviation that
-is HalfNormal(1)). Nothing set, delta = 1e-5, AutoMultivariateNormal. The exact posterior is
-computed on a grid: given w0 and the scale, clinics are independent.
+12,000 people in ten clinics of 100 to 2,300 have a binary outcome. The log odds by clinic are
+N(-.5, .5^2), drawn anew for each seed. The prior of w0 is N(0, 1.5^2). Form "plus" is w0 +
+a[clinic], a ~ Normal(0, .5). Form "centred" is a ~ Normal(w0, .5). Form "scale" is centred, with a
+standard deviation that is HalfNormal(1). Nothing set, delta = 1e-5, AutoMultivariateNormal. The
+exact posterior is computed on a grid, since clinics are independent conditionally on w0 and the
+scale.
 
     python benchmarks/groups.py
 """
@@ -81,7 +82,7 @@ def _moments(values: Tensor, weights: Tensor) -> tuple[float, float]:
 
 
 def measured(form: str, epsilon: float, seed: int) -> list[tuple]:
-    """Of w0 and each clinic: distance to the exact mean, width, whether covered, and marked."""
+    """For w0 and each clinic: distance to the exact mean, width, whether covered, and marked."""
     clinic, y = simulate(seed)
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)

@@ -1,10 +1,10 @@
-"""What becomes of plausible user code that leaks, or would.
+"""Verdicts on plausible user code that leaks, or would.
 
     python benchmarks/leaks.py [name ...] [--write]
 
-Prints the verdict for each of tests/leaks.py: how it is refused, or by how much a release and what
-is public moves between neighbouring data sets. --write keeps the verdicts in results/leaks.csv,
-beside those of version 0.1.0, and writes the list of docs/leaks.md.
+It prints the verdict for each case of tests/leaks.py. Either the case is refused, or a release and
+public values move between neighbouring data sets, by so much. With --write it keeps the verdicts in
+results/leaks.csv, beside those of version 0.1.0, and writes the list of docs/leaks.md.
 """
 
 import argparse

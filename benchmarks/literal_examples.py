@@ -1,16 +1,16 @@
-"""Pyro's examples with one line changed: what becomes of the literal swap of SVI for DPSVI?
+"""Pyro's examples with one line changed: the literal swap of SVI for DPSVI.
 
-For each of literal_models.py the ELBO that its guide reaches, and the warnings on the way. A fit
-is one of three; model, guide, data, optimizer and loss are the same in all:
+For each model of literal_models.py it finds the ELBO that the guide reaches, and the warnings. A
+fit is one of three; model, guide, data, optimizer and loss are the same in all:
 
 * SVI, 1,000 steps on all records;
 * "literal", DPSVI with an accountant and nothing else: epsilon = 4, delta = 1e-5;
-* "before", what a user had to write: max_grad_norm=None, num_steps, and a sample rate.
+* "before", the settings a user had to write: max_grad_norm=None, num_steps, and a sample rate.
 
 A seed is that of the start and of the noise. Data are the same for all seeds. An ELBO is the mean
 of 50 evaluations on all records, of the same seed for all fits.
 
-    python benchmarks/literal_examples.py           # SVI and literal, what is not yet in the file
+    python benchmarks/literal_examples.py           # SVI and literal, if not yet in the file
     python benchmarks/literal_examples.py --before  # SVI and before
     python benchmarks/literal_examples.py --report
 

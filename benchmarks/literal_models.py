@@ -1,7 +1,8 @@
 """Eighteen of Pyro's examples: model, guide, data, and the optimizer of the example.
 
 Twelve are those of examples/models and three are entries of tests/zoo. Three are written here, by
-Pyro's tutorials. Sizes of data keep a run short. Where Pyro has MCMC, Adam from .01 or .02 serves.
+Pyro's tutorials. Sizes of data keep a run short. If Pyro has MCMC, the optimizer is Adam from .01
+or .02.
 """
 
 import importlib
@@ -31,7 +32,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Example:
-    """What a user hands over.
+    """The arguments that a user passes.
 
     :param start: a new model and a new guide.
     :param draw: arguments of the model.
@@ -61,7 +62,7 @@ def falling(lr: float) -> Callable[[], PyroOptim]:
 
 
 def clipped(lr: float) -> Callable[[], PyroOptim]:
-    """Of the tutorial svi_part_iv: its step size falls to a tenth."""
+    """The optimizer of the tutorial svi_part_iv: its step size falls to a tenth."""
     return lambda: ClippedAdam({"lr": lr, "lrd": 0.1 ** (1 / STEPS)})
 
 

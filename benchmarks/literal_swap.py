@@ -3,17 +3,18 @@
     accountant = PrivacyAccountant(epsilon, 1e-5)
     DPSVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO(), accountant=accountant)
 
-Logistic regressions with prior N(0, 2^2) and AutoMultivariateNormal on five data sets: Adult,
-extramarital affairs ("fair") and visits to a doctor ("randhie", any or none) of statsmodels, and
-two simulated ones: "rare" (1.6% of 10,000 have the outcome) and "correlated" (condition number
-700). Six optimizers, with step sizes from too small to absurd, beside nothing set. The rows
-"before" are nothing set in version 0.1, frozen before the swap was mended.
+The models are logistic regressions with prior N(0, 2^2) and AutoMultivariateNormal. Two of the five
+data sets are simulated: "rare" (1.6% of 10,000 have the outcome) and "correlated" (condition number
+700). The others are Adult and two of statsmodels: extramarital affairs ("fair") and visits to a
+doctor ("randhie", any or none). Six optimizers, with step sizes from too small to absurd, stand
+beside nothing set. The rows "before" are nothing set in version 0.1, frozen before the swap was
+mended.
 
-A row has KL(posterior || exact) in nats of ``posterior()`` with and without the noise in its width
-and of the guide; how many 95% intervals miss the exact mean; marks; and whether the run warned. The
-exact posterior is Laplace's at the mode, by Newton's method.
+A row has KL(posterior || exact) in nats, of ``posterior()`` with and without the noise in its width
+and of the guide. It also has the number of 95% intervals that miss the exact mean, the marks, and
+whether the run warned. The exact posterior is Laplace's at the mode, by Newton's method.
 
-Public by assumption, and not covered by epsilon: the moments that standardise the columns.
+The moments that standardise the columns are assumed to be public, and epsilon does not cover them.
 
 The step sizes of the plan (``step_plan.py``) were chosen on all five data sets, with other seeds.
 
@@ -190,7 +191,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def promises(frame: pd.DataFrame) -> list[str]:
-    """What was asked of the literal swap, and what was measured."""
+    """The aims of the literal swap, and the measurements."""
     cells = summary(frame)
     before = cells[cells.optim == BEFORE].set_index(["data", "epsilon"])
     swapped = frame[~frame.optim.isin([BEFORE, "nothing set"])]
@@ -238,9 +239,9 @@ def report() -> None:
         rows.append(f"| {name}, {epsilon:g} | " + " | ".join(shown) + " |")
     text = [
         "`python benchmarks/literal_swap.py`: a user changes `SVI` to `DPSVI` and keeps the "
-        "optimizer. Median KL of the guide to the exact posterior in nats, and in brackets the "
-        f'share of 95% intervals that hold its mean; {len(SEEDS)} seeds a cell. "before" is '
-        "`DPSVI` with nothing set in version 0.1.",
+        "optimizer. Cells have the median KL of the guide to the exact posterior in nats. In "
+        "brackets is the share of 95% intervals that hold its mean. Each cell has "
+        f'{len(SEEDS)} seeds. Column "before" is `DPSVI` with nothing set in version 0.1.',
         "\n".join(rows),
         "\n".join(f"* {line}" for line in promises(frame)),
     ]

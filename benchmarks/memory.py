@@ -1,14 +1,15 @@
-"""Data that do not fit into memory: what a run needs of it, and how fast it is.
+"""Data that do not fit into memory: the memory that a run needs, and its speed.
 
     python benchmarks/memory.py --records 100000000
 
-N x 20 features in float32 and labels, in a file that is mapped and in Parquet with 64 row groups.
-Each method runs in a process of its own that the operating system holds to 1.5 GB of anonymous
-memory (RLIMIT_DATA), checks included; the reference holds its data in memory, without a limit, and
-at most 5,000,000 records of them. One thread. A rate is that of the steps after the first, by
-processor time (that of the system included), with a warm page cache where the file fits it; the
-first step has the checks, and what is traced. Rates are of medians; those of a long run, in which
-rows are read ahead twice more, of the mean.
+N x 20 features in float32 and labels are in a mapped file and in Parquet with 64 row groups. Each
+method runs in a process of its own with one thread. The operating system holds it to 1.5 GB of
+anonymous memory (RLIMIT_DATA), checks included. The reference holds at most 5,000,000 records in
+memory, without a limit.
+
+A rate is that of the steps after the first, by processor time (that of the system included). The
+page cache is warm if the file fits it. The first step includes checks and tracing. Rates are of
+medians. A long run reads rows ahead twice more, and its rate is of the mean.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def measure(source: str, method: str, folder: Path) -> dict:
 
 
 def _peak() -> float:
-    """Of private memory, in MB: what the limit is about."""
+    """Peak private memory in MB, to which the limit applies."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmData")) / 1000
 
@@ -126,7 +127,7 @@ def _peak() -> float:
 def table(found: dict) -> str:
     lines = [
         "| method | data | records | first step, s | later steps, s | records a processor second "
-        "| of in memory | private memory, MB |",
+        "| rate / in memory | private memory, MB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for method in STEPS:
@@ -163,7 +164,7 @@ def main() -> None:
         for method in given.methods:
             for source in given.sources:  # which are compared: one after the other
                 command = [sys.executable, __file__, "--measure", source, method, "--folder", made]
-                # Arrow's own pool reserves a GB, of which it uses little.
+                # Arrow's own pool reserves a GB and uses little of it.
                 own = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
                 environment = os.environ | own
                 done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,20 +1,20 @@
 """Which method comes closest to the exact posterior? Logistic regression, N=20,000, d=10.
 
-KL(q || posterior) in nats of VIPS, DPSEP, DPSVI and DP-SGLD at the same (epsilon, delta), and of
-each without noise and clipping; DPSVI also as it is if nobody sets anything. The problem is that of
-sep_regression.py: nine standard normal features and an intercept, w ~ N(0, 0.7^2 I), prior N(0, I),
-delta=1e-5, add or remove one record. Rows of x are clipped to norm 5 for all methods, since VIPS
+The table has KL(q || posterior) in nats of VIPS, DPSEP, DPSVI and DP-SGLD at the same (epsilon,
+delta). It has each without noise and clipping, and DPSVI with nothing set. The problem is that of
+sep_regression.py: nine standard normal features and an intercept, w ~ N(0, 0.7^2 I), prior N(0, I).
+Runs have delta=1e-5, add or remove one record. Rows of x are clipped to norm 5, since VIPS
 needs a bound (about 0.4% are longer). For VIPS they are divided by 5, which changes neither
 posterior nor KL. The exact posterior is that of the clipped rows, by importance sampling with
 10,000 draws.
 
-VIPS's hyperprior on the precision is concentrated, which makes it the same prior. DP-SGLD gives
+VIPS's hyperprior on the precision is concentrated, which makes it the same prior. DP-SGLD returns
 samples: its q is the Gaussian with their mean and covariance.
 
-Settings were chosen once for all epsilons by --tune, on four data sets with seeds of their own, by
-the mean logarithm of the KL at epsilon = 0.3, 1 and 4, from the candidates that it prints.
-DP-SGLD's step size is a multiple of the one at which its privacy noise has temperature 1, h =
-4 (q / (sigma C))^2, but no more than a public constant.
+Settings were chosen once for all epsilons by --tune, on four data sets with seeds of their own. The
+criterion was the mean logarithm of the KL at epsilon = 0.3, 1 and 4; --tune prints the candidates.
+DP-SGLD's step size is a multiple of h = 4 (q / (sigma C))^2, but no more than a public constant. At
+h its privacy noise has temperature 1.
 
     python benchmarks/methods.py
 """
@@ -211,13 +211,13 @@ def repeat(names: list[str], seeds: int, path) -> pd.DataFrame:
 
 
 def report(runs: pd.DataFrame) -> str:
-    """A Markdown table: KL, and in the last columns what of it is the mean's at epsilon = 1."""
+    """A Markdown table of the KL, with the mean's part and the ratio of sds at epsilon = 1."""
     wide = summarise(runs, ["method", "epsilon"], "kl").set_index(["method", "epsilon"])
     mean_part = runs.groupby(["method", "epsilon"])["kl_of_mean"].mean()
     ratio = runs.groupby(["method", "epsilon"])["sd_ratio"].mean()
     epsilons = (*EPSILONS, math.inf)
     header = ["method", *(f"epsilon = {e:g}" for e in EPSILONS), "infinity"]
-    header += ["of the mean, epsilon = 1", "sd ratio, epsilon = 1"]
+    header += ["mean's part, epsilon = 1", "sd ratio, epsilon = 1"]
     lines = [header, ["---"] * len(header)]
     for method in ROWS:
         cells = []

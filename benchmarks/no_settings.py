@@ -5,21 +5,24 @@
 The same for DPSVI. A row has KL(q || exact posterior) in nats, beside the floor of :mod:`evidence`.
 The prior of the coefficients is N(0, I). Neighbours differ by one record, added or removed.
 
-Logistic regression: Adult, Abalone (rings >= 10), breast cancer (scikit-learn), extramarital
-affairs (statsmodels); Poisson: visits to a doctor of the RAND health insurance experiment
-(statsmodels); linear: power, kin8nm, protein, wine_red, naval, concrete (UCI); simulated logistic
-and probit regressions (N = 20,000, d = 10). Text columns are integer codes; an intercept joins.
+* Logistic regression: Adult, Abalone (rings >= 10), breast cancer (scikit-learn), extramarital
+  affairs (statsmodels).
+* Poisson: visits to a doctor of the RAND health insurance experiment (statsmodels).
+* Linear: power, kin8nm, protein, wine_red, naval, concrete (UCI).
+* Simulated: logistic and probit regressions (N = 20,000, d = 10).
+
+Text columns are integer codes; an intercept joins.
 
 Some numbers are assumed to be public, and epsilon does not cover them. These are the moments that
 standardise the columns, the standard deviation of the noise in linear models, and N.
 
 A run has a split (80% of the rows; of simulated data another data set) and a seed of the noise.
 The exact posterior is Laplace's, by Newton's method, and --check compares it with importance
-sampling. The constants of the looks were chosen on most of these data sets, with other seeds of the
-noise, mostly on the splits 0 and 1. Affairs, naval and concrete were taken last. One
-constant came later, that of how far the geometry follows the curvature. It was chosen on the demo's
-data with adult, abalone, power, naval and concrete in view. Another, the alignment of clipped
-parts, was last changed on the five data sets of literal_swap.py.
+sampling. The constants of the looks were chosen on most of these data sets, mostly on splits 0 and
+1, with other seeds of the noise. Affairs, naval and concrete were taken last. One constant came
+later: how far the geometry follows the curvature. It was chosen on the demo's data with adult,
+abalone, power, naval and concrete in view. Another, the alignment of clipped parts, was last
+changed on the five data sets of literal_swap.py.
 
     python benchmarks/no_settings.py           # all that is not yet in results/no_settings.csv
     python benchmarks/no_settings.py --report
@@ -69,7 +72,7 @@ TUNED = ("simulated", "probit", "power", "kin8nm", "abalone", "wine_red", "cance
 TUNED = (*TUNED, "randhie", "protein")
 FRESH = ("affairs", "naval", "concrete")
 METHODS = {"DPSEP": DPSEP, "DPSVI": DPSVI}
-SIZE, DIM = 20_000, 10  # of simulated data
+SIZE, DIM = 20_000, 10  # for simulated data
 
 
 def table(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -132,8 +135,8 @@ def model_of(name: str, sd: float) -> Callable:
 class Problem:
     """A regression of public design: training rows of a split, and the exact posterior.
 
-    :ivar mean: of the Laplace posterior, (d,).
-    :ivar precision: (d, d).
+    :ivar mean: the Laplace posterior's mean, (d,).
+    :ivar precision: its precision, (d, d).
     """
 
     def __init__(self, name: str, split: int):

@@ -3,9 +3,9 @@
 The bounds are like those of appendix A of Vinaroz & Park 2022 (arXiv 2111.13219). No inference uses
 them.
 
-Gaussians have natural parameters: precision L, eta = L mean. A symmetric matrix is
-noised in the coordinates in which its Euclidean norm is its Frobenius norm (off-diagonals times
-sqrt 2): N(0, s^2) per coordinate is a matrix E with variance s^2 on the diagonal, s^2/2 off it.
+Gaussians have natural parameters: precision L, eta = L mean. Noise is added to a symmetric matrix
+in coordinates in which its Euclidean norm is its Frobenius norm (off-diagonals times sqrt 2). So
+N(0, s^2) per coordinate is a matrix E with variance s^2 on the diagonal, s^2/2 off it.
 """
 
 import math
@@ -31,42 +31,48 @@ def sep_kl_bound(
 ) -> float:
     """A bound on the KL between SEP's posterior and DP-SEP's, with probability 1 - beta.
 
-    For q = N(mean, L^-1) and the noisy q' with precision L + E and eta' = L mean + e + E centre,
-    where e ~ N(0, eta_noise^2 I) and E, independent, is a symmetric matrix of Gaussian noise::
+    Let q = N(mean, L^-1). The noisy q' has precision L + E and eta' = L mean + e + E centre. Here
+    e ~ N(0, eta_noise^2 I), and E is an independent symmetric matrix of Gaussian noise. Then::
 
         KL(q || q') <= (phi(r) F + W / (1 - r)) / 2,       phi(r) = (-log(1-r) - r) / r^2
         KL(q' || q) <= (psi(r) F + W / (1 - r)^2) / 2,     psi(r) = (log(1-r) + r/(1-r)) / r^2
 
-    With A = L^-1/2 E L^-1/2 and g = e - E (mean - centre), -r bounds the smallest eigenvalue of A
-    from below, F bounds its squared Frobenius norm, W bounds g' L^-1 g; each fails with probability
-    at most beta / 3. *Derivation.* 2 KL(q || q') = sum_i (a_i - log(1+a_i)) + g' (L+E)^-1 g with
-    a_i the eigenvalues of A, and (a - log(1+a)) / a^2 decreases in a; likewise the reverse.
-    Over y = L^-1/2 v, v a unit vector, the increments of y' E y have no more variance than those of
-    sqrt(2) s norm(y) h'y, h standard normal, so that E[-min a_i] <= ``s sqrt(2 |L^-1| tr L^-1)``
-    (Sudakov and Fernique), which is s sqrt(2d) / l for L = l I. And -min a_i is convex and
-    Lipschitz in standard normals, with constant ``s |L^-1|``: its median is at most its mean
-    (Kwapień 1994), and it exceeds its median by ``s |L^-1| z`` with probability at most 1 - Phi(z).
-    F and W bound quadratic forms of Gaussians.
+    Let A = L^-1/2 E L^-1/2 and g = e - E (mean - centre). Then -r bounds the smallest eigenvalue of
+    A from below, and F bounds its squared Frobenius norm. W bounds ``g' L^-1 g``. Each of the three
+    fails with probability at most beta / 3.
+
+    *Derivation.* Let a_i be the eigenvalues of A. Then ``2 KL(q || q') = sum_i (a_i - log(1+a_i)) +
+    g' (L+E)^-1 g``. The function (a - log(1+a)) / a^2 decreases in a. The reverse is likewise.
+    Consider y = L^-1/2 v over the unit vectors v, and let h be standard normal. The increments of
+    y' E y have no more variance than those of ``sqrt(2) s norm(y) h'y``. By Sudakov and Fernique,
+    E[-min a_i] <= ``s sqrt(2 |L^-1| tr L^-1)``. For L = l I this is s sqrt(2d) / l. The function
+    -min a_i is convex and Lipschitz in standard normals, with constant ``s |L^-1|``. So its median
+    is at most its mean (Kwapień 1994). It exceeds its median by ``s |L^-1| z`` with probability at
+    most 1 - Phi(z). F and W bound quadratic forms of Gaussians.
 
     *Condition*: r < 1, that is, the noise leaves the precision positive definite with the stated
     probability. If it fails there is no bound, and this returns ``math.inf``.
 
-    *Tightness*, in simulations (d = 1 to 20, condition numbers 1 to 10^4, beta = 0.05). It is 1.2
-    to 2.7 times the 0.95-quantile of the KL where ``s sqrt(2 |L^-1| tr L^-1)`` is 0.02; at 0.25
-    up to 5 times and, reversed, up to 9. It grows without limit as r approaches 1.
+    *Tightness*, in simulations (d = 1 to 20, condition numbers 1 to 10^4, beta = 0.05). If
+    ``s sqrt(2 |L^-1| tr L^-1)`` is 0.02, the bound is 1.2 to 2.7 times the 0.95-quantile of the KL.
+    At 0.25 it is up to 5 times and, reversed, up to 9. It grows without limit as r approaches 1.
 
-    *Not covered*: clipping (:func:`clipped_kl`); how the noise of one step changes the sites of
-    later ones (exact for the noise of the last step, or where sites do not depend on the cavity, as
-    in linear-Gaussian models); an eigenvalue floor that is active; noise with one standard
-    deviation for all entries on and above the diagonal, as in the authors' code.
+    *Not covered*:
+
+    * clipping (:func:`clipped_kl`).
+    * the effect of one step's noise on the sites of later steps. (The last step's noise has none.
+      Nor has any if sites do not depend on the cavity, as in linear-Gaussian models.)
+    * an eigenvalue floor that is active.
+    * noise with one standard deviation for all entries on and above the diagonal, as in the
+      authors' code.
 
     *The paper* (Vinaroz & Park 2022) has such a bound as Theorem 4.1. We did not have its text, so
-    the derivation above is our own. No argument can bound the
-    expectation over the noise: L + E is indefinite with positive probability, and even where it is
-    not, its smallest eigenvalue has positive density at 0, so that g' (L+E)^-1 g has no mean unless
-    g = 0. Nor may E[log det(L+E)] be replaced by log det L in KL(q || q'), where it enters negated:
-    by Jensen's inequality that bounds from below. And the product of the factors' largest
-    eigenvalues bounds those of a product of positive definite matrices, which E is not.
+    the derivation above is our own. No argument can bound the expectation over the noise. L + E is
+    indefinite with positive probability. Even if it is not, its smallest eigenvalue has positive
+    density at 0. So g' (L+E)^-1 g has no mean unless g = 0. Nor may log det L replace
+    E[log det(L+E)] in KL(q || q'). It enters negated, so Jensen's inequality bounds from below. The
+    product of the factors' largest eigenvalues bounds those of a product of positive definite
+    matrices, but E is not one.
 
     The bound depends on the precision and the mean, hence on data: it is for analysis, and private
     only where both are. A :class:`NotPrivateWarning` says so.
@@ -75,11 +81,11 @@ def sep_kl_bound(
     :param mean: (d,).
     :param eta_noise: standard deviation of each entry of e, in the posterior's eta: N times that of
         the average factor.
-    :param precision_noise: standard deviation s of a *diagonal* entry of E (off the diagonal it is
-        s / sqrt 2), in the posterior's precision, a public weight divided out.
+    :param precision_noise: standard deviation s of a *diagonal* entry of E, in the posterior's
+        precision, with a public weight divided out. Off the diagonal it is s / sqrt 2.
     :param beta: probability, over the noise, with which the KL may exceed the bound; in (0, 1).
-    :param centre: (d,), the public point m of a centred release (eta_n - L_n m). Zeros: an
-        uncentred release, the paper's. None: ``mean`` itself, so that the mean feels only e.
+    :param centre: (d,), the public point m of a centred release (eta_n - L_n m). Zeros make an
+        uncentred release, the paper's. None is ``mean`` itself: then only e moves the mean.
     :param reverse: bound KL(q' || q) instead of KL(q || q').
     :return: nats.
     :raises ConfigurationError: a shape or a value is not as stated.
@@ -103,7 +109,7 @@ def sep_kl_bound(
     shift = torch.zeros_like(mean) if centre is None else mean - _tensor("centre", centre, (d,))
 
     half = torch.linalg.solve_triangular(root, torch.eye(d, dtype=root.dtype), upper=False)
-    variances = torch.linalg.eigvalsh(half @ half.mT).clamp_min(0.0)  # of q, ascending
+    variances = torch.linalg.eigvalsh(half @ half.mT).clamp_min(0.0)  # those of q, ascending
     pairs = s * s * torch.outer(variances, variances)[tuple(torch.triu_indices(d, d))]
     frobenius = _quadratic_quantile(pairs, beta / 3)
 
@@ -113,7 +119,7 @@ def sep_kl_bound(
     if not r < 1.0:
         return math.inf
 
-    # Cov g = (t^2 + s^2 |shift|^2 / 2) I + s^2 / 2 shift shift', seen through L^-1/2
+    # `Cov g = (t^2 + s^2 |shift|^2 / 2) I + s^2 / 2 shift shift'`, multiplied by L^-1/2.
     scaled = half @ shift
     isotropic = t * t + s * s * float(shift @ shift) / 2.0
     covariance = isotropic * half @ half.mT + s * s / 2.0 * torch.outer(scaled, scaled)
@@ -133,16 +139,16 @@ def clipped_kl(
     weight: float = 1.0,
     reverse: bool = False,
 ) -> float:
-    """KL between SEP's posterior and clipped SEP's (what Appendix A of DP-SEP is about), exactly.
+    """The exact KL between SEP's posterior and clipped SEP's, the subject of DP-SEP's Appendix A.
 
-    With prior (eta_0, L_0) and sites (eta_n, L_n), SEP's posterior q has eta = eta_0 + sum_n eta_n
-    and L = L_0 + sum_n L_n; the clipped one, q~, has c_n eta_n and c_n L_n in the sums, c_n =
-    ``min(1, C / |(eta_n - L_n centre, weight L_n)|)``, Euclidean and Frobenius. Then ::
+    Let the prior be (eta_0, L_0) and the sites (eta_n, L_n). SEP's posterior q has eta = eta_0 +
+    sum_n eta_n and L = L_0 + sum_n L_n. The clipped one, q~, has c_n eta_n and c_n L_n in the sums.
+    Here c_n = ``min(1, C / |(eta_n - L_n centre, weight L_n)|)``, Euclidean and Frobenius. Then ::
 
         2 KL(q || q~) = tr(L~ L^-1) - d - log det(L~ L^-1) + g' L~^-1 g,   g = eta~ - L~ L^-1 eta
 
-    The sites are those of one pass, the same for both: at convergence clipped SEP has other
-    cavities, hence other sites, unless sites do not depend on them (linear-Gaussian models).
+    Both have the same sites, those of one pass. At convergence clipped SEP has other cavities. So
+    it has other sites, unless sites do not depend on cavities (linear-Gaussian models).
     (The authors' code, ``mvinaroz/stochastic-EP``, clips each of the two blocks to C on its own.)
     The value depends on data and is not private, as a :class:`NotPrivateWarning` says.
 
@@ -152,7 +158,7 @@ def clipped_kl(
     :param site_precision: (N, d, d), symmetric; a site may be indefinite.
     :param max_factor_norm: C > 0; ``math.inf`` clips nothing.
     :param centre: (d,), the public point of a centred release; None is zeros, the paper's.
-    :param weight: public weight of the precision block, > 0.
+    :param weight: the precision block's weight, public, > 0.
     :param reverse: KL(q~ || q) instead of KL(q || q~).
     :return: nats; ``math.inf`` where L~ is not positive definite, which takes an indefinite site.
     :raises ConfigurationError: a shape or a value is not as stated, or L is not positive definite.
@@ -207,8 +213,9 @@ def clipped_kl(
 def _quadratic_quantile(weights: Tensor, beta: float) -> float:
     """At or above the (1 - beta)-quantile of sum_i w_i z_i^2, w_i >= 0, z_i standard normal.
 
-    The least of three bounds: Laurent & Massart 2000, Lemma 1; all weights raised to the largest;
-    Székely & Bakirov 2003 (all weight on one z_i is the worst case beyond 1.5364 times the mean).
+    It is the least of three bounds. The first is Lemma 1 of Laurent & Massart 2000. The second
+    raises all weights to the largest. The third is Székely & Bakirov 2003: beyond 1.5364 times the
+    mean, all weight on one z_i is the worst case.
     """
     x = -math.log(beta)
     largest, total = float(weights.max()), float(weights.sum())

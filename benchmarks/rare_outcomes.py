@@ -1,11 +1,14 @@
 """Rare outcomes, with nothing set: how far off is the posterior, and does it say so?
 
-Logistic and Poisson regressions: an intercept that makes the outcome rare, d - 1 features, uniform
-in [-1, 1]; priors N(0, 5^2) and N(0, 2.5^2); delta=1e-5, add or remove one record,
-AutoMultivariateNormal. "Off": the largest distance of a coefficient's mean from the exact
-posterior's (Laplace's), in standard deviations of the private posterior, median and largest of the
-seeds; "width": the median standard deviation over the exact one; "not ok": the share of runs with
-such a status; "silent": runs that are ok, and more than four standard deviations off.
+The models are logistic and Poisson regressions. An intercept makes the outcome rare, and d - 1
+features are uniform in [-1, 1]. Priors are N(0, 5^2) and N(0, 2.5^2); delta=1e-5, add or remove one
+record, AutoMultivariateNormal.
+
+* "off": the largest distance of a coefficient's mean from the exact posterior's (Laplace's). It is
+  in standard deviations of the private posterior, median and largest of the seeds.
+* "width": the median standard deviation over the exact one.
+* "not ok": the share of runs with such a status.
+* "silent": runs that are ok, and more than four standard deviations off.
 
     python benchmarks/rare_outcomes.py --write
 """

@@ -103,7 +103,7 @@ def in_process(point: tuple, jit: str) -> dict:
 
 
 def slope(sizes: list[float], values: list[float]) -> float:
-    """Of log value against log size, over the upper half of the range."""
+    """The slope of log value against log size, over the upper half of the range."""
     half = len(sizes) // 2
     return np.polyfit(np.log(sizes[half:]), np.log(values[half:]), 1)[0]
 

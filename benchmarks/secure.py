@@ -1,4 +1,4 @@
-"""What secure mode costs: steps of DPSVI with and without, in turns.
+"""The cost of secure mode: steps of DPSVI with and without, in turns.
 
     python benchmarks/secure.py    # prints the table and writes it to RESULTS.md
 

@@ -1,24 +1,24 @@
 """Private Bayesian logistic regression on Adult: DPSEP, DPSVI and no privacy.
 
-Accuracy, area under the ROC curve, expected calibration error (15 bins of equal mass) and mean
-log-likelihood of a test record in nats, against epsilon; delta=1e-5, add or remove one record.
-The 14 integer-coded columns of dpvi_uci.py and an intercept, prior N(0, I). A seed sets the split
-into 80% training and 20% test rows, and the noise.
+Scores are accuracy, area under the ROC curve, expected calibration error (15 bins of equal mass)
+and mean log-likelihood of a test record in nats. They are against epsilon; delta=1e-5, add or
+remove one record. The data are the 14 integer-coded columns of dpvi_uci.py and an intercept, with
+prior N(0, I). A seed sets the split into 80% training and 20% test rows, and the noise.
 
 Predictions are averaged over the Gaussian posterior. The linear predictor of a test record is then
-Gaussian in one dimension, so that the average over draws is a Gauss-Hermite sum and has no Monte
-Carlo error.
+Gaussian in one dimension. So the average over draws is a Gauss-Hermite sum and has no Monte Carlo
+error.
 
-DPSEP: 30 steps on full batches. DPSVI: 1000 steps, Poisson batches of 5%, Adam whose step size
-falls to 0.003 of its start. Both have a full Gaussian guide. C of DPSEP and step size and C of
-DPSVI were chosen once for all epsilons, by the held-out log-likelihood of nine candidates each
-(--tune): half of the rows is training data in every split, and the choice saw these only. "exact"
-is the
-Laplace posterior by Newton's method; "non-private" is DPSEP without noise and clipping, which is
-EP.
+DPSEP takes 30 steps on full batches. DPSVI takes 1000 steps on Poisson batches of 5%, with an Adam
+whose step size falls to 0.003 of its start. Both have a full Gaussian guide. C of DPSEP and step
+size and C of DPSVI were chosen once for all epsilons. The criterion was the held-out log-likelihood
+of nine candidates each (--tune). Half of the rows is training data in every split, and the choice
+saw only these. Row "exact" is the Laplace posterior by Newton's method. Row "non-private" is DPSEP
+without noise and clipping, which is EP.
 
-Public by assumption and not covered by epsilon, as in dpvi_uci.py: the moments that standardise the
-columns (over all rows), the codes of the text columns, N, and the choice of the settings.
+Some numbers are assumed to be public, as in dpvi_uci.py, and epsilon does not cover them. These are
+the moments that standardise the columns (over all rows), the codes of the text columns, N, and the
+choice of the settings.
 
     python benchmarks/sep_adult.py
 """
@@ -137,7 +137,7 @@ def probabilities(q: MultivariateNormal, x: Tensor) -> Tensor:
 def scores(q: MultivariateNormal, x: Tensor, y: Tensor) -> list[float]:
     """Accuracy, AUC, calibration error and mean log-likelihood on the test rows."""
     p = probabilities(q, x)
-    ranks = torch.tensor(pd.Series(p.numpy()).rank().to_numpy())  # of ties, the mean rank
+    ranks = torch.tensor(pd.Series(p.numpy()).rank().to_numpy())  # ties get the mean rank
     positive = y.sum()
     area = ranks[y == 1].sum() - positive * (positive + 1) / 2
     auc = area / (positive * (len(y) - positive))

@@ -1,9 +1,9 @@
 """A private mixture of Gaussians by DPSEP: Table 1 of DP-SEP.
 
-Vinaroz & Park 2022 (TMLR; arXiv 2111.13219): the squared error (Frobenius norm, mean over the
-components) of the means and covariances of the posterior over four component means in four
-dimensions, against the exact posterior. N=1000, equal fixed weights, fixed standard deviation 0.5,
-prior N(0, 10 I) for each mean, delta=1e-6, replace one record.
+The table is that of Vinaroz & Park 2022 (TMLR; arXiv 2111.13219). It has squared errors (Frobenius
+norm, mean over the components) against the exact posterior over four component means in four
+dimensions. They are errors of the posterior's means and covariances. N=1000, equal fixed weights,
+fixed standard deviation 0.5, prior N(0, 10 I) for each mean, delta=1e-6, replace one record.
 
 The means lie around public anchors, 1.5 times the unit vectors, with standard deviation 0.5. All
 inferences and the reference start there, so that the labels agree; another labelling is an equally

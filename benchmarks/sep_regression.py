@@ -1,8 +1,8 @@
-"""DPSEP on regressions with known posteriors: distance to it, stability, coverage of intervals.
+"""DPSEP on regressions: distance to the exact posterior, stability, coverage of intervals.
 
-Nine standard normal features and an intercept, prior N(0, I), w ~ N(0, 0.7^2 I) (Poisson: 0.2^2),
-delta=1e-5, add/remove, full batches, defaults but for C. C and the number of steps were chosen
-once, on simulated data: public choices.
+Nine standard normal features and an intercept, prior N(0, I), w ~ N(0, 0.7^2 I), or N(0, 0.2^2 I)
+for Poisson. Runs have delta=1e-5, add/remove, full batches. The bound C and the number of steps
+were chosen once, on simulated data: public choices. All other settings are defaults.
 
     python benchmarks/sep_regression.py kl          # KL(q || posterior), against DPSVI
     python benchmarks/sep_regression.py stability   # few records

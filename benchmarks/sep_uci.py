@@ -1,9 +1,10 @@
 """Private Bayesian networks on UCI regressions: Tables 3, 4, 8 and 9 of DP-SEP.
 
-Test RMSE in the target's units and test log-likelihood in nats per record, after Vinaroz & Park
-(DP-SEP, TMLR 2022, arXiv 2111.13219): one hidden layer of 50 rectified units (100 for Protein),
-Gaussian priors, Gaussian noise; SEP, SEP with clipping, DPSEP, and DPSVI for comparison, at
-epsilon=1, delta=1e-5, add or remove one record. Splits are those of the PBP papers.
+The tables have test RMSE in the target's units and test log-likelihood in nats per record, after
+Vinaroz & Park (DP-SEP, TMLR 2022, arXiv 2111.13219). Networks have one hidden layer of 50 rectified
+units (100 for Protein), Gaussian priors and Gaussian noise. Methods are SEP, SEP with clipping,
+DPSEP, and DPSVI for comparison, at epsilon=1, delta=1e-5, add or remove one record. Splits are
+those of the PBP papers.
 
     f(x) = relu(x W1 / sqrt(d) + b1) w2 / sqrt(h) + b2,   all weights N(0, 1)
 
@@ -11,10 +12,11 @@ The scaling keeps the norm of a record's Jacobian near 1 whatever d and h, so th
 RMSE is that of the network at the posterior mean, the log-likelihood that of the density averaged
 over draws of the posterior.
 
-Public by assumption, as in the paper, and not covered by epsilon: the moments of the training part
-that standardise inputs and target, N, the noise's standard deviation, and the settings. The
-settings were chosen on a tenth of the training part of split 0 (--tune), never on test parts. Rows
-"nothing set" have none but the start of the guide, which tells hidden units apart.
+Some numbers are assumed to be public, as in the paper, and epsilon does not cover them. These are
+the moments of the training part that standardise inputs and target, N, the noise's standard
+deviation, and the settings. The settings were chosen on a tenth of the training part of split 0
+(--tune), never on test parts. Rows "nothing set" set only the start of the guide, which
+distinguishes hidden units.
 
 --elbo compares ELBOs on the training part of split 0. DPSVI has nothing set and epsilon 4. SVI
 takes 2,000 full steps of Adam from the same start.

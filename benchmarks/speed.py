@@ -161,7 +161,7 @@ MAKE = {"logistic": logistic, "network": network, "vae": vae, "mixture": mixture
 
 
 class Contender:
-    """One way to take steps, with a parameter store of its own."""
+    """A method of taking steps, with a parameter store of its own."""
 
     def __init__(self, name: str, setting: str, batch: int, device: str):
         self._store = pyro.get_param_store()
@@ -190,7 +190,7 @@ class Contender:
         self._state = self._store.get_state()
 
     def times(self, count: int, device: str) -> list[float]:
-        """Of so many steps, in ms."""
+        """The times of so many steps, in ms."""
         results = []
         with self._store.scope(self._state) as state, pyro.validation_enabled(self._validates):
             for _ in range(count):
@@ -273,7 +273,11 @@ def in_process(setting: str, batch: int, device: str, names: list[str]) -> dict:
 
 def table(cells: dict[tuple[str, int], dict]) -> str:
     head = ["setting", "batch", *CONTENDERS, "trace / SVI", "compile / SVI", "clipped sum / floor"]
-    head += ["d3p: Poisson, slice", "first step: trace, compile (s)", "peak memory (MB)"]
+    head += [
+        "d3p: Poisson, slice",
+        "first step: trace, compile (s)",
+        "peak memory: SVI, compile (MB)",
+    ]
     lines = [head, ["---"] * len(head)]
     for (setting, batch), cell in cells.items():
         ms, (clipped, floor) = cell["ms"], cell["gradient"]
@@ -287,7 +291,7 @@ def table(cells: dict[tuple[str, int], dict]) -> str:
                 f"{clipped:.3g} / {floor:.3g} = {clipped / floor:.1f}",
                 ", ".join(f"{x:g}" for x in D3P.get((setting, batch), ())) or "-",
                 f"{cell['first']['trace']:.1f}, {cell['first']['compile']:.1f}",
-                ", ".join(f"{name}: {mb:.0f}" for name, mb in cell["peak"].items()),
+                ", ".join(f"{mb:.0f}" for mb in cell["peak"].values()),
             ]
         )
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)

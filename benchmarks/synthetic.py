@@ -3,13 +3,13 @@
 Adult (first 32,561 rows; "?" is a level), Abalone and Protein are what is reported. All settings of
 the Synthesizer are its defaults, which were chosen on RAND HIE and on Fair's survey (statsmodels),
 at epsilon 1 alone. Bins are round numbers, public. Figures are means (standard deviations) over
-seeds of the noise. Marginals of one and two columns: total variation to the training rows, mean of
-columns and
-pairs. LR: scikit-learn's logistic regression on indicators of all codes, boosting: its
-HistGradientBoostingClassifier on codes, both with their defaults, learnt from as many synthetic
-rows as there are training rows, and tested on real ones: accuracy and area under the ROC curve.
+seeds of the noise. Scores of marginals of one and two columns are the total variation to the
+training rows, mean of columns and pairs. LR is scikit-learn's logistic regression on indicators of
+all codes, boosting its HistGradientBoostingClassifier on codes, both with their defaults. They
+learn from as many synthetic rows as there are training rows. They are tested on real rows, by
+accuracy and area under the ROC curve.
 
-MST and PrivBayes are those of dpmm (PyPI), whose pins conflict with ours; they get the same codes:
+MST and PrivBayes are those of dpmm (PyPI), whose pins conflict with ours; they get the same codes::
 
     python benchmarks/synthetic.py --codes DIR         makes our rows, and keeps the codes
     PYTHON_OF_DPMM benchmarks/synthetic_dpmm.py DIR    makes theirs

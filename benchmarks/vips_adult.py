@@ -1,22 +1,24 @@
 """VIPS beside DPVI and DPSEP on Adult at equal privacy: Figure 6 of VIPS.
 
-Park, Foulds, Chaudhuri & Welling 2020 (JAIR 68; arXiv 1611.00340): area under the ROC curve on test
-rows of a logistic regression, after 100 steps with sampling rate 0.004, for noise multipliers 0, 1,
-6 and 12. Here these are multiples of a record's bound, add or remove one record, delta=1e-5. All
-others spend the epsilon of VIPS's ledger at that noise. Data, splits and scores are those
-of sep_adult.py, the prior is N(0, I) for all: VIPS's hyperprior is concentrated on it.
+The figure of Park, Foulds, Chaudhuri & Welling 2020 (JAIR 68; arXiv 1611.00340) has the AUC on test
+rows of a logistic regression. It is after 100 steps with sampling rate 0.004,
+for noise multipliers 0, 1, 6 and 12. Here these are multiples of a record's bound, add or remove
+one record, delta=1e-5. All others spend the epsilon of VIPS's ledger at that noise. Data, splits
+and scores are those of sep_adult.py. The prior is N(0, I) for all: VIPS's hyperprior is
+concentrated on it.
 
 As in the paper rows are scaled to norm at most 1, but by a public constant. All methods clip them
 to norm 6, and VIPS divides by 6 (3.7% of the rows that --tune sees are longer).
 
-Two settings of each but DPSEP: "same steps" has the figure's rate, steps and noise multiplier. "own
-steps" has others, with the noise that spends the same epsilon. DPSEP has full batches only. DPVI
-is DPSVI with a diagonal Gaussian guide, releasing gradients of all parameters, as in the paper, or
-of the latents. Without noise there is no clipping of gradients and sites.
+Each method except DPSEP has two settings. Setting "same steps" has the figure's rate, steps and
+noise multiplier. Setting "own steps" has others, with the noise that spends the same epsilon. DPSEP
+has full batches only. DPVI is DPSVI with a diagonal Gaussian guide, releasing gradients of all
+parameters, as in the paper, or of the latents. Without noise there is no clipping of gradients and
+sites.
 
-Settings were chosen once for all noise multipliers by --tune, by mean AUC on held-out rows at noise
-multipliers 1, 6 and 12, two noise seeds. It saw only rows that are training data in every split,
-half of all, with the sampling rate doubled for it (own steps: epsilon).
+Settings were chosen once for all noise multipliers by --tune. The criterion was mean AUC on
+held-out rows at noise multipliers 1, 6 and 12, two noise seeds. It saw only rows that are training
+data in every split, half of all. The sampling rate (with own steps: epsilon) was doubled for it.
 
     python benchmarks/vips_adult.py
 """
@@ -45,7 +47,7 @@ from pyro_dp.vips import VIPS, LogisticRegression
 
 NOISE = (0.0, 1.0, 6.0, 12.0)
 STEPS, RATE = 100, 0.004
-SVI_STEPS, SVI_RATE = 300, 0.05  # of DPVI's own steps
+SVI_STEPS, SVI_RATE = 300, 0.05  # for DPVI's own steps
 RADIUS = 6.0
 KNOWN = 1e6  # concentration of the prior of VIPS's precision
 METHODS = (
@@ -57,7 +59,8 @@ METHODS = (
     "DPVI latents, own steps",
     "DPSEP",
 )
-# The candidates of --tune. VIPS: kappa; own: steps on full batches, kappa. DPVI: step size, C.
+# The candidates of --tune: kappa for VIPS, and steps on full batches and kappa for its own steps.
+# For DPVI they are step size and C.
 DPVI = list(itertools.product((0.03, 0.1, 0.3), (1.0, 3.0)))
 CANDIDATES = {
     "VIPS, same steps": [(0.5,), (0.7,), (0.85,), (1.0,)],

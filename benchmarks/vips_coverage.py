@@ -1,11 +1,11 @@
 """Do VIPS's intervals cover the truth? Regressions, 95% intervals, with the noise and without.
 
-Nine standard normal features and an intercept, clipped to norm 5 and divided by it; coefficients
-N(0, 0.7^2) before that. The labels are drawn from the model; labels of the linear regression have
-noise 0.5. delta=1e-5, add or remove one record, all records in every step, defaults but for 30
-steps of the logistic regression; once with its Gamma(1, 1) prior on the precision of the weights,
-and once with a precision that is as good as known, 1 before the rows were scaled. Each data set has
-ten coefficients, and a noise of its own.
+Nine standard normal features and an intercept are clipped to norm 5 and divided by it. Coefficients
+are N(0, 0.7^2) before that. Labels are drawn from the model; those of the linear regression have
+noise 0.5. Runs have delta=1e-5, add or remove one record, all records in every step. Settings are
+defaults, except that the logistic regression takes 30 steps. It runs with its Gamma(1, 1) prior on
+the weights' precision, and with a practically fixed precision, 1 before the rows were scaled.
+Each data set has ten coefficients, and a noise of its own.
 
     python benchmarks/vips_coverage.py
 """
@@ -23,11 +23,11 @@ from pyro_dp.vips import ConjugateModel, LinearRegression, LogisticRegression
 
 DIM, RADIUS, STEPS = 10, 5.0, 30
 SPREAD, NOISE, LABELS = 0.7, 0.5, 10.0
-KNOWN = 1e6  # concentration of a prior that is as good as known
+KNOWN = 1e6  # concentration of a prior that practically fixes the precision
 CELLS = [(20_000, 1.0), (20_000, 0.3), (5_000, 1.0), (5_000, 0.3), (5_000, 0.1)]
 MODELS = {
     "logistic": lambda: LogisticRegression(DIM),
-    "logistic, known precision": lambda: LogisticRegression(
+    "logistic, fixed precision": lambda: LogisticRegression(
         DIM, concentration=KNOWN, rate=KNOWN * RADIUS**2
     ),
     "linear": lambda: LinearRegression(DIM, x_bound=1.0, y_bound=LABELS),
@@ -46,7 +46,7 @@ def simulate(kind: str, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def covered(model: ConjugateModel, kind: str, size: int, epsilon: float, seed: int) -> Tensor:
-    """Of each coefficient: in the plain interval, in the noise-aware one, not ok: (10, 3)."""
+    """Whether each coefficient is in the plain and noise-aware intervals, and not ok: (10, 3)."""
     x, y, w = simulate(kind, size, seed)
     vips = VIPS(
         model,

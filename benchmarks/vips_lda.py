@@ -13,9 +13,9 @@ in Figures 2 and 3 of Park et al. 2020 (VIPS, arXiv 1611.00340), which have Wiki
 
 Steps are on full batches, and the word counts are released once (the paper: minibatches, and topics
 only). Number of topics, length of a document, clipping norm, steps and step size are the same for
-every epsilon: those in CHOSEN. --tune EPSILON varies one after the other around them, with half of
-the training documents of the first split as data (at twice that epsilon) and the other half held
-out. The choice is not covered by epsilon.
+every epsilon: those in CHOSEN. Option --tune EPSILON varies one after the other around them. Half
+of the training documents of the first split are its data (at twice that epsilon), and the other
+half is held out. Epsilon does not cover this choice.
 
     python benchmarks/vips_lda.py
 """
@@ -232,7 +232,7 @@ def top_words(topics: dict[str, Tensor], folder: Path, count: int = 8) -> str:
     parts = []
     for label, topic in topics.items():
         lines = (" ".join(words[i] for i in row.topk(count).indices.tolist()) for row in topic)
-        parts.append(f"{label}:\n\n" + "\n".join(f"- {line}" for line in lines))
+        parts.append(f"{label}:\n\n" + "\n".join(f"- `{line}`" for line in lines))
     return "\n\n".join(parts)
 
 
@@ -267,7 +267,7 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore", NotPrivateWarning)  # public documents
+    warnings.simplefilter("ignore", NotPrivateWarning)  # documents are public
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="repeats of every run (default 5)")
     parser.add_argument("--only", choices=tuple(CHOSEN), help="one of the data sets")

@@ -1,14 +1,15 @@
 """A private sigmoid belief network of scikit-learn's 8x8 digits, binarised: VIPS, pixel accuracy.
 
-Fraction of hidden pixels of test images that are predicted rightly, each tenth of the pixels from
-the other nine, against epsilon; delta=1e-5, add or remove one image. A pixel is on from brightness
-8 of 16. A seed sets the split into 80% training and 20% test images, the start and the noise. After
-the last experiment of Park et al. 2020 (VIPS, arXiv 1611.00340), which has MNIST.
+The score is the fraction of hidden pixels of test images that are predicted correctly. Each tenth
+of the pixels is predicted from the other nine. delta=1e-5, add or remove one image. A pixel is on
+from brightness 8 of 16. A seed sets the split into 80% training and 20% test images, the start and
+the noise. This follows the last experiment of Park et al. 2020 (VIPS, arXiv 1611.00340), which has
+MNIST.
 
-Full batches. Number of hidden units, steps and step size are the same for every epsilon; --tune
-prints their grid, of which half of the training images of the first split are the data, and the
-other half is held out. The choice is not covered by epsilon. "majority" predicts for each pixel
-what it is in most training images, and is not private.
+Batches are full. Number of hidden units, steps and step size are the same for every epsilon. Option
+--tune prints their grid. Half of the training images of the first split are its data, and the other
+half is held out. Epsilon does not cover this choice. Row "majority" predicts each pixel's value in
+most training images, and is not private.
 
     python benchmarks/vips_sbn.py
 """
@@ -56,7 +57,7 @@ def accuracy(
     num_steps: int = STEPS,
     step_size: tuple[float, float] = STEP_SIZE,
 ) -> float:
-    """Of a network that was learned under epsilon; infinite for plain variational Bayes."""
+    """The accuracy of a network learned under epsilon; infinite for plain variational Bayes."""
     model = SigmoidBeliefNetwork(train.shape[1], units)
     pyro.set_rng_seed(seed)
     private = epsilon < math.inf
@@ -143,7 +144,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore", NotPrivateWarning)  # public images
+    warnings.simplefilter("ignore", NotPrivateWarning)  # images are public
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=10, help="repeats of every run (default 10)")
     parser.add_argument(

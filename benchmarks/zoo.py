@@ -1,11 +1,14 @@
 """Forty models as their authors wrote them, with DPSVI instead of SVI.
 
-For each entry of tests/zoo the ELBO that a guide reaches on 5,000 simulated records, by SVI (all
-records, 2,000 steps of Adam whose step size falls twentyfold; the better of two runs, from .05 and
-from .005), by DPSVI without noise and at epsilon = 1 and 4 (delta=1e-5, all else by default), and
-by DPSEP at epsilon = 4 where its guide is Gaussian; whether steps run in graphs, and what a step
-costs beside one of SVI on as many records as a private step takes. ELBOs are means of 50
-evaluations on all records.
+The table has the ELBO that a guide reaches on 5,000 simulated records, for each entry of tests/zoo:
+
+* by SVI: all records, 2,000 steps of Adam whose step size falls twentyfold. It is the better of two
+  runs, from .05 and from .005;
+* by DPSVI without noise and at epsilon = 1 and 4 (delta=1e-5, all else by default);
+* by DPSEP at epsilon = 4 if the guide is Gaussian.
+
+It also says whether steps run in graphs, and compares the cost of a private step with one of SVI on
+as many records. ELBOs are means of 50 evaluations on all records.
 
     python benchmarks/zoo.py                   # all that is not yet in results/zoo.csv
     python benchmarks/zoo.py --only "radon"    # one model, anew
@@ -109,7 +112,7 @@ def new(entry: Entry, size: int | None = None) -> tuple:
 
 
 def elbo(entry: Entry, model, guide, data: tuple) -> float:
-    """Of the guide on all records; nothing is dropped out."""
+    """The ELBO of the guide on all records; nothing is dropped out."""
     for part in (model, guide):
         module = getattr(part, "__self__", part)
         if isinstance(module, torch.nn.Module):
@@ -155,7 +158,10 @@ def _svi(entry: Entry, step_size: float) -> float:
 
 
 def _require_patience(inference: DPSVI | DPSEP, data: tuple, patience: float) -> None:
-    """A few steps, of which the last one tells how long all take: the first ones build graphs."""
+    """Time the last of a few steps, because the first ones build graphs.
+
+    :raises TooLong: all steps would take longer than ``patience`` seconds.
+    """
     for _ in range(6):
         began = time.perf_counter()
         inference.step(*data)
@@ -224,7 +230,7 @@ def write(fits: pd.DataFrame) -> None:
 
 
 def measure(names: list[str], fits: tuple[str, ...], patience: float) -> None:
-    """What is not yet in the file; written after each fit."""
+    """Measure entries that are not yet in the file, and write it after each fit."""
     done = set(zip(known()["entry"], known()["fit"], strict=True))
     todo = [
         (name, fit)

@@ -1,8 +1,7 @@
 """A headless Chromium that shows a page, for tests of what people see.
 
-It is told what to do over a pipe, in the Chrome DevTools protocol, and finds no network but this
-machine's own. How to get
-it, and axe-core, which checks pages for accessibility: CONTRIBUTING.md.
+Tests control it over a pipe, in the Chrome DevTools protocol. It finds no network but this
+machine's own. CONTRIBUTING.md says how to get it, and axe-core, which checks accessibility.
 """
 
 import base64
@@ -30,7 +29,7 @@ _FLAGS = [
 
 
 def missing():
-    """What is not here, in words; None if all is."""
+    """The missing programs, in words; None if there are none."""
     if not any(map(shutil.which, NAMES)):
         return "there is no Chromium: apt-get install chromium"
     if not AXE.exists():
@@ -91,9 +90,9 @@ class Chromium:
         self.do("Page.setDocumentContent", frameId=frame, html=html)
 
     def open(self, address):
-        """What a server on this machine has there, and all that belongs to it.
+        """Open a page of a server on this machine, with all that belongs to it.
 
-        :returns: what went wrong, as its console says it.
+        :returns: errors, as the page's console says them.
         """
         self._events.clear()
         self.do("Page.navigate", url=address)
@@ -101,7 +100,7 @@ class Chromium:
         return [text for text in map(_complaint, self._events) if text is not None]
 
     def wait(self):
-        """Until the next page is loaded, or the one that is on its way."""
+        """Wait until the next page, or the present one, is loaded."""
         while not any(each["method"] == "Page.loadEventFired" for each in self._events):
             self._events.append(self._next())
 
@@ -127,7 +126,7 @@ class Chromium:
         return found["result"].get("value")
 
     def violations(self, impacts=IMPACTS, contrast=True):
-        """What axe-core finds, by rule, with the elements.
+        """Axe-core's findings, by rule, with the elements.
 
         :param contrast: False leaves colours out, which take most of the time.
         """
@@ -168,7 +167,7 @@ class Chromium:
 
 
 def _complaint(event):
-    """What an event of the protocol says that went wrong, or None."""
+    """The error in an event of the protocol, or None."""
     said = event["params"]
     if event["method"] == "Runtime.exceptionThrown":
         return said["exceptionDetails"]["text"]

@@ -1,7 +1,7 @@
 """Ranks of a cluster, each a process: ``python cluster_runs.py TRIALS`` prints what they found.
 
-A process of its own, which imports once and forks the ranks of each trial. They meet over the
-loopback, by a file. What stops, stays away or is killed is told by the parent's clock.
+It is a process of its own, which imports once and forks the ranks of each trial. They meet over the
+loopback, by a file. The parent's clock decides when a rank stops, stays away or is killed.
 """
 
 import contextlib
@@ -115,10 +115,10 @@ def fresh() -> None:
 
 @dataclass
 class Ended:
-    """What became of a rank.
+    """The end of a rank.
 
-    :param status: of its process: 0, 1 for an error, -9 where it was killed.
-    :param value: what it returned, or its error's class and text.
+    :param status: its process's: 0, 1 for an error, -9 if it was killed.
+    :param value: its result, or its error's class and text.
     :param seconds: until it ended.
     """
 
@@ -137,7 +137,7 @@ def ranks(
 ) -> list[Ended]:
     """Run a function of the rank in so many processes, which can make a Cluster.
 
-    :param seconds: after which whoever is left is killed, with status -9.
+    :param seconds: all ranks left after that time are killed, with status -9.
     :param stopped: a rank that is let go on when all others have ended.
     """
     folder = Path(tempfile.mkdtemp(prefix="cluster"))
@@ -215,7 +215,7 @@ FEW = {
     "sep": [{"jit": "none"}],
     "vips": [{}],
 }
-METHODS = {  # but for what is among the few
+METHODS = {  # without the few
     "svi": [{"jit": "none"}],
     "svi with an optim": [{"jit": "none"}, {"jit": "trace"}],
     "sep": [{"jit": "none"}, {"jit": "trace"}],
@@ -289,7 +289,7 @@ def secure() -> dict[str, Any]:
 
 
 def samples() -> list[dict[str, Any]]:
-    """Two ranks with equal seeds: who takes part, who draws noise, and what is left of sums."""
+    """Two ranks with equal seeds: their samples, their draws of noise, and their last sums."""
 
     def body(rank):
         drawn, noises = [], []
@@ -332,7 +332,7 @@ def _refused(function: Callable, *given: Any) -> str | None:
 
 
 def differences() -> dict[str, Any]:
-    """Two ranks of which the second does something else; their errors, or what they found."""
+    """Two ranks whose second does something else; their errors, or their results."""
 
     def other_settings(rank, svi, x, y):
         svi._noise_multiplier += rank
@@ -430,7 +430,7 @@ def differences() -> dict[str, Any]:
 
 
 def last_sums(inference: Any) -> tuple[torch.Tensor, ...]:
-    """What a rank is left with after its sums were added up elsewhere."""
+    """A rank's own sums after they were added up elsewhere."""
     kept: list[ClippedSum] = []
     add = inference._ranks.add_up
 
@@ -448,10 +448,10 @@ def last_sums(inference: Any) -> tuple[torch.Tensor, ...]:
 
 POINTS = (
     "meeting",  # before the Cluster is made
-    "looking",  # at new data, of which the others know nothing yet
+    "looking",  # at new data, before the others do
     "building",  # what a step needs
     "sampling",
-    "agreeing",  # the sums are computed, and nobody was told
+    "agreeing",  # the sums are computed, and not yet sent
     "adding up",
     "added up",  # before the ledger
     "counted",  # before the noise, on rank 0
@@ -465,11 +465,11 @@ MARGIN = 3.0  # seconds for whatever is no waiting, on a busy machine
 
 @dataclass(frozen=True)
 class Failure:
-    """What goes wrong.
+    """A failure of a rank.
 
     :param how: "killed", "stopped", "raises", "interrupted"; "changed", "shorter" or "NaN" data;
         "spent", the budget.
-    :param rank: of whom.
+    :param rank: the rank that fails.
     :param point: where; one of :data:`POINTS`.
     :param late: in a later step, not the first.
     """
@@ -586,14 +586,14 @@ def train(
 
 @dataclass
 class Verdict:
-    """Of a run that failed, and of the one that went on from its journal.
+    """A verdict on a run that failed, and on the one that went on from its journal.
 
-    :param ended: what became of the ranks.
+    :param ended: the ends of the ranks.
     :param slowest: seconds that a rank took, from the failure on, that did not fail.
     :param counted: releases in the journal after the failure, and at the end.
     :param released: how often noise was drawn, then and at the end.
     :param early: how often noise was drawn that the journal did not count.
-    :param resumed: what became of the ranks that went on.
+    :param resumed: the ends of the ranks that went on.
     """
 
     ended: list[Ended]
@@ -609,7 +609,7 @@ class Verdict:
         own, said = self.ended[failure.rank], []
         if self.slowest > TIMEOUT + MARGIN:
             said.append(f"the others took {self.slowest:.1f} seconds")
-        # A budget, and the number of all records, are known to all.
+        # All ranks have the budget and the number of all records.
         by_all = {"shorter": "ModelError", "spent": "PrivacyBudgetExceeded"}.get(failure.how)
         if any(each.error not in ("ClusterError", by_all) for each in others):
             said.append(f"the others ended otherwise: {others}")
@@ -694,7 +694,7 @@ MORE = {
 
 
 def failures(cases: dict = SOME) -> dict[str, list[str]]:
-    """What is wrong with a few of them; benchmarks/cluster_failures.py has all."""
+    """The faults of a few failures; benchmarks/cluster_failures.py has all."""
     return {
         name: fails(method, failure, size=2, again=1 + i % 3, **_eager(method)).wrong(failure)
         for i, (name, (method, failure)) in enumerate(cases.items())

@@ -12,12 +12,12 @@ from pyro_dp import DPSEP, DPSVI, PaperDPSEP
 from pyro_dp.accounting import origins
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 
-pytest.register_assert_rewrite("contract")  # so that it tells what failed
+pytest.register_assert_rewrite("contract")  # its failures show their values
 
 
 def pytest_addoption(parser):
-    # Tracing and compiling take longer than most models of these tests: what is about the graphs
-    # asks for them, and all the rest may be run through them, too.
+    # Tracing and compiling take longer than most models of these tests. Tests of graphs ask for
+    # them. All the others may be run through them, too.
     parser.addoption("--jit", choices=("none", "trace", "compile"), default="none")
     parser.addoption(
         "--thin",
@@ -27,7 +27,7 @@ def pytest_addoption(parser):
     )
 
 
-# What users get who say nothing.
+# The defaults that users get.
 INITS = [inspect.unwrap(each.__init__) for each in (DPSVI, StochasticGradientVI, DPSEP, PaperDPSEP)]
 DEFAULTS = {each: each.__kwdefaults__["jit"] for each in INITS}
 
@@ -41,7 +41,7 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
 
 
-@pytest.hookimpl(trylast=True)  # of what -m leaves
+@pytest.hookimpl(trylast=True)  # after -m has selected
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("thin"):
         return
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config, items):
     for name, each in cases.items():
         few = len(each) if each[0].get_closest_marker("in_turns") else 1
         step = 1 if each[0].get_closest_marker("every_case") else 4 if len(each) >= 4 else few
-        # Where it begins is another for each test, so that no model is left out everywhere.
+        # Each test begins at another case, so that no model is left out everywhere.
         kept.update(each[zlib.crc32(name.encode()) % step :: step])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -1,8 +1,8 @@
-"""What every private inference promises, once; of its ``run`` in run_contract.py.
+"""The promises of every private inference; those of its ``run`` are in run_contract.py.
 
-The tests of an inference inherit these: a ``class TestContract(InferenceContract)`` says how the
-inference is made, from which data it learns, and what its public result is. Whatever promises more
-has tests of its own beside it. ``ReleaseContract`` is for what releases once, and has no states.
+The tests of an inference inherit these. A ``class TestContract(InferenceContract)`` makes the
+inference and its data, and names its public result. An inference that promises more has tests of
+its own. ``ReleaseContract`` is for an inference that releases once, and has no states.
 """
 
 import copy
@@ -78,7 +78,7 @@ class ReleaseContract:
     def make(self, variant="model", **options):
         """A new inference, in a cleared parameter store.
 
-        :param options: of its constructor; ``accountant`` and ``noise_multiplier`` always.
+        :param options: its constructor's; ``accountant`` and ``noise_multiplier`` always.
         """
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class ReleaseContract:
         raise NotImplementedError
 
     def result(self, inference):
-        """What is public after a step: tensors by name."""
+        """The public tensors after a step, by name."""
         raise NotImplementedError
 
     def step(self, inference, data):
@@ -109,7 +109,7 @@ class ReleaseContract:
             changed[0][RECORD] = torch.as_tensor(value)
             yield changed
 
-    # What a subclass need not know.
+    # Subclasses do not override these.
 
     def pytest_generate_tests(self, metafunc):
         if "late" in metafunc.fixturenames:
@@ -161,8 +161,8 @@ class ReleaseContract:
     # One record.
 
     def test_sensitivity(self, variant, late):
-        """A record, whatever it is, moves each block by its bound at most, and by twice it where it
-        takes another's place; all blocks together move what the ledger's event allows."""
+        """Any record moves each block by its bound at most, and by twice it if it replaces another.
+        All blocks together move by at most what the ledger's event allows."""
         data = self.data(variant)
         blocks, with_it = self.sums(variant, data, WITH, late=late)
         _, without = self.sums(variant, data, WITHOUT, late=late)
@@ -241,7 +241,7 @@ class ReleaseContract:
         assert ledger == ((self.event(1.5), self.noisy_steps),)
 
     def test_noise_is_independent(self):
-        """Of coordinate and coordinate, of one step and the next. False alarms: 1e-10 a pair."""
+        """It is so between coordinates, and between steps. False alarms: 1e-10 a pair."""
         steps = np.concatenate(self.noisy().noise, axis=1)[:, :40]
         both = np.concatenate([steps[1:], steps[:-1]], axis=1)
         correlations = np.corrcoef(both.T) - np.eye(both.shape[1])
@@ -282,7 +282,7 @@ class ReleaseContract:
             assert any(not torch.equal(first[name], second[name]) for name in first)
 
     def test_a_seed_is_noted(self):
-        """For who can guess it knows the noise."""
+        """Anyone who can guess the seed can compute the noise."""
         seeded, _ = self.stepped(generator=0)
         assert sum("seed" in note for note in seeded.accountant.notes) == 1
         unseeded, _ = self.stepped(generator=None)
@@ -291,7 +291,7 @@ class ReleaseContract:
     # The budget.
 
     def test_the_budget_is_checked_before_the_release(self, monkeypatch):
-        """What does not fit is refused: no noise is drawn, and nothing has changed."""
+        """A release that does not fit is refused: no noise is drawn, and nothing has changed."""
         seen, accountant = Releases(monkeypatch), PrivacyAccountant(epsilon=1.0)
         options = dict(noise_multiplier=5.0, num_steps=100) | self.sampled
         inference = self.new(accountant=accountant, **options)
@@ -367,7 +367,7 @@ class ReleaseContract:
 
 
 class InferenceContract(ReleaseContract, RunContract):
-    """And what belongs to a run of steps: calibration, :meth:`run`, states, journals, pickling.
+    """It adds the promises of runs: calibration, :meth:`run`, states, journals, pickling.
 
     :cvar whole: settings of the runs that are saved and go on.
     :cvar first: how many releases the first step of such a run has; later ones have one.
@@ -437,7 +437,7 @@ class InferenceContract(ReleaseContract, RunContract):
 
     @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
     def test_noise_is_calibrated_to_the_budget(self, sampling):
-        """All steps fit, nothing to speak of remains, and there is no step more."""
+        """All steps fit, almost nothing remains, and no further step fits."""
         accountant = PrivacyAccountant(epsilon=1.0, neighboring="replace_one")
         inference = self.calibrated(accountant, sampling=sampling, **self.sampled)
         data = self.data(self.variants[0])
@@ -452,7 +452,7 @@ class InferenceContract(ReleaseContract, RunContract):
         assert inference.accountant.ledger == ledger
 
     def test_inferences_share_an_accountant(self):
-        """Each release counts, whoever makes it."""
+        """Each release counts, from either inference."""
         accountant = PrivacyAccountant()
         for _ in range(2):
             self.stepped(3, accountant=accountant, **self.sampled)
@@ -507,7 +507,7 @@ class InferenceContract(ReleaseContract, RunContract):
         assert second.accountant.get_epsilon() == first.accountant.get_epsilon()
         assert 0.995 < second.accountant.get_epsilon() <= 1.0
         before = self.everything(second)
-        with pytest.raises(PrivacyError, match="what was released stays released"):
+        with pytest.raises(PrivacyError, match="a release cannot be undone"):
             second.load_state_dict(state)
         assert same(self.everything(second), before)
 
@@ -544,7 +544,7 @@ class InferenceContract(ReleaseContract, RunContract):
     # Journals.
 
     def test_a_state_older_than_the_journal(self, tmp_path):
-        """Killed at step 4, saved at step 2: the ledger stays, what is left is shared out anew."""
+        """Killed at step 4, saved at step 2: the ledger stays, and the rest is shared out anew."""
         accountant, data = PrivacyAccountant(epsilon=1.0), self.data(self.variants[0])
         journal = accountant.journal(tmp_path / "journal")
         first = self.calibrated(accountant)
@@ -652,7 +652,7 @@ def through_a_file(state):
 
 
 def foreign_states(inference):
-    """Of other inferences, before their first step."""
+    """States of other inferences, before their first step."""
     settings = dict(accountant=PrivacyAccountant(), num_steps=STEPS, noise_multiplier=1.0)
     scales = {"radius": 1.0, "start_variance": 1.0, "least_variance": 1e-4}
     others = (

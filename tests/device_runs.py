@@ -1,7 +1,7 @@
 """Fits that are the same on every device, and how often their steps wait for it.
 
-Public draws are arguments here: those of a guide come from torch's generator of its device, and are
-others on each.
+They take public draws as arguments. A guide's draws come from torch's generator of its device, and
+differ between devices.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def logistic_guide(x, y, draw):
 
 
 def gaussian_guide():
-    """It starts at the same place on every device."""
+    """It has the same start on every device."""
     return AutoMultivariateNormal(logistic, init_loc_fn=init_to_mean)
 
 
@@ -147,7 +147,7 @@ def dpsvi(problem, device, count=500, dim=4, num_steps=30, **settings):
 
 
 def fitted(method, device, **settings):
-    """What a short fit finds, by name, on the CPU.
+    """The results of a short fit, by name, on the CPU.
 
     :param method: a problem of :func:`dpsvi`, or one of :data:`POSTERIORS`.
     """

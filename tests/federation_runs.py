@@ -65,7 +65,7 @@ def serve(aggregator: TrustedAggregator, lines: dict[int, Any], seen: list | Non
                     continue
             except (OSError, EOFError):
                 pass
-            lines.pop(index).close()  # its holder is told at once
+            lines.pop(index).close()  # its holder notices at once
         if seen is not None:
             seen.append(dict(messages))
         for index, answer in aggregator.answer(messages).items():
@@ -108,7 +108,7 @@ def holders(
 
 
 def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_runs.Ended]]:
-    """Processes that run a function of the index; what waits for them."""
+    """Start processes that run a function of the index, and return a function that waits."""
     folder = Path(tempfile.mkdtemp(prefix="federation"))
     start, pids = time.monotonic(), []
     for index in range(size):
@@ -132,7 +132,7 @@ def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_
 
 def _be_holder(index: int, folder: Path, body: Callable[[int], Any]) -> None:
     status, value = 1, None
-    signal.alarm(900)  # whoever hangs; on a busy machine all takes minutes
+    signal.alarm(900)  # ends a process that hangs; on a busy machine all takes minutes
     try:
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float64)
@@ -147,7 +147,7 @@ def _be_holder(index: int, folder: Path, body: Callable[[int], Any]) -> None:
 
 
 def noise_of_first_only(index: int) -> None:
-    """What is drawn is the same in each trial, and the others' shares are zero."""
+    """The draws are the same in each trial, and the others' shares are zero."""
     rng = torch.Generator().manual_seed(5)
 
     def known(scale: int, size: int, stream: Any) -> Any:
@@ -155,7 +155,7 @@ def noise_of_first_only(index: int) -> None:
         return (draw * 2.0**27 if index == 0 else 0 * draw).long().numpy()
 
     fixed_point.discrete_gaussian = known
-    Federation.agreed_states = lambda self: torch_states()  # public draws, too
+    Federation.agreed_states = lambda self: torch_states()  # so public draws agree
 
 
 METHODS = {
@@ -221,7 +221,7 @@ def nothing_set() -> list[dict[str, Any]]:
 
 
 def uploads() -> dict[str, Any]:
-    """What leaves a holder: noise of its own in each release, and no record."""
+    """A holder's uploads: noise of its own in each release, and no record."""
     seen: list[dict[int, bytes]] = []
 
     def body(index: int, line: PipeLine) -> Any:
@@ -264,7 +264,7 @@ def uploads() -> dict[str, Any]:
 
 
 def _time_told(message: bytes) -> int | None:
-    """Of an agreement, whose last number it is."""
+    """The time in an agreement, its last number."""
     line, _, content = message.partition(b"\n")
     if b"talk" not in line:
         return None
@@ -379,7 +379,7 @@ def looks_resumed() -> list[list[Any]]:
 
 
 def refusals() -> dict[str, Any]:
-    """The second of two holders fails in its way; what both are told."""
+    """The second of two holders fails; the errors at both."""
 
     def budget(index: int, line: PipeLine) -> Any:
         federation = Federation(AtTrustedAggregator(line), holders=2)
@@ -442,7 +442,7 @@ def shamir() -> dict[str, Any]:
 
     def sends(index: int) -> Any:
         channel = ShamirSums(addresses, index, encrypted=False, timeout=30)
-        from mpyc.asyncoro import MessageExchanger  # after it was told to be quiet
+        from mpyc.asyncoro import MessageExchanger  # after its logger was silenced
 
         kept, send = {}, MessageExchanger.send
 
@@ -463,7 +463,7 @@ def shamir() -> dict[str, Any]:
             except ClusterError as error:
                 refused.append(str(error))
         channel.leave()
-        # Lengths and their sum come first; then what is split, and what is opened.
+        # Lengths and their sum come first. Then come the shares and the opened sums.
         width = channel._field.field.byte_length
         shares = {
             peer: [

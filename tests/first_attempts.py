@@ -1,4 +1,4 @@
-"""What new users get wrong first: each attempt, and what its error must say.
+"""New users' first mistakes: each attempt, and the text that its error must have.
 
 ``benchmarks/errors.py`` makes docs/errors.md of them; test_first_attempts.py holds them to it.
 """
@@ -60,7 +60,7 @@ def mixture(x, y):
 
 
 def dpsvi(model, guide=None, optim=None, loss=None, **settings):
-    """DPSVI with settings that work, but for those given."""
+    """DPSVI with settings that work, except those passed here."""
     guide = AutoNormal(model) if guide is None else guide
     optim = pyro.optim.Adam({"lr": 0.01}) if optim is None else optim
     loss = Trace_ELBO() if loss is None else loss
@@ -85,7 +85,7 @@ class Attempt:
     """A wrong first attempt.
 
     :param group: heading of the page.
-    :param names: what the message must name, literally: argument, site or line of the user's code.
+    :param names: literal parts of the message: argument, site or line of the user's code.
     :param says: a pattern of the next thing to try.
     :param spends: how many releases come before the error.
     :param works: whether it may also work.
@@ -107,7 +107,7 @@ class Attempt:
         return inspect.getdoc(self.function)
 
     def run(self) -> tuple[str | None, int]:
-        """What a new user would see, in a fresh session.
+        """Run the attempt as a new user would, in a fresh session.
 
         :returns: type and text of the error, file names without folders, or ``None``; and how many
             releases were made before.
@@ -137,7 +137,7 @@ class Attempt:
         return text, len(releases)
 
     def faults(self) -> list[str]:
-        """What the error leaves out of that which it must say, and what else is wrong with it."""
+        """The parts that the error must have and lacks, and its other faults."""
         text, releases = self.run()
         if text is None:
             return [] if self.works else ["no error"]
@@ -687,7 +687,7 @@ def path_of_a_file():
 
 @attempt("The data", "'x'", says="impute")
 def missing_values():
-    """Missing values."""
+    """A missing value in a feature."""
     x, y = data()
     x[5, 1] = torch.nan
     dpsvi(logistic).step(x, y)
@@ -969,7 +969,7 @@ def gradients_only():
 
 @attempt("Losses", "'y_unobserved'", says=r"config_enumerate\(model\)")
 def enumerated_with_a_mask():
-    """Missing outcomes that are to be summed out."""
+    """Enumeration of masked, discrete outcomes."""
     x, y = data()
 
     def model(x, y, seen):
@@ -1022,7 +1022,7 @@ def discrete_latents_without_enumeration():
 
 @attempt("Losses", "'z'", says=r"poutine\.block\(model, hide=\['z'\]\)")
 def discrete_latent_in_autoguide():
-    """An autoguide that is not told of the discrete latents."""
+    """An autoguide that includes the discrete latents."""
     x, y = data()
     dpsvi(mixture, AutoNormal(mixture), loss=TraceEnum_ELBO()).step(x, y)
 

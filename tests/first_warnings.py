@@ -71,9 +71,9 @@ def logistic(x, y):
 class Run:
     """One that ends with a warning, or with a status that is not ok.
 
-    :param kinds: of the warnings, in their order.
+    :param kinds: kinds of the warnings, in their order.
     :param level: the status has it; None: any, or there is none.
-    :param do: what to do next.
+    :param do: the advice.
     """
 
     function: Callable

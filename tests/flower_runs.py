@@ -1,6 +1,6 @@
 """A SuperLink and SuperNodes of Flower on the loopback: ``python flower_runs.py`` times rounds.
 
-What is started here is ended here, by process group; all waiting has an end.
+It ends its processes by process group; all waiting has an end.
 """
 
 import contextlib
@@ -163,7 +163,7 @@ def sums(rounds: int, size: int, killed: Sequence[int] = ()) -> list[list[list[f
 
 
 def example() -> list[str]:
-    """What each holder of the example prints.
+    """Each holder's output in the example.
 
     :raises RuntimeError: one failed.
     """

@@ -94,7 +94,7 @@ def look(step: ReleasedStep) -> None:
 
 
 def own(make: Callable) -> Any:
-    """What the user makes before the package sees it; it may fail."""
+    """Make the user's own objects before the package sees them; this may fail."""
     try:
         return make()
     except Exception as error:
@@ -188,10 +188,10 @@ class OnData(Case):
     """An inference, and steps on data.
 
     :param accountant: its settings.
-    :param data: of each argument of the step: what :func:`fuzz_models.tensor` takes.
+    :param data: for each argument of the step, the arguments of :func:`fuzz_models.tensor`.
     :param size: number of records.
     :param way: how it is used.
-    :param odd: an argument, for the way that needs one.
+    :param odd: an argument, if the case needs one.
     :param damage: see :func:`damaged`.
     """
 
@@ -222,7 +222,7 @@ class OnData(Case):
         )
 
     def releases(self, inference: Any) -> int:
-        """Of the next step."""
+        """Releases of the next step."""
         return 1
 
     def run(self, watch: Watch) -> None:
@@ -340,7 +340,7 @@ class Svi(OnModel):
         inference.finish()
         yield from parameters()
         yield from predicted(inference)
-        with contextlib.suppress(ConfigurationError):  # of a guide that is no Gaussian
+        with contextlib.suppress(ConfigurationError):  # the guide is no Gaussian
             posterior = inference.posterior()
             yield "mean", posterior.mean
             yield "covariance", posterior.covariance_matrix
@@ -455,7 +455,7 @@ class Vips(OnData):
         return CONJUGATE[self.family][2](size)
 
     def releases(self, inference: VIPS) -> int:
-        """What is static has a release of its own, in the first step."""
+        """Static statistics have a release of their own, in the first step."""
         state = inference.state_dict()
         first = state["steps"] == 0 and state["static"] is None
         return 2 if first and inference._once and inference._each else 1
@@ -513,7 +513,7 @@ _CALIBRATED = st.tuples(
 
 @dataclass(frozen=True, kw_only=True)
 class Accountant(Case):
-    """What is asked of an accountant, one after the other."""
+    """Calls of an accountant, one after the other."""
 
     operations: tuple = ()
 

@@ -1,4 +1,4 @@
-"""What every fuzzed case must keep: a typed error or a valid run, every release in the ledger."""
+"""The contract of every fuzzed case: a typed error or a valid run, all releases in the ledger."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ import pyro_dp.mechanism.iterative
 from pyro_dp import PrivacyAccountant, PrivacyError
 from pyro_dp.mechanism.release import release
 
-SECONDS = 10.0  # of processor time; ten times as much on the wall, for what waits
+SECONDS = 10.0  # processor time; calls that wait may take ten times as much by the clock
 SENTINEL, HALF_SENTINEL = 987654.321, 9872.0  # half precision has no larger one
 # As Python, numpy and torch print them, rounded or not.
 _SENTINELS = re.compile(r"98765[34]|9\.8765|9\.877e|9872|9\.872")
@@ -49,7 +49,7 @@ class NotBuilt(Exception):
 
 @dataclass
 class Watch:
-    """What a case tells about itself while it runs."""
+    """A case's notes on itself while it runs."""
 
     accountant: PrivacyAccountant | None = None
     recorded: int = 0  # when the accountant came under watch
@@ -79,7 +79,7 @@ class Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A call of the package, made of plain values, so that it prints as what it is."""
+    """A call of the package, made of plain values: it prints as the code of the call."""
 
     settings: dict
 
@@ -146,7 +146,7 @@ def parameters() -> Iterator[tuple[str, Tensor]]:
 
 
 def require_no_data(error: BaseException) -> None:
-    """Neither the error nor what it came from quotes the sentinel, also where it is not shown."""
+    """Neither the error nor its cause quotes the sentinel, even if it is not displayed."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -193,9 +193,9 @@ def _counted(watch: Watch) -> Iterator[None]:
 
 @dataclass
 class Figures:
-    """Of many cases.
+    """Figures of many cases.
 
-    :ivar seconds: of processor time.
+    :ivar seconds: processor time.
     :ivar slowest: seconds, and the case.
     :ivar outcomes: counts by family of cases and outcome.
     :ivar violations: kind, text and case.
@@ -226,7 +226,7 @@ class Figures:
 
 
 def odd_values() -> list:
-    """What nobody should pass, or what looks like a number and is none."""
+    """Values that nobody should pass, or that look like numbers and are none."""
     return [
         *(None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e300, -1e300, 1e-300, 5e-324),
         *(math.nan, math.inf, -math.inf, 10**400, -(10**400), "1", "", "poisson", b"1", 1j),

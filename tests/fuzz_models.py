@@ -30,7 +30,7 @@ def _weights(x):
 
 
 def _plated(family: Callable = None, **plate) -> Callable:
-    """A regression with one odd thing: what is observed, or the plate."""
+    """A regression with one odd thing: its observation, or its plate."""
     name, offset = plate.pop("name", "data"), plate.pop("offset", 0)
     family = family or (lambda mean: dist.Normal(mean, 1.0))
 

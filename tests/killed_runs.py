@@ -85,7 +85,7 @@ def lines(path):
 
 
 def counted(path):
-    """What a resumed accountant counts."""
+    """The counts of a resumed accountant."""
     accountant = PrivacyAccountant()
     with accountant.journal(path):
         return accountant.num_releases

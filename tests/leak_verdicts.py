@@ -1,8 +1,8 @@
-"""What becomes of user code that leaks: refused by name, bounded as promised, or a leak.
+"""Verdicts on user code that leaks: refused by name, bounded as promised, or a leak.
 
-A case runs on a data set and on two neighbours, in which one row is replaced, by another such row
+A case runs on a data set and on two neighbours. In these one row is replaced, by another such row
 and by an outlier. Seeds are the same, and the neighbours' releases are set to those of the first
-run, noise included: whatever still differs afterwards came past the release.
+run, noise included. So any remaining difference bypassed the release.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ Values = dict[str, Tensor]
 class Run:
     """One run of a case.
 
-    :param sums: of each release, before the noise: a tensor for each block.
-    :param bounds: of the blocks.
+    :param sums: each release's sums, before the noise: a tensor for each block.
+    :param bounds: the blocks' bounds.
     :param released: the same with noise.
-    :param start: what was public at the first release.
-    :param public: what was public after each step.
+    :param start: the public values at the first release.
+    :param public: the public values after each step.
     :param texts: warnings, by step.
-    :param error: what ended it.
+    :param error: the error that ended it.
     """
 
     sums: list[list[Tensor]] = field(default_factory=list)
@@ -62,10 +62,10 @@ class Run:
 @dataclass(frozen=True)
 class Verdict:
     """
-    :param kind: "refused", "bounded", or in what way it leaks.
-    :param moved: the most by which the sum of a release moved in which the replaced record took
-        part, in units of its bound C; at most 2 without a leak.
-    :param others: the same where it took no part; 0 without a leak.
+    :param kind: "refused", "bounded", or the kind of leak.
+    :param moved: the largest move of the sum of a release with the replaced record, in units of its
+        bound C; at most 2 without a leak.
+    :param others: the same for releases without that record; 0 without a leak.
     :param public: the most by which a public value moved although all releases were equal; 0
         without a leak.
     :param equal: a public value that is a number of the data, and that number.
@@ -122,7 +122,7 @@ def judge(leak: Leak) -> Verdict:
 def run(build: Callable[..., Case], data: tuple[Tensor, ...], like: Run | None = None) -> Run:
     """A run from a fresh start.
 
-    :param like: a run whose releases are to be this one's.
+    :param like: a run whose releases replace this one's.
     """
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
@@ -191,7 +191,7 @@ def _flat(prefix: str, tree: Any) -> Values:
 
 
 class _Watch:
-    """In place of what samples and releases."""
+    """It replaces the functions that sample and release."""
 
     def __init__(self, found: Run, like: Run | None):
         self.found, self.like = found, like
@@ -303,9 +303,9 @@ def numbers(data: tuple[Tensor, ...]) -> Tensor:
 
 
 def _number_in(found: Run, data: tuple[Tensor, ...]) -> str:
-    """A parameter or buffer that is, but for its sign, a number of the data, or in a row of them.
+    """A parameter or buffer that is, up to its sign, a number of the data, or in a row of them.
 
-    What is computed from releases, such as an optimizer's state, may come near one by chance.
+    Values computed from releases, such as an optimizer's state, may come near one by chance.
     """
     known = numbers(data).abs()
     rows = [x.double().abs() for x in data if x.dim() == 2]

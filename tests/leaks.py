@@ -1,9 +1,9 @@
 """Plausible user code that leaks, or would: models, guides and init functions as people write them.
 
-Each function builds an inference on a data set, and its first docstring line says where the leak
-is. ``names`` are words of which a refusal must contain one, so that the user finds the place.
-leak_verdicts.py says what becomes of each, test_leaks.py asks that none leaks, docs/leaks.md lists
-them. They were written before anything was changed because of them.
+Each function builds an inference on a data set, and its first docstring line describes the leak. A
+refusal must contain one of the words in ``names``, which help the user to find it. The verdicts
+come from leak_verdicts.py. In test_leaks.py none leaks, and docs/leaks.md lists them. They were
+written before anything was changed because of them.
 """
 
 import functools
@@ -35,7 +35,7 @@ STEPS = 3
 
 @dataclass
 class Case:
-    """What a user runs, and publishes afterwards.
+    """A user's run and later publications.
 
     :param inference: made, but without a step.
     :param data: the arguments of ``step``.
@@ -50,11 +50,11 @@ class Case:
 @dataclass(frozen=True)
 class Leak:
     """
-    :param build: given the data, the case; model, guide and all that they keep are new.
+    :param build: makes the case from the data; model, guide and all that they keep are new.
     :param data: makes the data set.
     :param names: a refusal says at least one of these words.
     :param curator: whether a record is so odd that the checks before the first release may stumble
-        over it: such errors are for the curator, and may depend on the data set.
+        over it. Such errors are for the curator, and may depend on the data set.
     """
 
     name: str
@@ -638,7 +638,7 @@ def init_to_value_with_rows(x):
     """init_to_value(values={"locs": x[[0, 22]]}), under DPSEP."""
     hidden = pyro.poutine.block(mixture_of_known_shares, hide=["z"])
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": x[[0, 22]]}))
-    # With more noise than the others: what is found is near the data's own numbers.
+    # It has more noise than the others, because its result is near the data's own numbers.
     return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
 
 
@@ -903,7 +903,7 @@ def warning_of_one_record(x, y):
 
 
 class Means(ConjugateModel):
-    """Means of columns with known standard deviation 10, for rows of a norm of at most 300."""
+    """Means of columns with fixed standard deviation 10, for rows of a norm of at most 300."""
 
     @property
     def statistics(self):
@@ -989,7 +989,7 @@ def posterior_around_a_running_mean(x):
     return vips(Running(), x)
 
 
-# What must not be called a leak.
+# Code that must not be called a leak.
 
 HONEST: dict[str, Leak] = {}
 
@@ -1068,7 +1068,7 @@ def clusters(x):
     start = torch.tensor([[80.0, 160.0], [95.0, 195.0]]) + math.pi
     hidden = pyro.poutine.block(mixture_of_known_shares, hide=["z"])
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": start}))
-    # With more noise than the others: what is found is near the data's own numbers.
+    # It has more noise than the others, because its result is near the data's own numbers.
     return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
 
 

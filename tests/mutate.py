@@ -1,10 +1,9 @@
 """Break the privacy code on purpose and see the tests fail.
 
-Each mutation changes one place of package or examples in a scratch copy and runs the tests that
-should notice. A mutation that survives is a hole in the tests; one of which no test could run
-("NO TEST") shows nothing. Places are named by what is defined there, not by their file: a
-definition may move, and is guarded still. The lists lie beside the tests, in
-tests/<room>/mutations.py.
+Each mutation changes one text of package or examples in a scratch copy and runs the tests that
+should notice. A mutation that survives is a hole in the tests. If none of its tests could run ("NO
+TEST"), it shows nothing. A mutation names a definition, not its file, so the definition may move.
+The lists lie beside the tests, in tests/<room>/mutations.py. Calls::
 
     python tests/mutate.py mechanism accounting    # of these rooms
     python tests/mutate.py --changed main          # in files that differ from a commit
@@ -32,7 +31,7 @@ SOURCES = ("pyro_dp", "examples")  # a room is a folder of one of them
 
 @dataclass(frozen=True)
 class Mutation:
-    """What is broken, where, how, and which tests must notice.
+    """A change that breaks a definition, and the tests that must notice.
 
     :param where: the name of a function, class or constant, a method's as ``Class.method``.
     :param old: text that is found once in what has this name, in package and examples.
@@ -64,7 +63,7 @@ def rooms() -> list[str]:
 def place(mutation: Mutation, root: Path) -> tuple[Path, int]:
     """The file, and where in it the text begins.
 
-    :raises LookupError: there is not one such place.
+    :raises LookupError: there is not exactly one such text.
     """
     found = []
     for path in (each for name in SOURCES for each in (root / name).rglob("*.py")):
@@ -121,7 +120,7 @@ def test_files(mutation: Mutation, tests: Path) -> list[str]:
 
 
 def verdict(mutation: Mutation) -> str:
-    """What the tests say: only one that ran and failed has caught the mutation."""
+    """The tests' verdict: only one that ran and failed has caught the mutation."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
         for name in (*SOURCES, "tests", "benchmarks", "docs"):  # tests read the others, too

@@ -36,7 +36,7 @@ from pyro_dp.mechanism.release import release
 
 @dataclass
 class Problem:
-    """What a user hands to DPSVI."""
+    """The arguments that a user passes to DPSVI."""
 
     model: Callable
     guide: Callable
@@ -423,7 +423,7 @@ class Fixture:
 
 
 def one_sum(monkeypatch, name, data, batch, **options):
-    """The exact sum (all blocks) of one first step on a given batch of records."""
+    """The exact sum (all blocks) of one first step on this batch of records."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     problem = PROBLEMS[name]()

@@ -1,15 +1,15 @@
 """Find the sentences that break docs/writing.md.
 
-Each file has a stored number of violations, in tests/prose.csv. It may fall and never rise.
+Each file has a stored number of violations, in tests/prose.csv. It may fall and never rise::
 
     python tests/prose.py                  # files that have more than is stored, or fewer
     python tests/prose.py README.md docs   # every violation in these, with its line
     python tests/prose.py --words README.md  # words, sentences, and the share within 25 words
     python tests/prose.py --store          # store the numbers of today
 
-The prose of a file is its Markdown outside of code; or its docstrings and comments, and, in the
-package, its texts: errors, warnings and what is printed. General faults are proselint's; the rules
-below are for what it lacks.
+The prose of a page is its Markdown outside of code. The prose of Python code is its docstrings and
+comments; in the package also its texts: errors, warnings and printed texts. Proselint finds general
+faults. The rules below find those that it misses.
 """
 
 import argparse
@@ -48,9 +48,10 @@ READ = (
     "tests/**/*.py",
 )
 CODE = "Code"  # a word that stands for code, numbers and formulas
+_EXAMPLE = -1  # less than any indentation: a doctest and its output end at the next blank line
 
 RULES = {
-    "private word": r"\b(?:told|known|shown|given|places?|ways?)\b",
+    "private word": r"(?<!-)\b(?:told|known|shown|given|places?|ways?)\b",
     "of which": r"\bof which\b",
     "tell of": r"\b(?:tell|tells|told|know|knows|knew|speak|speaks) of\b",
     "such that": r"\bsuch that\b|\bso that\b.*\bit\b",
@@ -64,7 +65,7 @@ RULES = {
     "chain of colons": r"(?<!\d):\s(?!//).*:\s",
     "in one's place": r"\bin (?:its|their|one's) place\b|\bin place of\b",
     "is to be": r"\b(?:(?:is|are|was|were) (?:not )?to (?:be|have)|to be had|need not be)\b",
-    "repeated word": r"\b(?!code\b)([a-z]{2,}) \1\b",
+    "repeated word": r"\b(?!(?:code)+\b)([a-z]{2,}) \1\b",
 }
 PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in RULES.items()}
 # Straight quotes are ours, a repeated word has a rule above, and a record may be broken.
@@ -146,11 +147,13 @@ def _is_text(node: ast.expr) -> bool:
 
 def of_docstring(text: str, line: int) -> Iterator[Passage]:
     """Its paragraphs, fields and items, without literal blocks and examples."""
-    literal = None  # the indentation of what introduced a literal block
+    literal: float | None = None  # the indentation of what introduced a literal block
     paragraph: list[str] = []
     begin = line
     for number, row in enumerate([*text.splitlines(), ""], start=line):
         stripped, indent = row.strip(), len(row) - len(row.lstrip())
+        if not stripped and literal == _EXAMPLE:
+            literal = None
         if literal is not None and stripped:
             if indent > literal or (number == line + 1 and not indent):
                 continue
@@ -160,7 +163,8 @@ def of_docstring(text: str, line: int) -> Iterator[Passage]:
             yield Passage(begin, _plain(" ".join(paragraph)))
             paragraph = []
         if stripped.startswith((">>>", "...", ".. ", "|", "+-", "==")):
-            literal = indent if stripped.startswith((">>>", ".. code", ".. math")) else None
+            directive = indent if stripped.startswith((".. code", ".. math")) else None
+            literal = _EXAMPLE if stripped.startswith(">>>") else directive
             continue
         if stripped:
             begin = begin if paragraph else number

@@ -1,4 +1,4 @@
-"""What tests see of releases: what entered them, from where the noise came, and what came out."""
+"""Releases as tests see them: their input, the source of their noise, and their output."""
 
 import torch
 from sums import exact_sums
@@ -11,11 +11,11 @@ from pyro_dp.mechanism.release import release
 class Releases:
     """Keeps all releases of the inferences, from now until the patch is undone.
 
-    :ivar blocks: of each release, as are
-    :ivar events: what the ledger counts,
-    :ivar sums: the exact sums, one for each block,
-    :ivar released: what became of them, and
-    :ivar streams: the generator of the noise.
+    :ivar blocks: each release's blocks.
+    :ivar events: each release's event in the ledger.
+    :ivar sums: each release's exact sums, one for each block.
+    :ivar released: each release's noisy sums.
+    :ivar streams: each release's generator of noise.
     :ivar counted: how many releases the ledger counted, whenever something was drawn as noise.
     """
 
@@ -37,7 +37,7 @@ class Releases:
 
     @property
     def noise(self):
-        """Of each release and block, in units of what sigma, bound and share say it should be."""
+        """Each release's and block's noise, in the units that sigma, bound and share imply."""
         return [
             [
                 (value - total) / (event.noise_multiplier * block.bound / block.share**0.5)
@@ -65,7 +65,7 @@ class _Watched:
 
 
 def take(monkeypatch, batch):
-    """From now on these records take part in every step, whatever is drawn."""
+    """From now on exactly these records take part in every step."""
     indices = torch.tensor(batch, dtype=torch.long)
     monkeypatch.setattr(
         pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda sampler, stream: indices

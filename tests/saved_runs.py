@@ -73,7 +73,7 @@ MADE = {each.__name__: each for each in (dpsvi, dpsep, vips)}
 
 
 def write(folder):
-    """A journal, a ledger and a state of each inference, half way."""
+    """A journal, a ledger and a state of each inference, from the middle of its run."""
     for name, make in MADE.items():
         pyro.clear_param_store()
         pyro.set_rng_seed(0)

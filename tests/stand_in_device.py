@@ -1,6 +1,6 @@
 """A device that stands in for an accelerator: see ``stand_in_device.cpp``.
 
-It is known to torch from :func:`build` on, in this process.
+After :func:`build`, torch has the device in this process.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 
 
 def build(folder):
-    """Compile it there, which takes a minute, and make it known.
+    """Compile it there, which takes a minute, and register it with torch.
 
     :returns: a module; ``on_wait(f)`` has it call ``f`` with the name of whatever waits.
     """

@@ -1,4 +1,4 @@
-"""What tests read of a clipped sum, and nothing else may."""
+"""The parts of a clipped sum that only tests may read."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Trials that need processes of their own: scripts of this folder, each run once in a test run.
 
-A script begins with seconds of imports, and forks, which a test's process should not. What it found
-is kept for all processes of the test run, in a folder that pytest makes (:mod:`conftest`).
+A script begins with seconds of imports, and forks, which a test's process should not. Its results
+are kept for all processes of the test run, in a folder that pytest makes (:mod:`conftest`).
 """
 
 import functools
@@ -19,7 +19,7 @@ folder: Path | None = None  # set before the first test
 
 @functools.cache
 def found_by(script: str, *trials: str) -> dict:
-    """What the script prints of these trials, by their names."""
+    """The script's results for these trials, by their names."""
     kept = folder / f"{Path(script).stem}_{'_'.join(trials)[:100]}.json"
     with FileLock(kept.with_suffix(".lock")):
         if not kept.exists():
@@ -28,7 +28,7 @@ def found_by(script: str, *trials: str) -> dict:
 
 
 def _run(script: str, *trials: str) -> str:
-    # What it leaves in its temporary folder goes with it; what is killed cannot tidy up.
+    # Killed trials cannot tidy up, so their temporary folder is removed with all its files.
     with tempfile.TemporaryDirectory(dir=folder) as own:
         done = subprocess.run(
             [sys.executable, script, *trials],

@@ -30,12 +30,12 @@ starts the run, which ends when the holders leave. ``flwr log`` shows what it sa
 
 (Since Flower 1.41 the SuperLink has one port, and SuperNodes call 127.0.0.1:8000.)
 
-**Between machines** take TLS in place of ``--insecure``, and SuperNodes with keys: without, anybody
-who reaches the ports may read and answer. A SuperNode runs the code that a run brings. So run it as
-a user who cannot read the data, with a group that may enter the folder of the line.
+**Between machines** use TLS instead of ``--insecure``, and SuperNodes with keys. Without them,
+anybody who reaches the ports may read and answer. A SuperNode runs the code that a run brings. So
+run it as a user who cannot read the data, with a group that may enter the folder of the line.
 
-A round takes some 5 seconds, whatever is sent: Flower looks for messages every 3 seconds, and
-starts a process for each. A look of DPSEP or a step of VIPS needs two rounds.
+Every round takes some 5 seconds. Flower looks for messages every 3 seconds, and starts a process
+for each. A look of DPSEP or a step of VIPS needs two rounds.
 """
 
 import sys

@@ -1,13 +1,17 @@
-"""Five fits of one model: by Pyro's SVI, and by what takes its place.
+"""Five fits of one model: by Pyro's SVI, and by its private replacements.
 
-An example is a module with Pyro's model, `start` (a new model and a new guide), the swap (`svi`,
-`dpsvi`, and `dpsep` where guides are Gaussian and no latent lies in the plate), `data` (arguments
-of the model), `look` (what is shown of a fit) and `picture` (of the looks of all fits).
+An example is a module with these names:
 
-`DPSVI` without noise, at epsilon 4 and at 1, and `DPSEP` at 1 where guides are Gaussian: delta =
-1e-5, and nothing set. `SVI` and `DPSVI` have the same optimizer, Adam with a step size of .02.
-`SVI` takes all records in each of 2,000 steps. An ELBO is the mean of 50 evaluations on all
-records, of the same seed for all fits.
+* `start`: a new model, Pyro's, and a new guide;
+* `svi`, `dpsvi`: the swap, with `dpsep` if guides are Gaussian and no latent lies in the plate;
+* `data`: arguments of the model;
+* `look`: the numbers of a fit that are drawn;
+* `picture`: a drawing of the looks of all fits.
+
+`DPSVI` runs without noise, at epsilon 4 and at 1, and `DPSEP` at 1 if guides are Gaussian, with
+delta = 1e-5 and nothing set. `SVI` and `DPSVI` have the same optimizer, Adam with a step size of
+.02. `SVI` takes all records in each of 2,000 steps. An ELBO is the mean of 50 evaluations on all
+records, with the same seed for all fits.
 """
 
 import math
@@ -39,7 +43,7 @@ STEPS, STEP_SIZE, EVALUATIONS, SEED, DPI = 2000, 0.02, 50, 0, 80
 def compare(example: ModuleType, **options) -> None:
     """All fits of an example; prints their ELBOs, and keeps them and the picture.
 
-    :param options: of `fitted`.
+    :param options: options of `fitted`.
     """
     torch.set_num_threads(1)
     data = drawn_data(example)
@@ -101,7 +105,7 @@ def _start(example: ModuleType) -> tuple[Callable, Callable]:
 
 
 def _seen(example, model, guide, data, evaluations) -> tuple[float, Any]:
-    """Nothing is dropped out; what is no number is the least that there is."""
+    """The ELBO, without dropout, and the look. An ELBO that is not finite counts as -inf."""
     for part in (model, guide):
         module = getattr(part, "__self__", part)
         if isinstance(module, torch.nn.Module):
@@ -126,7 +130,7 @@ def size(data: tuple) -> int:
 
 
 def keep(example: ModuleType, elbos: dict[str, float], records: int) -> None:
-    """In the file of all examples, in place of what it has of this one."""
+    """Replace this example's rows in the file of all examples."""
     new = {"example": name(example), "N": records, "fit": [*elbos], "elbo": [*elbos.values()]}
     rows = pd.DataFrame(new)
     if RESULTS.exists():

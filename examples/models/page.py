@@ -32,7 +32,7 @@ in one coefficient loses half a nat.
 
 
 def text(rows: pd.DataFrame) -> str:
-    """Of the whole page, from the kept rows."""
+    """The text of the whole page, from the kept rows."""
     first = importlib.import_module(next(iter(SEEN)))
     nats = rows.pivot(index="example", columns="fit", values="elbo")
     close = (nats["DPSVI, epsilon 4"] > nats["SVI"] - 4).sum()
@@ -59,7 +59,7 @@ def difference(nats: float) -> str:
 
 
 def section(name: str) -> str:
-    """Where the model comes from, the picture, and what is seen."""
+    """The model's source, the picture, and its description."""
     example = importlib.import_module(name)
     heading, body = inspect.getdoc(example).split("\n\n", 1)
     question = heading.split(": ", 1)[1]
@@ -76,7 +76,7 @@ def section(name: str) -> str:
 
 
 def swapped(function) -> str:
-    """What `svi` or `dpsvi` returns, but for what makes a run repeat."""
+    """The code that `svi` or `dpsvi` returns, without the arguments that make a run repeat."""
     returned = inspect.getsource(function).split("return ")[1].replace(", **run", "")
     return " ".join(returned.split()).replace("( ", "(").replace(" )", ")")
 

@@ -15,7 +15,7 @@ TRUTH = dict(color="#CC79A7", linestyle="--", linewidth=1.5)
 
 
 def draws(guide, data: tuple, *sites: str, count: int = 500) -> dict[str, torch.Tensor]:
-    """Of latents outside of the plate, by the guide: (count, *shape) each."""
+    """Draws of latents outside the plate, by the guide: (count, *shape) each."""
     drawn = Predictive(guide, num_samples=count, return_sites=sites)(*data)
     return {site: drawn[site].reshape(count, -1).squeeze(-1) for site in sites}
 
@@ -24,7 +24,7 @@ def forest(axes, looks: dict[str, torch.Tensor], names: list[str], truth=None) -
     """95% intervals and medians of a few numbers: one row each, one line a fit.
 
     :param looks: by fit, draws (count, numbers).
-    :param truth: of the simulator, (numbers,).
+    :param truth: the simulator's values, (numbers,).
     """
     levels = torch.tensor([0.025, 0.5, 0.975])
     for k, (label, drawn) in enumerate(looks.items()):

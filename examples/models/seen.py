@@ -1,4 +1,4 @@
-"""What is seen in each example, in the order of the page, and its picture in words.
+"""Each example's results, in the order of the page, and its picture in words.
 
 Both describe the rows and pictures that are kept. After a new run of an example, read them again.
 """

@@ -28,8 +28,8 @@ from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 _STAYS = (
-    "what was released stays released. Load it into a new accountant, or a later state into this "
-    "one. (An accountant with a journal keeps its ledger, and takes older states.)"
+    "a release cannot be undone. Load it into a new accountant, or a later state into this one. "
+    "(An accountant with a journal keeps its ledger, and takes older states.)"
 )
 _OLDER_JOURNAL = (
     "the journal must count every release, so it is an older copy, or that of another ledger. Put "
@@ -49,13 +49,13 @@ _LEFT_OVER = 0.005  # less than this share of the budget is not worth another ru
 class PrivacyAccountant:
     """Keeps the ledger of everything that was released about one data set, and its budget.
 
-    One accountant belongs to one data set: every inference that touches the same records gets the
-    same accountant. It may be shared by threads.
+    One accountant belongs to one data set. Pass the same accountant to every inference on the same
+    records. Threads may share it.
 
     :param epsilon: the budget in nats, > 0; ``None`` for no limit.
-    :param delta: in (0, 1); any event's probability may exceed epsilon's limit by so much at most.
-    :param neighboring: ``"add_or_remove_one"``, where a record is replaced by an empty one, or
-        ``"replace_one"``, where it is replaced by any other.
+    :param delta: in (0, 1): the most by which any event's probability may exceed epsilon's limit.
+    :param neighboring: ``"add_or_remove_one"`` replaces a record by an empty one. ``"replace_one"``
+        replaces it by any other.
     :param engine: ``"pld"`` (tight), or ``"rdp"``.
     :raises ConfigurationError: if a setting is out of range.
 
@@ -66,15 +66,14 @@ class PrivacyAccountant:
 
     **Not protected.** The number of records, the plate's size and the sample rate are public in
     both relations. To hide the number of records, declare a bound instead. Data must be finite.
-    Choose the settings of the events without looking at the data or at earlier releases. Do the
-    same for the moment to stop a loop with a noise multiplier of its own. Gaussian sums over all
-    records may have noise that follows from earlier releases: the budget holds all the same
+    Choose the settings of the events without looking at the data or at earlier releases. Also
+    decide without them when to stop a loop with a noise multiplier of its own. Gaussian sums over
+    all records may have noise that follows from earlier releases. The budget still holds
     (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses that, and
-    reserves its whole cost with its first look. A run that is calibrated, or made by ``run``,
-    may stop because of its releases: it counts all steps that it has planned. The accountant
-    believes an :class:`ApproximateDP` event, and that a mechanism of autodp is what was run.
-    Several people behind one record, one person in several records, and other data sets are not
-    covered.
+    reserves its whole cost with its first look. A run that is calibrated, or made by ``run``, may
+    stop because of its releases, because it counts all planned steps. The accountant cannot check
+    an :class:`ApproximateDP` event, nor that a mechanism of autodp was run. It does not cover
+    several people behind one record, one person in several records, or other data sets.
 
     >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
     >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
@@ -172,8 +171,8 @@ class PrivacyAccountant:
     def position(self) -> int:
         """The number of the next release, from which its random streams are derived.
 
-        It starts at 0, or at a random number of 128 bits if a ledger was loaded or resumed. Nobody
-        knows the releases after the ledger was written, or their noise.
+        It starts at 0, or at a random number of 128 bits if a ledger was loaded or resumed. The
+        loaded ledger may lack later releases, whose noise must not be repeated.
         """
         with self._lock:
             return self._start + self.num_releases
@@ -185,10 +184,10 @@ class PrivacyAccountant:
         bound: float | None = None,
         reserves: Mapping[Event, int] | None = None,
     ) -> Iterator[int]:
-        """The number of the release that is made within; no other thread records meanwhile.
+        """The number of the release inside the block; no other thread records meanwhile.
 
         :param origin: the run to which it belongs, for the report.
-        :param bound: C, to which records were clipped, where there is such a bound.
+        :param bound: C, to which records were clipped, if there is such a bound.
         :param reserves: all that the run will release from here on, with this release. It replaces
             what the run has reserved. None: the run uses up what it has.
         """
@@ -226,7 +225,7 @@ class PrivacyAccountant:
         clipped: tuple[float, float] | None = None,
         status: str | None = None,
     ) -> None:
-        """Note what a run says about its result, for the report. Omitted parts stay as they are.
+        """Note facts about a run's result, for the report. Omitted parts stay as they are.
 
         :param origin: the run. A run that is not in the ledger is left out.
         :param clipped: the released fraction of its clipped records, and the standard error.
@@ -254,10 +253,10 @@ class PrivacyAccountant:
         unit: str | None = None,
         units: int | None = None,
     ) -> None:
-        """Say what this ledger is about: the report shows it, and it is saved with the ledger.
+        """Describe the subject of this ledger. The report shows it, and the ledger saves it.
 
-        All of it is public, and only you can check it: nothing is compared with the data, or costs
-        anything. Omitted arguments leave their texts as they are.
+        All of it is public, and only you can check it. Nothing is compared with the data, and
+        nothing is spent. Omitted arguments leave their texts as they are.
 
         :param title: title of the study or the release.
         :param dataset: which data these are.
@@ -265,9 +264,9 @@ class PrivacyAccountant:
         :param controller: the person or office that is responsible for the data.
         :param unit: the protected unit, which is one record, such as "a person with all
             their visits".
-        :param units: how many of them there are, > 0.
-        :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is
-            none; nothing has changed then.
+        :param units: number of units, > 0.
+        :raises ConfigurationError: a text is not one line of at most 1000 characters, or ``units``
+            is not a whole number > 0; nothing has changed then.
         :raises PrivacyError: the journal cannot be used.
         :raises OSError: the journal could not be written.
         """
@@ -351,9 +350,9 @@ class PrivacyAccountant:
         than seems to be left. A release beyond the share is refused, and nothing has changed then.
         The share holds for releases of the same thread. In nested blocks the smallest share holds.
 
-        :param share: share of the budget, in (0, 1], and no epsilon: for a budget of 2, 0.8 is
-            epsilon = 1.6. It is that of all releases in the ledger at the end of the block, not of
-            the block alone. It must be chosen without the data.
+        :param share: share of the budget, in (0, 1], not an epsilon: for a budget of 2, 0.8 is
+            epsilon = 1.6. It covers all releases in the ledger at the end of the block, not only
+            those of the block. Choose it without the data.
         :raises ConfigurationError: there is no budget, or the share is out of range.
         :raises PrivacyBudgetExceeded: as much is spent already.
 
@@ -399,11 +398,11 @@ class PrivacyAccountant:
         Within :meth:`next_position` of a run it uses up what this run has reserved.
 
         :param event: the release to come: an event, or a ``Mechanism`` of autodp (docs/autodp.md
-            says what each costs). A :class:`NonPrivateLook` is never refused: with a budget, it is
-            everything else that is refused afterwards.
+            says what each costs). A :class:`NonPrivateLook` is never refused. With a budget,
+            everything else is refused afterwards.
         :param count: how many times, >= 0.
-        :param neighboring: the relation under which the mechanism is private, which must be
-            the accountant's. Autodp does not know it. The accountant believes that the released
+        :param neighboring: the relation under which the mechanism is private, which must be the
+            accountant's. Autodp does not store it. The accountant cannot check that the released
             value is the mechanism's output.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation, or a
@@ -464,7 +463,7 @@ class PrivacyAccountant:
             journal.record(event, count, source)
 
     def require_room(self, event: Event) -> None:
-        """As :meth:`record` would refuse it; nothing is recorded.
+        """Raise what :meth:`record` would raise, and record nothing.
 
         :raises PrivacyBudgetExceeded: the budget does not cover this release.
         """
@@ -472,10 +471,10 @@ class PrivacyAccountant:
             self._plan.require_room(*self._room(event, 1), self._most)
 
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
-        """Show the ledger of another process's accountant, which counts what all of them release.
+        """Follow the accountant of another process, whose ledger counts the releases of all.
 
-        In a cluster, the ledger of the first process counts. With journal and budget there,
-        nothing is counted twice, and no copy passes for the ledger. This one then refuses
+        In a cluster, the ledger of the first process counts, with its journal and budget. So
+        nothing is counted twice, and no copy is mistaken for the ledger. This one then refuses
         ``record``, ``journal``, ``save`` and ``report``.
 
         :param state: state of the accountant that counts; None: there is none yet.
@@ -504,7 +503,7 @@ class PrivacyAccountant:
                 self._adopt(saved)
 
     def mirror(self, event: Event) -> None:
-        """Count what the accountant that this one follows has recorded.
+        """Copy the records of the accountant that this one follows.
 
         :raises PrivacyError: it follows none.
         """
@@ -527,7 +526,7 @@ class PrivacyAccountant:
         Epsilon is inf from then on, and with a budget every further release is refused. The look
         itself is not: it is about to happen, and must be in the ledger.
 
-        :param what: will be looked at: a line of text, which is public.
+        :param what: the numbers that will be looked at, as a line of public text.
         :raises ConfigurationError: if it is none.
         """
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -536,7 +535,8 @@ class PrivacyAccountant:
     def noise_multiplier(
         self, *, num_steps: int, sample_rate: float = 1.0, sampling: str = "poisson"
     ) -> float:
-        """The smallest noise with which ``num_steps`` more releases fit into what remains.
+        """The smallest noise with which ``num_steps`` more releases fit into the rest of the
+        budget.
 
         Releases in the ledger count by composition, not by subtracting epsilons. The total is at
         most the budget, or the share of it that :meth:`up_to` allows. It is within 0.1% of that,
@@ -560,7 +560,7 @@ class PrivacyAccountant:
         releases: Callable[[float], Mapping[Event, int]],
         reservation: str | None = None,
     ) -> float:
-        """The smallest sigma with which releases of several kinds fit into what remains.
+        """The smallest sigma with which releases of several kinds fit into the rest of the budget.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
         :param reservation: name of the reservation for these releases, which does not count beside
@@ -667,18 +667,18 @@ class PrivacyAccountant:
     def journal(self, path: str | os.PathLike[str]) -> Journal:
         """Write every release and note to a file, from now on and before it happens.
 
-        If there is no such file, it is made; call this before the first release then. If there is
-        one, this accountant goes on with its ledger. A process killed at any moment goes on with a
-        ledger that counts all its releases. A state that was saved before the last release can then
-        be loaded into an inference, which goes on from there. Later releases are lost, but counted.
-        See :mod:`pyro_dp.accounting.journal`.
+        If there is no such file, it is made. In that case, call this before the first release. If
+        there is one, this accountant goes on with its ledger. A process killed at any moment goes
+        on with a ledger that counts all its releases. A state that was saved before the last
+        release can then be loaded into an inference, which goes on from there. Later releases are
+        lost, but counted. See :mod:`pyro_dp.accounting.journal`.
 
         :param path: the file's, on a local file system.
         :returns: the open journal. Keep the file, and do not copy it back and forth.
-        :raises ConfigurationError: the file is damaged, in use, or of other settings; there is a
-            journal already; or the system has no file locks. Nothing was changed.
-        :raises PrivacyError: the file counts less than this ledger, or this is the accountant of a
-            process that does not count (:meth:`follow`). Nothing was changed.
+        :raises ConfigurationError: the file is damaged or in use, or has other settings. Or there
+            is a journal already, or the system has no file locks. Nothing was changed.
+        :raises PrivacyError: the file counts less than this ledger, or this accountant follows
+            another (:meth:`follow`). Nothing was changed.
         """
         self._refuse_mirror("journal()")
         with self._lock:
@@ -698,7 +698,7 @@ class PrivacyAccountant:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as JSON; the file is the old one or the new one, never half of it.
 
-        :param path: of the file.
+        :param path: the file to write.
         :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
         self._refuse_mirror("save()")
@@ -707,7 +707,7 @@ class PrivacyAccountant:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read what :meth:`save` wrote; see :meth:`load_state_dict`.
 
-        :param path: of the file.
+        :param path: the file to read.
         """
         self.load_state_dict(read_file(path))
 
@@ -724,7 +724,7 @@ class PrivacyAccountant:
         return report.report(self, format)
 
     def to_autodp(self) -> Any:
-        """The ledger as it is now, for autodp's transformers and those who account there.
+        """The ledger as it is now, for autodp's transformers and accountants.
 
         :returns: an ``autodp.autodp_core.Mechanism`` with Rényi divergences, epsilon(delta),
             delta(epsilon) and the trade-off curve. All are bounds. Later releases are not in it.
@@ -764,11 +764,11 @@ class PrivacyAccountant:
     ) -> Any:
         """How wide a posterior's intervals would be at several budgets, without touching the data.
 
-        ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, where ``x`` and ``y`` are
-        *made up*: of the shapes and types of the data, features drawn as public knowledge has them,
-        outcomes of any values. Outcomes are drawn from the prior predictive, ``inference`` is run
-        on them at each budget and without noise, and the widths of its intervals are averaged over
-        ``num_draws`` draws.
+        In ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, ``x`` and ``y`` are *made
+        up*. They have the shapes and types of the data. Draw the features from public knowledge;
+        the outcomes may have any values. The forecast draws outcomes from the prior predictive and
+        runs ``inference`` on them, at each budget and without noise. It averages the widths of the
+        intervals over ``num_draws`` draws.
 
         **Guarantee.** Nothing is recorded here: each run has an accountant of its own, of the same
         delta, relation and engine. The result is a function of the arguments. It says nothing about

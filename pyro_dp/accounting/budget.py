@@ -119,8 +119,8 @@ def least_noise(cost: Callable[[float], float], budget: float) -> float | None:
 
     :param cost: epsilon of the plan as a function of the noise multiplier, decreasing.
     :param budget: epsilon that it may reach.
-    :returns: a noise multiplier whose cost is at most the budget and within 0.1% of it, 1e-4 if
-        that fits already, ``None`` if not even 1e9 does.
+    :returns: a noise multiplier whose cost is at most the budget and within 0.1% of it. 1e-4 if
+        that fits already; ``None`` if not even 1e9 does.
     """
 
     def excess(log_noise: float) -> float:

@@ -122,8 +122,8 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
 
     :param ledger: counts of :class:`SubsampledGaussian`.
     :param neighboring: the relation, see :data:`NEIGHBORING`.
-    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.accounting.pld.RATES`, for both
-        directions of the relation (inf without noise), and the mass of outcomes left out of them.
+    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.accounting.pld.RATES`, and the
+        mass of outcomes left out of them. Bounds hold in both directions; inf without noise.
     :raises ConfigurationError: if an event is no sum, or does not fit the relation.
     """
     steps, added, lost = _parts(ledger, neighboring)

@@ -2,9 +2,9 @@
 
 A journal is a text file that is only ever appended to. Its first line holds the accountant's
 settings. Each later line holds one call's entry: a release, a run's reservation, a note, or a
-remark for the report. Remarks say to which run a release belongs, which fraction of its records was
-clipped, whether its result can be published, and what the data are. A line is a digest and a JSON
-value; the digest covers the line and, through the digest before it, all lines above.
+remark for the report. A remark describes the data or a release: its run, the fraction of records
+clipped, and whether the result can be published. A line is a digest and a JSON value; the digest
+covers the line and, through the digest before it, all lines above.
 
 **Why a killed process never counts less than it released.** ``record`` returns, and a value can be
 released, only after the whole line, its newline last, was written and ``fsync`` has returned. So
@@ -12,8 +12,8 @@ the lines of all releases that happened are complete. A process that dies in bet
 one line that is not: the last one, without its newline. Its ``record`` had not returned and nothing
 was released. That line may be dropped at the next opening of the journal. (If only the newline is
 missing, it stays: counting too much is safe.) A complete line counts whether or not its release
-still happened. Anything else that is wrong is damage and refused, also in the last line: a complete
-line that does not match its digest may have been released.
+still happened. Any other fault is damage and refused, in the last line too. If a complete line does
+not match its digest, its release may have happened.
 
 **What the file cannot know** is that later lines were cut off cleanly: an older copy of a journal
 is a journal. It is noticed where something else counts more: a state that is loaded, or the process
@@ -159,8 +159,8 @@ class Journal:
 
     def require_usable(self) -> None:
         """
-        :raises PrivacyError: the journal is closed or belongs to the process that forked this one,
-            a line could not be written, or the file was changed or replaced by something else.
+        :raises PrivacyError: the journal is closed, belongs to the process that forked this one, or
+            failed to write a line. Or something else changed or replaced the file.
         """
         if self._problem is None:
             try:

@@ -1,8 +1,9 @@
 r"""Privacy loss distributions: of one step on a grid of losses, and of many steps by FFT.
 
-A pair (P, Q) of output distributions dominates a mechanism if delta(epsilon) = sup_A P(A) -
-e^epsilon Q(A) is at least the mechanism's for every epsilon; pairs of steps compose as products. A
-step may depend on earlier outputs as long as its pair does not (Zhu, Dong & Wang 2022, Theorem 10).
+A pair (P, Q) of output distributions has delta(epsilon) = sup_A P(A) - e^epsilon Q(A). It dominates
+a mechanism if that is at least the mechanism's for every epsilon. Pairs of steps compose as
+products. A step may depend on earlier outputs as long as its pair does not (Zhu, Dong & Wang 2022,
+Theorem 10).
 With the loss L = log(P/Q) under P, delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)).
 
 Connect-the-Dots (Doroshenko et al. 2022, Algorithm 1) splits the mass between two grid points so
@@ -44,13 +45,13 @@ class DominatingPair(NamedTuple):
     ``remove``: P = (1-q) N(0, s^2) + q N(1, s^2), Q = N(0, s^2); ``add`` is (Q, P).
 
     ``replace``: the same P against (1-q) N(0, s^2) + q N(-1, s^2), for Poisson sampling. It
-    dominates any two replacements a, b in the unit ball: at alpha >= 1, P - alpha Q = q N(a) -
-    (alpha-1)(1-q) N(0) - alpha q N(b), and of all sets with the same N(a) a half-space has the
-    least N(0) and N(b), the less the further away 0 and b are; a = -b of length 1 is furthest from
-    both. alpha < 1 is the same with the roles of P and Q exchanged.
+    dominates any two replacements a, b in the unit ball. Let alpha >= 1; for alpha < 1, exchange P
+    and Q. Then P - alpha Q = q N(a) - (alpha-1)(1-q) N(0) - alpha q N(b). Among the sets with the
+    same N(a), a half-space has the least N(0) and N(b). Both fall with the distances of 0 and b
+    from a, which are largest for a = -b of length 1.
 
-    ``fixed``: ``remove`` for losses > 0, ``add`` for losses < 0 (Zhu, Dong & Wang 2022, Theorem 11:
-    the profile of sampling without replacement), and what is left at loss 0.
+    ``fixed``: ``remove`` for losses > 0, ``add`` for losses < 0, the remaining mass at loss 0. This
+    is the profile of sampling without replacement (Zhu, Dong & Wang 2022, Theorem 11).
     """
 
     kind: str
@@ -83,7 +84,7 @@ class DominatingPair(NamedTuple):
         if full:
             kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
             if others := {pair.kind for pair in counts if pair.rate == 1.0} - {kind}:
-                raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known as Gaussians.")
+                raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not Gaussians.")
             noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
             if merged:  # rounded down, as in each pair
                 noise = min(noise, LARGEST_SAMPLED)

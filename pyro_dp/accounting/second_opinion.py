@@ -6,8 +6,8 @@ Poisson samples), Laplace noise, and releases that are (epsilon, delta)-DP by th
 pessimistic, and tight. Only its RDP accountant handles random subsets of fixed size, with a loose
 bound. A third opinion is that of autodp's Rényi divergences, which are loose as well.
 
-Bounds are in units of C: under ``replace_one`` the PLD accountant compares sums that are 2C apart
-at noise in units of C, as the ledger does, and the RDP accountant takes noise in units of 2C.
+Under ``replace_one`` the sums are 2C apart. The PLD accountant takes their noise in units of C, as
+the ledger does. The RDP accountant takes it in units of 2C.
 
 How long it takes is decided by sizes alone: the same ledger always gets the same opinion.
 """
@@ -164,9 +164,9 @@ def _gap(
 ) -> float:
     """The grid of losses on which epsilon rises by a thousandth, about; 0 if there is none.
 
-    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. The variance of their sum is
-    about mu^2, if a Gaussian mechanism of that mu has the same epsilon = mu^2/2 + mu sqrt(2 log
-    1/delta), about; with heavier tails the rise is less. It is rounded up to the grid.
+    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. Take mu from epsilon = mu^2/2 +
+    mu sqrt(2 log 1/delta). Then the variance of their sum is about mu^2, as for a Gaussian
+    mechanism. Heavier tails make the rise less. It is rounded up to the grid.
 
     :param composed: epsilon of the sums at delta ``left``; ``whole`` is that of all releases.
     """

@@ -50,8 +50,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def step_delta(step: Any, eps: float) -> float:
     """The exact profile of one step at eps >= 0, where ``remove`` is not below ``add``.
 
-    With v - w = e^eps - 1 >= 0 both are max_A w N_0(A) - v N_1(A): w = q for ``remove``, and less
-    by t = (e^eps - 1)(1 - q) for ``add``; raising w and v by t raises it by t (N_0 - N_1)(A) >= 0.
+    Both are max_A w N_0(A) - v N_1(A) with v - w = e^eps - 1 >= 0. For ``remove``, w = q. For
+    ``add``, w and v are less by t = (e^eps - 1)(1 - q). Raising both by t raises the maximum by
+    t (N_0 - N_1)(A) >= 0.
     """
     if not isinstance(step, DominatingPair):
         return float(step.delta(eps))

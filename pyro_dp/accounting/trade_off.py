@@ -78,7 +78,7 @@ class TradeOff:
 
 
 def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]:
-    """The least false-negative rate that an attacker can have who wrongly accuses at a rate alpha.
+    """An attacker's lowest possible false-negative rate at a false-positive rate alpha.
 
     The attacker sees everything that the ledger counts, knows all records but one, and tests
     "without this record" against "with it". A false positive takes an absent record for present, a
@@ -87,9 +87,9 @@ def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]
 
         f(alpha) >= max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
 
-    and this is the largest of these over 33 values of epsilon from 0 to that at delta = 1e-6: a
-    valid lower bound, for both directions of the relation. It misses at most 0.002 of a Gaussian's
-    curve if that last epsilon is 5, and 0.006 if it is 20.
+    The result is the largest of these over 33 values of epsilon, from 0 to that at delta = 1e-6. It
+    is a valid lower bound for both directions of the relation. It misses at most 0.002 of a
+    Gaussian's curve if that last epsilon is 5, and 0.006 if it is 20.
 
     :param accountant: its ledger is read; nothing is spent.
     :param alpha: false-positive rates in [0, 1], of any shape.

@@ -54,13 +54,14 @@ def audit(
 
     In each trial the canary replaces the first record, or does not. A fifth of the runs chooses two
     thresholds. Above the upper one the attacker says "with", up to the lower one "without", and
-    between them nothing. In the other runs a fair coin decides, and it is counted how often the
-    attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`, with the proof).
+    between them nothing. In the other runs a fair coin decides on the canary. The bound counts how
+    often the attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`, with the proof).
 
     With a claim, the same runs also test its whole trade-off curve
     (:func:`pyro_dp.auditing.bounds.least_advantage`). Each test gets half of the error probability.
     The curve shows much smaller faults. With 10,000 runs at epsilon = 4, nearly all audits find
-    noise that is 20% too small. The result says which share of the claimed noise they still allow.
+    noise that is 20% too small. The result has the largest share of the claimed noise that they
+    still allow.
 
     **Guarantee.** Assume independent, alike runs, each (epsilon, delta)-differentially private for
     the first record. Then the bound is at most epsilon with the stated confidence, for any canary
@@ -72,23 +73,23 @@ def audit(
     are. Use made-up data, or be their curator; a :class:`NotPrivateWarning` says so. And an audit
     proves no privacy: a low bound may come from a weak canary, a weak score or too few runs.
 
-    :param make_run: called as ``make_run(*records)``; runs the inference from its start, with fresh
-        noise, and returns what it released. State kept from one run for the next would make the
+    :param make_run: called as ``make_run(*records)``. It runs the inference from its start, with
+        fresh noise, and returns the release. State kept from one run for the next would make the
         runs dependent.
     :param data: tensors or arrays with one row per record. Under ``add_or_remove_one`` the first
         record must be empty and add nothing, such as zero features in a regression. Under
         ``replace_one`` it may be any.
-    :param canary: its row for each of ``data``. The most telling one has the largest gradient in a
-        direction that no other record has.
+    :param canary: its row for each of ``data``. The most revealing canary has the largest gradient
+        in a direction that no other record has.
     :param num_trials: runs altogether, at least 100. No attack on n runs can show an epsilon above
         about log(n / 9).
-    :param score: a number from what was released, larger with the canary. None: the release is a
-        number, tensor or array. Another fifth of the runs finds the direction in which its means
-        differ most, relative to the variances.
-    :param delta: at which epsilon is bounded, in [0, 1).
+    :param score: a function of the release that returns a number, larger with the canary. None: the
+        release is a number, tensor or array. Another fifth of the runs finds the direction in which
+        its means differ most, relative to the variances.
+    :param delta: the delta at which epsilon is bounded, in [0, 1).
     :param confidence: in (0, 1).
     :param claim: the accountant of one run, whose epsilon and trade-off curve the audit tests.
-    :param seed: of the coins, for an audit that can be repeated.
+    :param seed: the coins' seed, for an audit that can be repeated.
     :param progress: whether to show a progress bar.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
@@ -96,7 +97,7 @@ def audit(
     >>> import numpy as np
     >>> from pyro_dp import NotPrivateWarning, audit
     >>> noise = np.random.default_rng(1)  # another seed than that of the coins
-    >>> def forgot_the_noise(x):  # and so its result tells who is there
+    >>> def forgot_the_noise(x):  # so its result reveals who is in the data
     ...     return x.sum() + 1e-3 * noise.standard_normal()
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
@@ -164,9 +165,9 @@ def audit_one_run(
     "with" of those with the highest scores and "without" of those with the lowest (Steinke, Nasr &
     Jagielski 2023, arXiv 2305.08846;
     :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim, the same guesses also test its
-    whole trade-off curve (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Both tests reject
-    from some number of correct guesses on. So the one that rejects first decides, and each may have
-    all of the error probability.
+        whole trade-off curve (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Each test
+        rejects from some number of correct guesses on. So the one that rejects first decides, and
+        each may have all of the error probability.
 
     **Guarantee.** As for :func:`audit`, if the run is private for each of the first m records, and
     also if canaries disturb each other.
@@ -178,13 +179,14 @@ def audit_one_run(
     :param data: as for :func:`audit`. The first m records are those that canaries replace.
     :param canaries: m rows for each of ``data``, best in directions of their own. With 1,000
         canaries in as many directions the curve shows epsilon >= 2.2 of 4, at a confidence of 0.95.
-    :param score: m numbers from what was released, larger for canaries that seem included.
-    :param positive: how many are guessed to be included; m / 10 if None.
-    :param negative: how many are guessed not to be; m / 10 if None.
+    :param score: a function of the release that returns m numbers, larger for canaries that seem
+        included.
+    :param positive: number of canaries guessed to be included; m / 10 if None.
+    :param negative: number of canaries guessed to be left out; m / 10 if None.
     :param delta: in [0, 1); far below 1 / m, or the bound is 0.
     :param confidence: in (0, 1).
     :param claim: the accountant of the run. It may be the one that the run itself records in.
-    :param seed: of the coins, for an audit that can be repeated.
+    :param seed: the coins' seed, for an audit that can be repeated.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
     >>> import warnings

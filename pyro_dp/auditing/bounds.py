@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from pyro_dp.auditing.result import ErrorRates
 
 Counts = int | np.ndarray
-_RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
-_STEPS = 60  # of the search for the largest rejected epsilon
+_RATE_SHARE = 0.05  # share of the error probability for the limit on how often a guess is made
+_STEPS = 60  # grid points in the search for the largest rejected epsilon
 
 
 def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarray:
@@ -46,20 +46,20 @@ def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarra
 def runs_bound(
     trials: Counts, guesses: Counts, correct: Counts, delta: float, confidence: float
 ) -> np.ndarray:
-    """From independent runs, each with one coin, and a rule for guesses that was fixed before.
+    """Bounds from independent runs, each with one coin, and a rule for guesses fixed before.
 
-    *Why it holds.* The rule says "with" on a set A of outcomes and "without" on a set B. With P
-    and Q the distributions with and without the canary, privacy means P(A) <= e^epsilon Q(A) +
-    delta and Q(B) <= e^epsilon P(B) + delta. So the probabilities c = (P(A) + Q(B)) / 2 of a
-    correct and w = (Q(A) + P(B)) / 2 of a wrong guess have c <= e^epsilon w + delta, or, with
-    g = c + w, ::
+    *Why it holds.* The rule says "with" on a set A and "without" on a set B of outcomes. Let P and
+    Q be the distributions with and without the canary. Privacy means P(A) <= e^epsilon Q(A) + delta
+    and Q(B) <= e^epsilon P(B) + delta. A guess is correct with probability c = (P(A) + Q(B)) / 2
+    and wrong with probability w = (Q(A) + P(B)) / 2. So c <= e^epsilon w + delta. With g = c + w
+    that is ::
 
         c / g <= (e^epsilon + delta / g) / (1 + e^epsilon)
 
-    Given the number of guesses, that of correct ones is binomial with probability c / g. With
-    Clopper-Pearson lower limits on g (a twentieth of the error) and on c / g (the rest), both right
-    with the stated confidence by the union bound, the inequality is solved for epsilon. Each of
-    the two directions alone is the case of an empty A or B.
+    Conditionally on the number of guesses, the number of correct ones is binomial with c / g as
+    probability. Clopper & Pearson give lower limits on g (a twentieth of the error) and on c / g
+    (the rest). By the union bound both hold with the stated confidence. The inequality is solved
+    for epsilon. Each of the two directions alone is the case of an empty A or B.
 
     :param trials: coins.
     :param guesses: runs in which a guess was made; it and ``correct`` may be arrays.
@@ -103,29 +103,32 @@ def canaries_error(
 ) -> float:
     """How probable so many correct guesses are, at most, in one run with many canaries.
 
-    Let the coins S of m canaries be fair and independent, the run (epsilon, delta)-private with
-    respect to each, and T a function of what it released that guesses r of them, r fixed. Then the
-    number W of correct guesses has ::
+    Let the coins S of m canaries be fair and independent. Let the run be (epsilon, delta)-private
+    with respect to each. Let T be a function of its releases that guesses r of them, r fixed. Then
+    the number W of correct guesses has ::
 
         P(W >= v) <= P(Bin(r, q) >= v) + m delta / (1 + e^epsilon) * mean over j < r of top_j
 
-    where top_j is the largest probability of Bin(j, q). Without delta this is Theorem 5.2 of
+    Here top_j is the largest probability of Bin(j, q). Without delta this is Theorem 5.2 of
     Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run", arXiv 2305.08846).
     The second term is a derivation of its own, mostly smaller than theirs (2 m delta max_i P(v - i
     <= Bin(r, q) < v) / i).
 
-    *Proof.* Reveal the coins one after the other, in a uniformly random order. A guess about coin i
-    is right, given T and the coins revealed before, with a probability of at most q + F_i, where
-    F_i >= 0 is the excess. Let h_j(n) = P(n + Bin(j, q) >= v), so that h_{j+1}(n) = h_j(n) + q
-    (h_j(n+1) - h_j(n)), and h_j(n+1) - h_j(n) = P(Bin(j, q) = v - 1 - n) <= top_j. If j guesses are
-    still to be revealed after it, coin i thus moves the expectation of h at the present count by at
-    most F_i top_j, and P(W >= v) = E h_0(W) <= h_r(0) + sum_i E[F_i top_{j(i)}]. By Jensen's
-    inequality F_i may be replaced by the excess F_i* given T and *all* other coins; given T and S
-    the order is still uniform, hence E[F_i top_{j(i)}] <= E[F_i*] mean_j top_j. Finally, given the
-    other coins let a and b be the densities of T with and without canary i. A guess "with" at t has
-    the excess (a - e^epsilon b)+ / ((1 + e^epsilon)(a + b)), which T = t gets with density (a + b)
-    / 2; so these guesses add at most delta / (2 (1 + e^epsilon)) to E[F_i*], and guesses "without"
-    as much again.
+    *Proof.* Reveal the coins one after the other, in a uniformly random order.
+
+    1. Condition on T and the coins revealed before. A guess about coin i is then right with a
+       probability of at most q + F_i. F_i >= 0 is the excess.
+    2. Let h_j(n) = P(n + Bin(j, q) >= v). Then h_{j+1}(n) = h_j(n) + q (h_j(n+1) - h_j(n)). The
+       difference h_j(n+1) - h_j(n) = P(Bin(j, q) = v - 1 - n) is at most top_j.
+    3. Suppose that j guesses follow coin i. Then coin i moves the expectation of h at the present
+       count by at most F_i top_j. So P(W >= v) = E h_0(W) <= h_r(0) + sum_i E[F_i top_{j(i)}].
+    4. By Jensen's inequality F_i may be replaced by F_i*, the excess conditional on T and *all*
+       other coins. Conditionally on T and S the order is still uniform. Hence E[F_i top_{j(i)}] <=
+       E[F_i*] mean_j top_j.
+    5. Condition on the other coins. Let a be the density of T with canary i, and b that without it.
+       A guess "with" at t has the excess (a - e^epsilon b)+ / ((1 + e^epsilon)(a + b)). T has
+       density (a + b) / 2 there. So guesses "with" add at most delta / (2 (1 + e^epsilon)) to
+       E[F_i*]. Guesses "without" add as much again.
 
     :param canaries: m.
     :param guesses: r, in [1, m].
@@ -166,7 +169,7 @@ def canaries_bound(
     def rejected(epsilon: float) -> bool:
         return canaries_error(canaries, guesses, correct, epsilon, delta) <= error
 
-    high = float(scipy.special.logit(accuracy))  # where the binomial term alone is the whole error
+    high = float(scipy.special.logit(accuracy))  # here the binomial term alone is the whole error
     grid = np.linspace(0.0, high, _STEPS)
     low = max((float(epsilon) for epsilon in grid if rejected(epsilon)), default=0.0)
     high = min(high, low + high / (_STEPS - 1))
@@ -230,7 +233,7 @@ def canaries_contradict(
     return False
 
 
-_TAILS = np.geomspace(1e-4, 0.5, 100)  # of the scores, where thresholds are tried
+_TAILS = np.geomspace(1e-4, 0.5, 100)  # tail probabilities of the scores at the thresholds tried
 _FAR = np.geomspace(0.002, 0.05, 5)
 _DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # to be reported
 
@@ -281,7 +284,7 @@ def error_rates(
 ) -> ErrorRates:
     """
     :param chosen_from: scores whose quantiles are the thresholds.
-    :param error: of all limits together; None for no limits.
+    :param error: error probability of all limits together; None for no limits.
     """
     thresholds = np.unique(np.quantile(chosen_from, _DRAWN))
     above, below = (

@@ -14,7 +14,7 @@ from pyro_dp.accounting.trade_off import TradeOff, trade_off
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_WIDEST = 6.0  # powers of two: shares from 1/64 to 64 are tried
+_WIDEST = 6.0  # powers of two: the shares tried lie between 1/64 and 64
 _HALVINGS = 14  # halvings of the range of exponents
 _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
 
@@ -23,8 +23,8 @@ _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 
 class CurveTest:
     """The result of a test of the claimed curve: how much noise do the guesses allow?
 
-    Each share s of the claimed noise makes a hypothesis: the trade-off curve of the ledger with all
-    its Gaussian noise multiplied by s. The claim itself is the share 1. More noise is
+    Each share s of the claimed noise makes a hypothesis. It is the trade-off curve of the ledger
+    with all its Gaussian noise multiplied by s. The claim itself is the share 1. More noise is
     post-processing, so curves rise with s. A test that rejects one share therefore rejects all
     larger ones.
 
@@ -128,16 +128,17 @@ class ErrorRates:
 class AuditResult:
     """
     :param point_bound: epsilon in nats is above this, by the guesses that fit this delta best. It
-        says what an attack could show, not what is true: zero means that it found nothing.
-    :param delta: at which the bound is stated.
+        is what an attack could show, not the true epsilon: zero means that the attack found
+        nothing.
+    :param delta: the delta at which the bound is stated.
     :param confidence: the probability with which such an audit gives a true bound, at least.
     :param method: "repeated runs" or "one run".
-    :param coins: fair coins that the guesses were about: held-out runs, or canaries.
-    :param guesses: how many of them were guessed.
-    :param correct: how many guesses were right.
+    :param coins: number of fair coins that the guesses were about: held-out runs, or canaries.
+    :param guesses: number of coins guessed.
+    :param correct: number of correct guesses.
     :param rates: error rates at other thresholds, to be drawn.
     :param claimed_epsilon: the accountant's claim at this delta; None without one.
-    :param claimed_curve: (2, P): false-positive rates and the least false-negative rates that the
+    :param claimed_curve: (2, P): false-positive rates and the lowest false-negative rates that the
         accountant's ledger allows; None without one.
     :param curve: the test of that curve; None without one.
 
@@ -214,7 +215,9 @@ class AuditResult:
         return f"epsilon >= {self.bound:.4g}{claim}. {self.how}"
 
     def plot(self, axes: "Axes | None" = None) -> "Axes":
-        """False-negative against false-positive rates, with the claimed curve. Needs matplotlib.
+        """Plot false-negative against false-positive rates, with the claimed curve.
+
+        It needs matplotlib.
 
         :param axes: to draw in; new ones if None.
         :returns: the axes.

@@ -24,9 +24,9 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import address, version
 
 KEEPS = (
-    "{label} changes with the data that the model or guide sees. What it keeps of one record "
-    "would reach others, or the released parameters. Compute it from the record each time, in a "
-    "local variable, or set it to a public constant before the first step."
+    "{label} changes with the data that the model or guide sees. So one record's data would reach "
+    "others, or the released parameters. Compute it from the record each time, in a local "
+    "variable, or set it to a public constant before the first step."
 )
 _PLAIN = (bool, int, float, complex, str, type(None))
 _DEPTH = 5
@@ -117,8 +117,8 @@ class CapturedState:
     def preserved(self, *, batched: bool = False) -> Iterator[None]:
         """Inside, code sees records. State kept of them is put back at the end.
 
-        :param batched: they are all shown at once by ``torch.vmap``, which can't write what it is
-            shown into a captured tensor or array: of these there need be no copies.
+        :param batched: ``torch.vmap`` shows all at once. It cannot write them into a captured
+            tensor or array, so these need no copies.
         :raises ModelError: a tensor or array was overwritten; names it.
         """
         if self._is_watched:
@@ -133,7 +133,7 @@ class CapturedState:
     def pristine(self) -> Iterator[Changes]:
         """The same, without the error, and for large tensors, too.
 
-        Within, :meth:`preserved` puts nothing back: what is kept shows.
+        Within, :meth:`preserved` puts nothing back, so that kept state shows.
 
         :returns: at the end, what had changed.
         """
@@ -201,7 +201,7 @@ class CapturedState:
 
 
 def require_same_changes(one: Changes, other: Changes) -> None:
-    """:raises ModelError: what changed while one record was shown differs from another's."""
+    """:raises ModelError: one record's run left other changes than another's."""
     for key in one | other:
         if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
             raise ModelError(KEEPS.format(label=sentence(key[0])))

@@ -27,13 +27,13 @@ LINEAR = {
     *("transpose", "unbind", "unsqueeze", "view"),
 }
 _SUMS = {"add", "rsub", "sub"}
-_PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # of which one factor may depend on it
+_PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # one factor may depend on it
 
 
 def is_affine(graph: GraphModule, place: int) -> bool:
     """Whether every floating-point output is an affine function of this input.
 
-    :param place: of the input.
+    :param place: the input's position.
     """
     moving, affine = affine_nodes(graph, place)
     return moving == affine

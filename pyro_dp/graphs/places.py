@@ -1,4 +1,4 @@
-"""Where Python code can keep values: read, compared, and put back."""
+"""Holders of Python values: code can read, compare and restore them."""
 
 import collections
 import types
@@ -13,7 +13,7 @@ MISSING = object()
 
 
 class Place:
-    """Where user code can keep Python values: a namespace, a closure's cell, a container.
+    """A holder of Python values in user code: a namespace, a closure's cell, a container.
 
     :param label: its name in messages.
     """

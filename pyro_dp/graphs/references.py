@@ -1,8 +1,8 @@
 """References of user code beside its arguments: closures, defaults, globals, attributes.
 
-:class:`References` finds it all from a model and a guide, with a name for each that a message can
-show. What belongs to libraries is looked through for what users handed to it (a conditioned model,
-``init_to_value``), but their caches are their own.
+:class:`References` finds them all from a model and a guide. It names each for messages. Objects of
+libraries are searched for what users handed to them (a conditioned model, ``init_to_value``). The
+libraries' own caches are left out.
 """
 
 import collections
@@ -58,7 +58,7 @@ def keeps_for_users(kind: type) -> bool:
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # of an object that is no Python class
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
 _CACHE = type(functools.cache(len))
 _MOST_THINGS = 50_000
 LONGEST = 10_000  # elements of a container that are searched
@@ -71,7 +71,7 @@ class References:
 
     :param roots: these; or (label, thing).
     :ivar parameters: those of Pyro.
-    :ivar places: where they can keep Python values, these first.
+    :ivar places: holders of Python values; Pyro's parameters come first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and sequences that user code itself holds.
     :ivar caches: functions with an ``lru_cache``.

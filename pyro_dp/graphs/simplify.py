@@ -35,7 +35,7 @@ _NEUTRAL = {
 
 
 def simplify(graph: GraphModule) -> None:
-    """Remove what does nothing, in place. Overwritten tensors are left alone."""
+    """Remove nodes that do nothing from this graph. Overwritten tensors are left alone."""
     _copy_at_once(graph)
     _unrepeat_rows(graph)
     _skip_identities(graph)
@@ -65,7 +65,7 @@ def arguments(node: Node) -> tuple[Any, ...]:
 
 
 def shape(node: Node) -> tuple[int, ...]:
-    """Of the tensor that a node gives."""
+    """The shape of the tensor that a node returns."""
     return tuple(node.meta["val"].shape)
 
 
@@ -98,7 +98,7 @@ def _copy_at_once(graph: GraphModule) -> None:
 
 
 def _skip_copies(graph: GraphModule, kept: set[Node]) -> None:
-    """Of what is never written to, but for these."""
+    """Remove copies of tensors that are never written to. Copies in ``kept`` stay."""
     memory = _Memory(graph)
     for node in _operations(graph):
         if node.target is not _OPS.clone.default or node.kwargs or node in kept:
@@ -160,7 +160,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
     for node in _operations(graph):
         inputs = node.all_input_nodes
         fresh = node.target in _FACTORIES or node.target in _LIKE
-        fresh = fresh or (node.target is _OPS._to_copy.default and not inputs)  # of a number
+        fresh = fresh or (node.target is _OPS._to_copy.default and not inputs)  # copies a number
         derived = bool(inputs) and all(each in constants for each in inputs)
         if not (fresh or derived) or is_draw(node) or memory.is_written(node):
             continue
@@ -267,7 +267,7 @@ class _Memory:
                 shown |= roots
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written |= roots
-        if schema.is_mutable and not written:  # lists, of which the schema does not tell
+        if schema.is_mutable and not written:  # lists: the schema does not say which
             written = set().union(*(self._roots[each] for each in node.all_input_nodes))
         self._written |= written
         return shown

@@ -65,7 +65,7 @@ def called_by_torch(graph: GraphModule) -> Callable[..., Sequence[Tensor]]:
     forward = faster.forward
 
     def call(*inputs: Tensor) -> Sequence[Tensor]:
-        # Functions, unlike overloads, ask the modes of whoever calls.
+        # Functions, unlike overloads, ask the caller's modes.
         with torch._C.DisableTorchFunction():
             found: Sequence[Tensor] = forward(*inputs)
         return found
@@ -262,8 +262,8 @@ def untraced() -> Iterator[None]:
 def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
     """A number read out of a tensor of a graph during tracing.
 
-    Of a tensor that depends on no input, and on no draw, that is the same in every call. Of
-    others the read raises what it raises.
+    If the tensor depends on no input and no draw, the number is the same in every call. For other
+    tensors, torch's own error is raised.
     """
     mode = get_proxy_mode()
     known = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)

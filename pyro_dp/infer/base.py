@@ -37,7 +37,7 @@ from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.utils.torch_state import sent
 from pyro_dp.utils.validation import require_choice, require_flag
 
-_MOST_TRACES = 4  # where more are needed, tracing takes longer than it saves
+_MOST_TRACES = 4  # tracing more often takes longer than it saves
 _CHANGING = (
     "arguments, parameters or Python values that the model refers to keep changing, and a graph "
     "would be traced anew each time"

@@ -144,9 +144,9 @@ class DPSVI(Readable, Forecasted):
 
     Every other model takes gradients: latents per record, networks, flows, and records that see
     products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
-    made at it.) So does any model if one of the settings of gradients is used: a
-    ``noise_multiplier`` above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``,
-    ``privatize="parameters"`` or a loss of your own.
+    made at it.) Any model takes gradients if you use one of their settings: a ``noise_multiplier``
+    above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``, ``privatize="parameters"`` or a loss
+    of your own.
 
     **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
     delta)-differentially private for one element of the private plate, for finite data. Epsilon is

@@ -38,9 +38,9 @@ _NO_GROUP = (
 )
 _LOST = (
     "Rank {rank} lost the others while {doing}: one of them died, stopped, left the run, or "
-    "computed longer than timeout={timeout:g} seconds ({kind}). What rank 0's ledger counts may "
-    "have been released, and no more. Start the processes anew, open the journal on rank 0, and "
-    "load the last state on all; there may be more or fewer of them."
+    "computed longer than timeout={timeout:g} seconds ({kind}). At most the releases in rank 0's "
+    "ledger happened. Start the processes anew (more or fewer), open the journal on rank 0, and "
+    "load the last state on all."
 )
 _BROKEN = "Rank {rank} cannot go on in a cluster that failed before. Start the processes anew."
 _CLUSTER = (
@@ -64,32 +64,33 @@ _SMALL = (
 class Cluster:
     """Processes that fit one model together, each with a shard of the records.
 
-    ``DPSEP(model, guide, accountant=accountant, cluster=Cluster())``, likewise :class:`DPSVI` and
-    :class:`VIPS`: the same script runs in every process, started by ``torchrun``, and passes its
-    own rows to ``run``. Shards may have any sizes, also none (a tensor of shape (0, ...)). Model
-    and guide see N, the sum of all: ``len(x)``, and so the plate's size, is that of the whole.
+    Write ``DPSEP(model, guide, accountant=accountant, cluster=Cluster())``, likewise :class:`DPSVI`
+    and :class:`VIPS`. The same script runs in every process, started by ``torchrun``, and passes
+    its own rows to ``run``. Shards may have any sizes, even zero (a tensor of shape (0, ...)).
+    Model and guide see N, the sum of all: ``len(x)``, and so the plate's size, is that of the
+    whole.
 
-    In a step each process draws records from its shard and adds up what they contribute. All sums
-    go to rank 0. Its accountant records the release before the noise is drawn there, once. The
-    release goes to all, and all do the same with it. At most three collectives a step.
+    In a step each process draws records from its shard and adds up their contributions. All sums go
+    to rank 0. Its accountant records the release before the noise is drawn there, once. The release
+    goes to all, and all do the same with it. A step has at most three collectives.
 
-    Make it before model and guide: torch's global generators become those of rank 0 in all
-    processes, so that networks start at equal weights. From then on, public draws (of a guide's
-    latents) come from the cluster's own generator. Private draws never agree between processes,
-    even if ``generator`` is the same seed for all.
+    Make it before model and guide. Torch's global generators become those of rank 0 in all
+    processes, so networks start at equal weights. From then on, public draws (of a guide's latents)
+    come from the cluster's own generator. Private draws never agree between processes, even if
+    ``generator`` is the same seed for all.
 
     **Guarantee.** The same as for one process with all records, against anybody who sees the
     releases. Sums over shards are the sum over records. Each process samples at the public rate
     from its own private stream. There is one noise, one event and one ledger.
 
-    **Not protected.** Messages between the processes: rank 0 sees the exact sums, others see parts
-    of them, and none of it is encrypted. All ranks, the network between them and their disks are
-    trusted, as one machine is. The number of records of each shard.
+    **Not protected.** The number of records of each shard. Messages between the processes: rank 0
+    sees the exact sums, others see parts of them, and nothing is encrypted. All ranks, the network
+    between them and their disks are trusted, as one machine is.
 
-    **What goes wrong.** If a process fails, all leave the step undone, and each other one gets a
-    :class:`ClusterError` that says which and why. If one dies, stops or stays away, the others get
-    one within ``timeout``, and the cluster is of no more use. A release counts in rank 0's ledger,
-    and journal, before it leaves that process.
+    **Failures.** If a process fails, all leave the step undone, and each other process gets a
+    :class:`ClusterError` that says which failed and why. If one dies, stops or stays away, the
+    others get an error within ``timeout``, and the cluster cannot be used any more. A release
+    counts in rank 0's ledger, and journal, before it leaves that process.
 
     :param timeout: in seconds, > 0 and < 1e6: the time a process waits for the others. It must
         exceed the time any of them computes in a step, including the first one's preparation.

@@ -87,7 +87,7 @@ class Divisible(Contributions, Protocol):
 
 
 def divisible(block: Contributions) -> Divisible:
-    """The block itself, or its rows, whose norms are those of the very numbers that are rounded."""
+    """The block itself, or its rows, with the norms of exactly the numbers that are rounded."""
     inner = block
     while isinstance(inner, Kept | Scaled):
         inner = inner.block

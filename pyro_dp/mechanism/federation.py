@@ -41,7 +41,7 @@ _TOO_FEW = (
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
-_DAMAGED = "What the channel added up is no sum of what was uploaded."
+_DAMAGED = "The channel's total is not the sum of the uploads."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
@@ -57,7 +57,7 @@ _LEFT = (
 
 
 class Channel(Protocol):
-    """How what one holder says reaches the others, and how uploads become their sum.
+    """Carries the holders' messages to the others, and turns uploads into their sum.
 
     All holders make the same calls in the same order, and each call waits for the others.
 
@@ -105,21 +105,21 @@ class Channel(Protocol):
 class Federation:
     """K holders of data who fit one posterior together, seen from one of them.
 
-    ``DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)``, likewise
-    :class:`VIPS` and :class:`DPSVI`: each holder runs the same script on a machine of its own and
-    passes its own records to ``run``. All find the same posterior, of the records of them all.
+    Write ``DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)``, likewise
+    :class:`VIPS` and :class:`DPSVI`. Each holder runs the same script on a machine of its own and
+    passes its own records to ``run``. All get the same posterior, that of all their records.
     Records and exact sums never leave their owner.
 
-    In a step each holder draws records from its own and adds up what they contribute, in integers.
+    In a step each holder draws from its own records and adds up their contributions, in integers.
     Its own accountant and journal count the release. They refuse it beyond its own budget, even if
     others ask for it. Then it adds its share of the noise, discrete Gaussian of variance sigma^2 /
     (K - t - c), and uploads only that. The channel adds up, and sends all the total. With t
-    drop-outs, the shares of the others that do not collude still make sigma^2. With none there is
-    more noise than sigma^2, and posteriors allow for it.
+    drop-outs, the shares of the others that do not collude still add up to sigma^2. Without
+    drop-outs there is more noise than sigma^2, and posteriors allow for it.
 
-    Make it before model and guide: torch's global generators are set to numbers that all holders
-    have agreed on. All can predict later draws from them. Prepare data before, or with a generator
-    of your own.
+    Make it before model and guide. It sets torch's global generators to numbers that all holders
+    have agreed on, and all can predict later draws from them. Prepare data before, or with a
+    generator of your own.
 
     **Guarantee.** It holds for one record of one holder, as that holder's accountant states it,
     against anybody who sees all releases. This includes the other holders. Each can subtract its
@@ -131,22 +131,22 @@ class Federation:
     compare the sum of n discrete Gaussians of scale s with one. Their densities differ by a factor
     of at most exp(10 n exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
 
-    **Towards who adds up.** :class:`ShamirSums` shows nobody an upload: the holders add up among
-    themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a share of
-    the noise alone. Towards it the guarantee is weaker, as its name and the ledger say.
+    **Towards the adding party.** :class:`ShamirSums` shows nobody an upload: the holders add up
+    among themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a
+    share of the noise alone. Towards it the guarantee is weaker, as its name and the ledger say.
 
     **Not protected.** Each holder's number of records, column types, the time at which it answers,
     and whether its part of a step failed. Also all that :class:`DPSEP` and its like do not protect.
 
-    **What goes wrong.** A holder that stays away for longer than the channel waits is left out for
-    good. Its records then count as absent. With more than t of them nothing is opened, and all get
-    a :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
+    **Failures.** A holder that stays away for longer than the channel waits is left out for good.
+    Its records then count as absent. With more than t of them nothing is opened, and all get a
+    :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
 
     :param channel: to the others.
     :param holders: K, at least 2.
-    :param dropouts: t: so many holders may stay away.
-    :param colluders: c: so many holders may work together against another one; at least 1, as each
-        knows its own share of the noise.
+    :param dropouts: t: the number of holders that may stay away.
+    :param colluders: c: the number of holders that may work together against another one. It is at
+        least 1, as each knows its own share of the noise.
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
 

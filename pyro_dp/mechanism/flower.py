@@ -40,22 +40,22 @@ _LOOK = 0.2  # seconds between looks for replies
 class FlowerLine:
     """A holder's line to the aggregator of its federation, through Flower.
 
-    ``line = FlowerLine("/run/fit/line", index=0)`` in the process that has the data; the holder's
-    SuperNode gets the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
-    Flower's processes see what is passed to :meth:`ask`, and nothing else of the holder.
+    Write ``line = FlowerLine("/run/fit/line", index=0)`` in the process that has the data. The
+    holder's SuperNode gets the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
+    Flower's processes see the messages passed to :meth:`ask`, and nothing else of the holder.
 
-    **Who may speak on it.** Anybody who may enter the folder of the socket. It is made for its
-    owner alone, and one that all may enter is refused. A SuperNode runs the code that comes with a
-    run of the federation. Let it run as another user, who cannot read the data, with a group that
-    may enter this folder.
+    **Access.** Anybody who may enter the folder of the socket can use the line. The folder is made
+    for its owner alone, and a folder that all may enter is refused. A SuperNode runs the code that
+    comes with a run of the federation. Let it run as another user, who cannot read the data, with a
+    group that may enter this folder.
 
     **Not protected.** Nothing is encrypted here. Anybody who runs the SuperNode or the SuperLink
     sees messages, and can answer what they like.
 
     :param address: the path of the socket, at most 107 bytes. Its folder is made if it is missing.
     :param index: this holder's, from 0 to K - 1.
-    :param timeout: in seconds, > 0 and < 1e6: so long does :meth:`ask` wait. It must be longer than
-        the aggregator waits for the slowest holder, and than it takes until the run begins.
+    :param timeout: in seconds, > 0 and < 1e6: the time :meth:`ask` waits. It must exceed the time
+        the aggregator waits for the slowest holder, and the time until the run begins.
     :raises ConfigurationError: a setting is out of range, all may enter the folder, or another
         process listens there.
 
@@ -147,8 +147,8 @@ class FlowerLine:
     def _lost(self, why: str) -> ClusterError:
         self.close()
         return ClusterError(
-            f"Holder {self.index} lost the aggregator: {why}. What this holder's ledger counts may "
-            "have left it, and no more. The logs of its SuperNode and of Flower's run say more."
+            f"Holder {self.index} lost the aggregator: {why}. At most the uploads in this holder's "
+            "ledger have left it. The logs of its SuperNode and of Flower's run say more."
         )
 
     def __enter__(self) -> "FlowerLine":

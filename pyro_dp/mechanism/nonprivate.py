@@ -28,7 +28,7 @@ from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning
 from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 4096  # records
-_PEERS = "nonprivate() reads from one process: make an inference without a cluster there."
+_PEERS = "nonprivate() reads from one process: use an inference without a cluster there."
 
 
 class Readable(abc.ABC):
@@ -119,12 +119,12 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
     it happens. ``get_epsilon()`` is infinite for good, and a budget refuses every further release.
-    ``accountant.report()`` says what was read and when. Nothing undoes that, as nobody can forget
-    what was seen. The run itself goes on as without the look. Only the noise of seeded runs
+    ``accountant.report()`` says what was read and when. Nothing undoes that, because nobody can
+    forget the numbers. The run itself goes on as without the look. Only the noise of seeded runs
     changes, as it depends on the position in the ledger.
 
-    For a loss that is covered, see ``loss_clip`` of :class:`DPSVI`; on data that need no protection
-    use ``pyro.infer.Trace_ELBO``.
+    For a private loss, see ``loss_clip`` of :class:`DPSVI`. On data that need no protection use
+    ``pyro.infer.Trace_ELBO``.
 
     :param inference: a :class:`DPSVI`, :class:`DPSEP` or :class:`VIPS`.
     :raises ConfigurationError: it is no inference.

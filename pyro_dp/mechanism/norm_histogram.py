@@ -193,11 +193,11 @@ def single_peak(counts: Floats) -> Floats:
 
 
 def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) -> Floats:
-    """Nothing beyond the first four bins, on either side of the peak, that are like noise.
+    """The histogram, zero from the first four noise-like bins on, on each side of the peak.
 
-    But above them a group may stand apart: records with a rare value, of large leverage.
+    A group above them may stay: records with a rare value, of large leverage.
 
-    :param tail: or above the peak the tail, as it fell in the two octaves before.
+    :param tail: above the peak, continue the fall of the two octaves before instead of zeros.
     """
     top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
     ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # sums over each bin and the three after it

@@ -60,7 +60,7 @@ class ReleaseSettings:
             )
         if self.cluster is not None and self.sampling == "fixed":
             raise ConfigurationError(
-                "sampling='fixed' needs all records in one place: with a cluster each process "
+                "sampling='fixed' needs all records in one process, and in a cluster each process "
                 "draws from its own. Use sampling='poisson', or 'full'."
             )
         if self.sample_rate is not None:

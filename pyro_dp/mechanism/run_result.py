@@ -33,20 +33,20 @@ _READINGS = 30  # readings of the clipped fraction, which takes longer than a bo
 
 @dataclass(frozen=True, eq=False)
 class ReleasedStep:
-    """A step of ``run(..., callbacks=[...])``, after all that follows from its release.
+    """A step of ``run(..., callbacks=[...])``, after its release and update.
 
     The inference itself has all other releases so far: a callback may ask for its
     ``posterior()``, or save its ``state_dict()``.
 
     :param step: its number, from 1.
-    :param num_steps: how many are planned.
+    :param num_steps: number of planned steps.
     :param value: the step's result: for :class:`DPSVI` the private loss in nats, NaN without
         ``loss_clip``.
-    :param bound: C, to which a record's part is clipped in the next step; where a release has
-        several blocks with bounds of their own, the largest.
+    :param bound: C, to which a record's part is clipped in the next step. If a release has several
+        blocks with bounds of their own, the largest.
     :param noise_multiplier: sigma.
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
-        records, not yet divided by the sample rate; with several blocks, the first's.
+        records, before division by the sample rate. With several blocks, the first's.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant
@@ -106,16 +106,16 @@ def wants_to_stop(callback: Callback, step: ReleasedStep) -> bool:
 class RunResult(Sequence[float]):
     """The steps of one call of ``run``, as far as it came.
 
-    It is a sequence of what the steps returned, where that is a number: of :class:`DPSVI` the
-    private losses, and empty without ``loss_clip``. It prints as a few lines, and :meth:`plot`
-    draws what there is. All but the times was released or is public. **Times are not private**:
-    they may depend on the data, and are for the curator.
+    It is a sequence of the numbers that the steps returned. For :class:`DPSVI` these are the
+    private losses, and there are none without ``loss_clip``. It prints as a few lines, and
+    :meth:`plot` draws the numbers it has. Everything except the times was released or is public.
+    **Times are not private**: they may depend on the data, and are for the curator.
 
     :ivar inference: name of its class.
     :ivar measure: the name of the steps' result.
     :ivar earlier: number of steps before this call.
     :ivar num_steps: number of steps that are planned, earlier ones included.
-    :ivar returned: by each step, NaN where there is no such number.
+    :ivar returned: each step's number, NaN if it has none.
     :ivar bounds: C after each step, as :attr:`ReleasedStep.bound`.
     :ivar noise_multiplier: sigma, of the last step; NaN before the first, as is
     :ivar noise: the last step's, as :attr:`ReleasedStep.noise`.
@@ -179,7 +179,7 @@ class RunResult(Sequence[float]):
         return iter(self.values)
 
     def plot(self) -> Any:
-        """Panels: what the steps returned, the bound, the clipped fraction; those that there are.
+        """Draw panels of the steps' results, the bound and the clipped fraction, if there are any.
 
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("run.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed.

@@ -40,7 +40,7 @@ _NO_MPYC = (
 )
 _LOST = (
     "Holder {index} lost the others while {doing}: one of them died, stopped, or computed longer "
-    "than timeout={timeout:g} seconds ({kind}). What the ledger counts may have been released. "
+    "than timeout={timeout:g} seconds ({kind}). Releases in the ledger may have happened. "
     "Start all anew, with journals and the last states."
 )
 
@@ -48,16 +48,17 @@ _LOST = (
 class ShamirSums:
     """A channel of a :class:`~pyro_dp.federated.Federation` in which holders add up by themselves.
 
-    Nobody sees a holder's upload, only the total; there is no aggregator. All K holders must stay:
-    with ``dropouts`` it is refused.
+    Nobody sees a holder's upload, only the total. There is no aggregator. All K holders must stay,
+    so ``dropouts`` above 0 is refused.
 
     :param addresses: "host:port" of each holder, the same list for all; each listens at its own.
-    :param index: this holder's among them.
+    :param index: this holder's position among them.
     :param encrypted: connections are by TLS, both sides with certificates. MPyC reads
         ``party_<index>.crt``, the certificate of "MPyC party <index>", ``.key`` and ``mpyc_ca.crt``
         from the folder ``.config``. If False, anybody in between can read and change all messages,
-        all shares of an upload among them. That is for one machine.
-    :param timeout: in seconds: so long does a holder wait for the others; longer than a step.
+        including all shares of an upload. Use that on one machine only.
+    :param timeout: in seconds: the time a holder waits for the others. It must be longer than a
+        step.
     :raises ConfigurationError: MPyC is not installed, or an argument is out of range.
     :raises ClusterError: the others did not come within the timeout.
 

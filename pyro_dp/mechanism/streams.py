@@ -164,7 +164,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash each word, in place: the output function of SplitMix64."""
+    """Overwrite each word by its hash: the output function of SplitMix64."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -174,7 +174,7 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mixed_words(words: Tensor) -> Tensor:
-    """As :func:`_mixed`, on the same 64 bits in int64; not in place."""
+    """As :func:`_mixed`, on the same 64 bits in int64, without overwriting."""
     words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
     words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)

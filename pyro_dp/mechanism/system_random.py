@@ -7,8 +7,8 @@ memory holds nothing that would allow computing other draws.
 
 Integers have probabilities proportional to exp(-n^2 / (2 s^2)). Algorithm D of Karney 2016 draws
 them (Sampling exactly from the normal distribution, ACM TOMS 42, arXiv 1303.6257). Let n = +-(k s +
-j), k from the half-normal weights exp(-k^2 / 2), and j uniform in [0, s). It is accepted with
-probability exp(-x (2 k + x) / 2), x = j / s. The product of the two weights is exp(-(k + x)^2 / 2).
+j), k from the half-normal weights exp(-k^2 / 2), and j uniform in [0, s). With x = j / s, it is
+accepted with probability exp(-x (2 k + x) / 2). The weights' product is exp(-(k + x)^2 / 2).
 
 A probability is compared with a uniform number of 192 bits. The first 64 nearly always decide. If a
 floating-point exponential's rounding leaves it open, the rest is drawn and compared in decimal

@@ -35,20 +35,20 @@ _NOTE = (
 _WHY = {
     "too few": (
         "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise "
-        "would be too little, and nothing is opened any more. What the ledger counts may have been "
-        "released. Start all anew, with journals and the last states, or with fewer holders."
+        "would be too little, and nothing is opened any more. Releases in the ledger may have "
+        "happened. Start all anew, with journals and the last states, or with fewer holders."
     ),
     "left out": (
-        "This holder stayed away for longer than the aggregator waits, and was left out. What the "
-        "others find does not count its records any more."
+        "This holder stayed away for longer than the aggregator waits, and was left out. The "
+        "others' results no longer count its records."
     ),
     "mixed": (
         "The holders are not at the same point of the run, or one of them failed. All must make "
         "the same calls, in the same order, on the same inference. Nothing was opened."
     ),
-    "other numbers": "holders or dropouts differ from what the aggregator was told.",
+    "other numbers": "holders or dropouts differ from those at the aggregator.",
 }
-_DAMAGED = "What the aggregator answered cannot be read, or does not belong to what was asked."
+_DAMAGED = "The aggregator's answer cannot be read, or does not match the question."
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,20 @@ class Message:
 
 
 class TrustedAggregator:
-    """Adds up what K holders of data send, and opens nothing but the total.
+    """Adds up the uploads of K holders of data, and opens nothing but the total.
 
     **It is trusted.** It sees each holder's sum under that holder's share of the noise, which is
-    less noise than the guarantee has. A trusted third party must run it, to whom every holder would
-    show such numbers. The lines to it must be encrypted. It sees no record, needs no ledger, and
-    can neither draw more from a holder than its accountant allows, nor choose what holders compute.
-    Whether what comes from it is the true total, nobody checks.
+    less noise than the guarantee has. So a third party must run it that every holder trusts with
+    such numbers. The lines to it must be encrypted. It sees no record and needs no ledger. It
+    cannot draw more from a holder than that holder's accountant allows, nor choose what holders
+    compute. Nobody checks whether it sends the true total.
 
     Once a holder has stayed away it is left out for good. If fewer than ``holders - dropouts`` are
     left, nothing more is opened: their shares of the noise would be too little.
 
     :param holders: K, at least 2.
-    :param dropouts: t: so many may stay away. The holders must get the same numbers.
-    :param timeout: in seconds: so long does a round wait for messages.
+    :param dropouts: t: the number that may stay away. The holders must use the same numbers.
+    :param timeout: in seconds: the time a round waits for messages.
     :raises ConfigurationError: one is out of range.
 
     >>> from pyro_dp.federated import TrustedAggregator

@@ -48,7 +48,7 @@ class Selection:
     """The winner of a private selection: nothing else is kept.
 
     :param setting: one of the candidates.
-    :param result: what ``run`` returned for it.
+    :param result: its result, as ``run`` returned it.
     :param score: its score.
 
     >>> from pyro_dp import Selection
@@ -74,13 +74,12 @@ def private_selection(
 ) -> Selection:
     """The best of a random number of private runs with random settings.
 
-    The number K of trials is drawn from ``trials``. Each of them draws a setting uniformly from the
-    candidates (both by the operating system's generator) and calls ``run`` with it and a fresh
-    accountant, which admits the declared releases and no other. The trial with the highest score
-    wins (the first of equals), and is all that is returned. The ledger gets *one* event,
-    (epsilon, delta)-DP with the epsilon of :func:`selection_epsilon`, before the first trial runs.
-    It covers settings, result and score of the winner, and it is the same whatever K turns out to
-    be.
+    The number K of trials is drawn from ``trials``. Each trial draws a setting uniformly from the
+    candidates. Both draws use the operating system's generator. The trial calls ``run`` with the
+    setting and a fresh accountant, which admits only the declared releases. The trial with the
+    highest score wins (the first of equals), and only it is returned. The ledger gets *one* event
+    before the first trial runs: (epsilon, delta)-DP with the epsilon of :func:`selection_epsilon`.
+    The event covers settings, result and score of the winner. It does not depend on the drawn K.
 
     A typical ``run``::
 
@@ -98,25 +97,25 @@ def private_selection(
     under two conditions. All that ``run`` returns comes from the releases of its accountant and
     from public data. It keeps nothing of a trial anywhere else.
 
-    **Hidden.** Losing trials and K itself: runs have a parameter store of their own; they use
-    torch's, NumPy's and Python's global generators, seeded privately, and leave them as they were;
-    what they print or warn of is not shown; and there is no progress bar, because it would count
-    the trials. Candidates are copied for each trial. A trial that raises an exception, or whose
-    score is NaN, gets the lowest score, and the exception's text stays hidden. Try ``run`` by
-    itself on data that need no protection.
+    **Hidden.** Losing trials and K itself. Each run has a parameter store of its own. Runs use the
+    global generators of torch, NumPy and Python, seeded privately, and leave them as they were.
+    Prints and warnings are not displayed. A progress bar would count the trials, so there is none.
+    Candidates are copied for each trial. A trial that raises an exception, or whose score is NaN,
+    gets the lowest score, and the exception's text stays hidden. Try ``run`` by itself on data that
+    need no protection.
 
-    **Not protected.** The running time, which tells K. A score on the private data themselves that
-    is not a release of the trial's accountant. Whether a trial fails, if that depends on the data
-    other than through releases. Files, logs, displays and variables that ``run`` writes to.
+    **Not protected.** The running time, which reveals K. A score on the private data themselves
+    that is not a release of the trial's accountant. Whether a trial fails, if that depends on the
+    data other than through releases. Files, logs, displays and variables that ``run`` writes to.
     Guides, optimizers and modules that are made outside ``run``: a trial that finds them moved ends
     the selection with an error.
 
-    :param run: takes a setting and an accountant; returns result and score, a number: private, for
-        example from ``DPSVI``'s ``loss_clip``, or on public data. The larger, the better. The
-        result must hold its parameters, as an autoguide does. Call ``pyro.clear_param_store()``
-        before you use it, or parameters of equal names in Pyro's store replace its own. (The
-        winner's store is gone afterwards.)
-    :param candidates: public settings.
+    :param run: takes a setting and an accountant; returns a result and a score. The score is a
+        number: the larger, the better. It must be private, for example from ``DPSVI``'s
+        ``loss_clip``, or computed on public data. The result must hold its parameters, as an
+        autoguide does. Call ``pyro.clear_param_store()`` before you use it, or parameters of equal
+        names in Pyro's store replace its own. (The winner's store is gone afterwards.)
+    :param candidates: the settings, which are public.
     :param releases: the most that one trial releases, with counts, or a function of the setting
         that returns it. The most expensive one is charged. So ``run`` must state its
         ``noise_multiplier``: a trial has no budget to calibrate from.
@@ -199,11 +198,11 @@ def selection_epsilon(
 ) -> float:
     """The cost of a private selection, for planning.
 
-    From the Rényi divergences of one trial, those of the best of K
-    (:mod:`pyro_dp.pipeline.trials`), and the conversion of
-    Canonne, Kamath & Steinke 2020, Proposition 12.
+    The Rényi divergences of one trial bound those of the best of K
+    (:mod:`pyro_dp.pipeline.trials`). Proposition 12 of Canonne, Kamath & Steinke 2020 converts them
+    to epsilon.
 
-    :param releases: of one trial, with counts; or several such: the most expensive one counts.
+    :param releases: one trial's releases, with counts; or several such: the most expensive counts.
     :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
     :param delta: in (0, 1).
     :param neighboring: the relation, as for :class:`PrivacyAccountant`.
@@ -226,8 +225,8 @@ def selection_epsilon(
     base = np.max([moments for moments, _ in parts], axis=0)
     if not np.isfinite(base).any():
         return math.inf
-    # Outcomes of mass ``lost`` were left out of the moments: without them the rest has 1 - lost of
-    # the mass, and selections of the two differ by at most E[K] lost in total variation.
+    # The moments leave out outcomes of mass ``lost``. The rest has 1 - lost of the mass. Selections
+    # with and without those outcomes differ by at most E[K] lost in total variation.
     lost = 2.0 * max(lost for _, lost in parts)
     base = base - (1.0 + RATES) * math.log1p(-lost)
     epsilon = renyi_epsilon(RATES, trials.moments(base), delta * (1.0 - 1e-6))

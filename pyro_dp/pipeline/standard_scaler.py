@@ -26,23 +26,23 @@ class DPStandardScaler:
     The interface is that of scikit-learn's ``StandardScaler``, for NumPy arrays, data frames and
     torch tensors, also as a step of a ``Pipeline``. :meth:`fit` clips every feature to its public
     bounds and maps it to u in [-1, 1]. It releases the sums of u and of u^2 - 1/2 over all records
-    as *one* Gaussian event of two blocks with equal shares. One record's part of them has norms of
-    at most sqrt(d) and sqrt(d) / 2; N is public.
+    as *one* Gaussian event of two blocks with equal shares. One record's parts have norms of at
+    most sqrt(d) and sqrt(d) / 2; N is public.
 
     **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
-    Every call of :meth:`fit` is a release of its own, and pays; so does every one that
-    cross-validation makes on a clone, which keeps the same accountant. A pickled or copied scaler
-    transforms, but is without accountant and generator, and cannot be fitted.
+    Every call of :meth:`fit` is a release of its own, and pays. Calls of cross-validation on clones
+    pay too, because clones keep the accountant. A pickled or copied scaler transforms, but has no
+    accountant and no generator, and cannot be fitted.
 
-    **Not protected.** The number of rows and features, their names and the bounds: bounds must not
-    be looked up in the data. What :meth:`transform` returns is as private as what it is given.
-    Errors about the data are for the curator.
+    **Not protected.** The number of rows and features, their names and the bounds. Do not look
+    bounds up in the data. The output of :meth:`transform` is as secret as its input. Errors about
+    the data are for the curator.
 
     :param bounds: (lower, upper), public: numbers, or arrays with one number per feature. Values
         beyond them are clipped for the means and variances, and only there. Noise grows with their
         distance.
-    :param accountant: keeps the ledger and the budget, together with whatever is fitted next.
+    :param accountant: keeps the ledger and the budget, also for later fits.
     :param noise_multiplier: sigma of the event. The noise of a mean has standard deviation sigma
         sqrt(2 d) h / N, h half of the distance between the bounds. For a release that costs epsilon
         by itself: ``PrivacyAccountant(epsilon, delta).noise_multiplier(num_steps=1,
@@ -124,9 +124,9 @@ class DPStandardScaler:
         return self
 
     def transform(self, X: Any) -> Any:
-        """``(X - mean_) / scale_``, of the kind that X is: costs nothing, and hides nothing.
+        """``(X - mean_) / scale_``, of the same kind as X. It costs nothing, and hides nothing.
 
-        :param X: (n, d), a tensor, or anything that NumPy makes an array of.
+        :param X: (n, d), a tensor, or anything that NumPy turns into an array.
         :raises ConfigurationError: there is no fit yet.
         """
         return self._moved(X, lambda rows, mean, scale: (rows - mean) / scale)

@@ -5,10 +5,10 @@ Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy
 would reveal a data set on which one outcome is a little better. With K random, a better one may
 have been missed for lack of trials. So the cost grows with log E[K] only.
 
-Let f be the probability generating function of K. The winner is y with probability f(Q(<= y)) -
-f(Q(< y)) = Q(y) E f'(X), X uniform in between. By joint convexity the moment of order lambda is at
-most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda), over the q, q' that
-privacy of one trial allows. The theorems bound that.
+Let f be the probability generating function that K has. The winner is y with probability f(Q(<= y))
+- f(Q(< y)) = Q(y) E f'(X), X uniform in between. Joint convexity bounds the moment of order lambda.
+It is at most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda). Here q and q'
+are any that privacy of one trial allows. The theorems bound that.
 """
 
 import abc
@@ -48,7 +48,7 @@ class Trials(abc.ABC):
 
     @abc.abstractmethod
     def moments(self, base: np.ndarray) -> np.ndarray:
-        """Of the privacy loss of the best of K trials.
+        """Moments of the privacy loss of the best of K trials.
 
         :param base: bounds of log E exp(rate * loss) of one trial at :data:`RATES`, for both
             directions of the neighbouring relation.

@@ -203,29 +203,29 @@ def _columns(name: str, dataset: Any) -> tuple[list, dict]:
 
 
 def columns(source: Any, *names: Name) -> Any:
-    """Columns of data that need not fit into memory, to hand to ``run`` as tensors are.
+    """Columns of data that need not fit into memory. Pass them to ``run`` like tensors.
 
     ``x, y = pyro_dp.columns(source, "x", "y")``, then ``svi.run(x, y)``. Only the rows of a
-    microbatch are in memory at a time. The guarantee, and what a model sees, are those of tensors:
-    one record.
+    microbatch are in memory at a time. The guarantee is that of tensors, and a model sees one
+    record.
 
-    The data must not change during a run: they are read in every step. Random batches of Parquet
+    The data must not change during a run, because every step reads them. Random batches of Parquet
     files are read for several steps at once, 256 MB at most. They stay in memory until the run ends
     or other rows replace them.
 
     :param source: a NumPy array or a tensor, such as ``np.load(path, mmap_mode="r")`` and
-        ``torch.from_file``, which is one column, without a name. Or a dictionary of such, a
-        structured array, an Arrow table, a path, or a ``Dataset`` with a length. A path leads to a
-        Parquet file, a directory of them (read in the order of their names), or a ``.npy`` file.
-        Items of a ``Dataset`` are dictionaries, or tuples, whose parts are named in their order.
-        Arrow and Parquet need ``pip install "pyro-dp[data]"``.
-    :param names: names of the columns. A list of names is one column, whose rows are the numbers of
+        ``torch.from_file``: one column without a name. Or a dictionary of these, a structured
+        array, an Arrow table, a path, or a ``Dataset`` with a length. A path leads to a Parquet
+        file, a directory of them (read in the order of their names), or a ``.npy`` file. Items of a
+        ``Dataset`` are dictionaries, or tuples: ``names`` then names their parts in order. Arrow
+        and Parquet need ``pip install "pyro-dp[data]"``.
+    :param names: names of the columns. A list of names is one column. Its rows are the numbers of
         all of these side by side: ``columns(path, ["age", "income"], "smokes")``.
     :returns: a :class:`~pyro_dp.records.column.Column` for each name, as a tuple; one column alone
         for one name, or for an array. It has ``len``, ``dtype``, ``row_shape``, ``take(indices)``
         and ``blocks()``.
-    :raises ModelError: the source cannot be read record by record, has no such column, or holds
-        other things than numbers.
+    :raises ModelError: the source cannot be read record by record, has no such column, or does not
+        hold numbers.
 
     >>> import numpy as np
     >>> import pyro_dp

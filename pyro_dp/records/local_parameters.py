@@ -108,11 +108,11 @@ class _Repeated:
 
 
 class _OwnRows(Substitution):
-    """One record's rows in place of the parameters, wherever a torch function gets these.
+    """Gives torch functions one record's rows instead of the parameters.
 
-    They may be of Pyro's store, of a module, or captured by a guide. All rows are equal, so a read
-    at an index reads a single row: the derivative of an indexed tensor would be as large as N rows,
-    for each record.
+    The parameters may be of Pyro's store, of a module, or captured by a guide. All rows are equal,
+    so a read at an index reads a single row. Otherwise the derivative of an indexed tensor would be
+    as large as N rows, for each record.
     """
 
     def __init__(self, rows: dict[str, OwnRow], length: int):

@@ -19,12 +19,12 @@ ROW_OBSERVED = "row_observed"  # beside the columns, where a unit has several ro
 class Encoded(dict[str, Tensor]):
     """A frame as :meth:`~pyro_dp.tabular.Schema.encode` returns it: ``data["age"]`` in a model.
 
-    It is one argument of ``run``; a model sees an ordinary dictionary of the rows of its records.
-    Names, dtypes and shapes follow from the schema and the number of units alone. **The numbers
-    are data**, as secret as the frame.
+    It is one argument of ``run``. A model sees an ordinary dictionary of the rows of its records.
+    Names, dtypes and shapes follow from the schema and the number of units alone. **The numbers are
+    data**, as secret as the frame.
 
-    :param schema: that it follows, a :class:`~pyro_dp.tabular.Schema`.
-    :param tensors: by name, each with a row per unit.
+    :param schema: the :class:`~pyro_dp.tabular.Schema` that it follows.
+    :param tensors: tensors by name, each with a row per unit.
 
     >>> import pandas as pd
     >>> from pyro_dp.tabular import Number, Schema
@@ -41,7 +41,7 @@ class Encoded(dict[str, Tensor]):
 
     @property
     def units(self) -> int:
-        """How many there are: public, as N is everywhere."""
+        """Number of units: public, as N is everywhere."""
         return len(next(iter(self.values())))
 
     def __repr__(self) -> str:

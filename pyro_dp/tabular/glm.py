@@ -63,9 +63,9 @@ class PrivateGLM:
     **Not protected.** The schema, the formula, and choices among formulae that were made by looking
     at the data; errors that say so are for the curator.
 
-    :param schema: the frame's.
-    :param formula: formulaic's: columns of the schema, ``+ - * : /``, ``C(column, contrast)``, and
-        functions of single numbers such as ``log(age)`` and ``I(age ** 2)``.
+    :param schema: the frame's schema.
+    :param formula: a formula of formulaic: columns of the schema, ``+ - * : /``, ``C(column,
+        contrast)``, and functions of single numbers such as ``log(age)`` and ``I(age ** 2)``.
     :param family: "poisson" or "negative_binomial" (of a ``Count``, log link), "logistic" (of a
         ``Binary``), "linear" (of a ``Number`` or ``Count``), "ordinal" (of an ordered
         ``Category``, proportional odds).
@@ -143,7 +143,7 @@ class PrivateGLM:
         self.source, self.model = self._written.text(), self._written.model()
 
     def fit(self, frame: pd.DataFrame, *, progress: bool = True) -> Regression:
-        """The posterior, privately; the accountant is charged.
+        """Compute the posterior privately, and charge the accountant.
 
         :param frame: with the columns of the schema.
         :param progress: show a progress bar.

@@ -110,11 +110,11 @@ class _Levels(Column):
 
 @dataclass(frozen=True, repr=False)
 class Category(_Levels):
-    """One of some levels; all others are one more, "other".
+    """One of some levels; all undeclared levels are one more, "other".
 
     :param levels: text, integers or booleans, from the codebook, never from the data.
     :param other: levels that are not declared become "other", the last code. False: they are
-        missing, where that is declared, and otherwise refused.
+        missing if ``missing`` is declared, and otherwise refused.
     :param missing: values may be missing.
     :param ordered: from low to high.
     :param dtype: the dtype of pandas in the decoded frame. By default that of the levels, or
@@ -160,7 +160,7 @@ class Binary(_Levels):
     """One of two levels, 0 and 1 for a model.
 
     :param levels: the values for 0 and 1, in the frame's type.
-    :param missing: values may be missing; where that is so, all other levels are.
+    :param missing: values may be missing. Then levels other than these count as missing.
     :param dtype: the dtype of pandas in the decoded frame; by default that of the levels.
     :raises ConfigurationError: levels or dtype do not fit.
 

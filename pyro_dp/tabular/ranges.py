@@ -150,8 +150,8 @@ class _Binned(Column):
 class Number(_Binned):
     """Numbers between two bounds. Values beyond are clipped to them, infinities too.
 
-    Rows that are drawn have fractions, 37.42 years, of few decimals: whole numbers are a
-    :class:`Count`, or a number with an integer ``dtype``.
+    Drawn rows have fractions of few decimals, such as 37.42 years. For whole numbers use a
+    :class:`Count`, or an integer ``dtype``.
 
     :param lower: bound, from the codebook, never from the data.
     :param upper: bound, above it.

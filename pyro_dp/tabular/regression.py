@@ -28,7 +28,7 @@ _PRIOR = (
 
 
 class Regression:
-    """A posterior on the scale of the user's columns; all of it is public, but :attr:`inference`.
+    """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
 
     :param text: the formula and the family.
     :param inference: that was run.
@@ -75,7 +75,7 @@ class Regression:
     def status(self) -> Status:
         """Whether the table can be published: the status of :attr:`posterior`.
 
-        If that is ok, it says which coefficients the prior knows better than the records.
+        If that is ok, it names coefficients on which the prior is more precise than the records.
         """
         found = self.posterior.status
         names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
@@ -84,15 +84,15 @@ class Regression:
         return Status(CHECK, _PRIOR.format(some=len(names), all=count, names=", ".join(names)))
 
     def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
-        """A row for each coefficient, and for what else is unknown.
+        """A row for each coefficient and other unknown quantity.
 
         Columns: ``mean``, ``sd``; ``lower`` and ``upper``, an interval that includes the privacy
         noise; and ``privacy``, the noise's share of the interval's squared width.
         :attr:`status` says whether the table can be published.
 
         :param level: the intervals' level, in (0, 1).
-        :param ratios: coefficients as odds or rate ratios, exp(coefficient): ``median`` instead of
-            mean and sd.
+        :param ratios: report coefficients as odds or rate ratios, exp(coefficient), with a
+            ``median`` instead of mean and sd.
         :raises ConfigurationError: level is out of range, or the family has no ratios.
         """
         require_number("level", level, above=0.0, below=1.0)
@@ -109,22 +109,22 @@ class Regression:
     def explain(self) -> Explanation:
         """The limits of the table's intervals, and the epsilon or number of units that would help.
 
-        As ``inference.explain()``, by the names of the terms and on their scale. Its shares of
-        noise are those of the table if only noise is added. Rows below the coefficients there
-        (thresholds, standard deviations) use the model's unconstrained latents: ``cutpoints[1]`` is
-        the logarithm of a gap. Costs nothing.
+        It is like ``inference.explain()``, with the names of the terms and on their scale. Its
+        shares of noise are those of the table if only noise is added. Rows below the coefficients
+        there (thresholds, standard deviations) use the model's unconstrained latents:
+        ``cutpoints[1]`` is the logarithm of a gap. It costs nothing.
         """
         found = replace(self.inference.explain(), status=self.status)
         return by_terms(found, self.posterior, self._scale)
 
     def to_arviz(self, frame: pd.DataFrame | None = None, num_samples: int = 1000) -> Any:
-        """An ``arviz.InferenceData`` of one chain: ``az.plot_forest`` and the like take it.
+        """An ``arviz.InferenceData`` of one chain, for ``az.plot_forest`` and the like.
 
-        :param frame: new or public records: then there are also ``posterior_predictive`` draws of
-            their outcomes, and ``observed_data``, for ``az.plot_ppc``. If units have several rows,
-            or outcomes may be missing, both hold the rows with an outcome, unit by unit. If no row
-            has one, draws are for all slots, without observations. The frame of the fit is refused,
-            as far as it is recognised.
+        :param frame: new or public records. They add ``posterior_predictive`` draws of their
+            outcomes, and ``observed_data``, for ``az.plot_ppc``. If units have several rows, or
+            outcomes may be missing, both hold the rows with an outcome, unit by unit. If no row has
+            one, draws are for all slots, without observations. The frame of the fit is refused, as
+            far as it is recognised.
         :param num_samples: number of draws.
         :raises PrivacyError: the frame holds records of the fit.
         :raises ConfigurationError: ArviZ is not installed.

@@ -40,7 +40,8 @@ _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 class Schema:
-    """Columns by name, and whose rows they are: all of it public, declared before the data is seen.
+    """Columns by name, and the unit that owns the rows: public, and declared before seeing the
+    data.
 
     Guarantee: a unit's record in the result of :meth:`encode` depends on the schema and on the rows
     of that unit alone. Names, dtypes and shapes depend on the schema and the number of units. So a
@@ -49,20 +50,20 @@ class Schema:
     Not protected: errors, which may depend on the data and are for the curator, and declarations
     chosen after a look at the data.
 
-    :param columns: in the order in which they come back.
-    :param unit: name of the column that says whose row it is; the protected unit. None: each row
-        is a unit, which is right only where nobody has two.
-    :param max_rows: so many rows of a unit are kept, the first ones of the frame: to be said with
+    :param columns: the columns by name, in the order of decoded frames.
+    :param unit: name of the column that identifies the owner of a row, which is the protected unit.
+        None: each row is a unit, which is right only if nobody has two.
+    :param max_rows: the number of rows kept of a unit, the first ones of the frame. Required with
         ``unit``. A unit's part of a release, and so the noise, grows with it.
     :param constant: names of columns that are the same in all rows of a unit, such as ``["sex"]``.
         If a unit's rows differ, the first row's value holds in all of them. Synthetic units have
         one value.
     :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
-        (:mod:`~pyro_dp.tabular.derived`): in frames that come back, and not read where they are in
-        one that is encoded.
+        (:mod:`~pyro_dp.tabular.derived`). Decoded frames have them. In a frame to encode they are
+        ignored.
     :param impossible: rules for rows that nobody has, such as ``[{"age": (0, 14), "married":
-        ["yes"]}]``, levels or a range of each column: for what makes up rows. Rows of data are
-        not held against them.
+        ["yes"]}]``, with levels or a range of each column. They apply to synthetic rows. Rows of
+        data are not checked.
     :raises ConfigurationError: names clash, ``unit`` or ``max_rows`` lacks the other, or an
         expression or rule names what is not declared.
 
@@ -105,12 +106,12 @@ class Schema:
     ) -> "Schema":
         """A draft, to be printed as code and edited.
 
-        Bounds and levels are those of the frame. **Not private**: the schema contains smallest and
-        largest values and all levels. So the frame must be public, such as a public sample or last
-        year's publication.
+        Bounds and levels are those of the frame. **It is not private**: the schema contains
+        smallest and largest values and all levels. So the frame must be public, such as a public
+        sample or last year's publication.
 
-        :param public_df: to read bounds and levels from.
-        :param unit: name of the column that says whose row it is.
+        :param public_df: the frame to read bounds and levels from.
+        :param unit: name of the column that identifies the owner of a row.
         :param max_rows: a unit's, which is not read from the frame.
         :raises SchemaError: a column is of no kind that can be declared; the unit's is missing.
         """
@@ -119,7 +120,7 @@ class Schema:
     @classmethod
     def from_json(cls, text: str) -> "Schema":
         """
-        :param text: as :meth:`to_json` gives it. It can declare, and not run code.
+        :param text: the result of :meth:`to_json`. It contains declarations only, and runs no code.
         :raises ConfigurationError: it is no such text; names the column.
         """
         try:
@@ -164,7 +165,7 @@ class Schema:
 
     @property
     def note(self) -> str:
-        """For the ledger of what was fitted: :attr:`protected`, whatever else is said of it."""
+        """A note on :attr:`protected`, for the ledger of a fit."""
         lost = "anyone with several rows is protected less"
         if self.unit is not None:
             lost = "rows beyond these were left out, and results say nothing about them"
@@ -173,12 +174,11 @@ class Schema:
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """
         :param frame: with all declared columns and the unit's, in any order, and no others.
-        :returns: for each column its values, (units,), or with a unit column (units, max_rows). A
+        :returns: the values of each column, (units,), or with a unit column (units, max_rows). A
             ``Number`` or ``Date`` (days since its ``lower``) gives floats of torch's default dtype.
-            A ``Count``, or the codes of a ``Category`` or ``Binary``, are int64. With
-            missing values, ``name_observed`` says where there are any, and the value elsewhere is
-            the column's public ``fill``. With a unit column, ``row_observed`` says which slots
-            hold a row.
+            A ``Count``, or the codes of a ``Category`` or ``Binary``, are int64. With missing
+            values, ``name_observed`` marks the observed ones, and the others have the column's
+            public ``fill``. With a unit column, ``row_observed`` says which slots hold a row.
         :raises SchemaError: the frame does not fit; the text names the column, and shows no value.
         """
         read, slots = self._read(frame)
@@ -200,7 +200,7 @@ class Schema:
         return Encoded(self, tensors)
 
     def decode(self, encoded: Mapping[str, Tensor]) -> pd.DataFrame:
-        """The frame of what :meth:`encode` returned, or of tensors of its form.
+        """The frame of a result of :meth:`encode`, or of tensors of its form.
 
         :returns: names and dtypes as declared, then derived columns; a row for each row that is
             observed. With a unit column this comes first, and numbers the units 0, 1, ....
@@ -253,8 +253,8 @@ class Schema:
     def to_pyro(self, components: int = 30) -> tuple[Callable[[Tensor], None], AutoGuide]:
         """The mixture of the :class:`~pyro_dp.tabular.Synthesizer` as a Pyro model, for DPSVI.
 
-        Rows of a unit are independent in it, conditional on its component; ``constant`` and
-        ``impossible`` are for what is drawn by :meth:`from_codes`. ::
+        Rows of a unit are independent in it, conditional on its component. It ignores ``constant``
+        and ``impossible``, which apply to draws by :meth:`from_codes`. ::
 
             model, guide = schema.to_pyro()
             DPSVI(model, guide, accountant=accountant).run(torch.from_numpy(schema.codes(df)))
@@ -267,9 +267,9 @@ class Schema:
         return model, AutoNormal(model, init_loc_fn=init_to_sample)
 
     def possible(self, data: pd.DataFrame | Mapping[str, Tensor] | np.ndarray) -> np.ndarray:
-        """Which rows no rule of ``impossible`` holds on.
+        """Mark the rows that break no rule of ``impossible``.
 
-        :param data: a frame or an encoded one; or codes, which are impossible where all values of
+        :param data: a frame or an encoded one; or codes. Codes are impossible if all values of
             their bins are.
         :returns: bool, (units,), or with a unit column (units, max_rows), False in empty slots.
         """
@@ -282,7 +282,7 @@ class Schema:
 
     @property
     def zeros(self) -> list[dict[str, np.ndarray]]:
-        """The rules by codes: for each its columns, and which of their codes lie within, (size,).
+        """The rules by codes: each rule's columns, and which of their codes lie within it, (size,).
 
         A row of codes is impossible if, for one rule, all of these are True.
         """

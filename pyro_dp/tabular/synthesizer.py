@@ -42,16 +42,17 @@ class Synthesizer:
     """Synthetic rows that have the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
 
     :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
-    all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
-    Then joint effects on that column are kept as well. To these counts a mixture of independent
-    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn.
-    Numbers are uniform within their bins; rows that the schema says are impossible are drawn anew.
+        all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
+        Then joint effects on that column are kept as well. A mixture of independent columns is
+        fitted to these counts (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from
+        it. Numbers are uniform within their bins; rows that the schema says are impossible are
+        drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record, under both neighbouring relations. A record is a row, or with a unit column a
     person with all of their rows. A person's part of the counts has norm at most max_rows sqrt(P),
-    for P margins (:mod:`pyro_dp.tabular.cells`, with the proof). Which margins are counted, and how
-    long the fit runs, is public: nothing is chosen by looking at the data.
+    for P margins (:mod:`pyro_dp.tabular.cells`, with the proof). The choice of margins and the
+    length of the fit are public: nothing is chosen by looking at the data.
 
     **Not protected.** The number of units; the schema and all settings; the frame's errors, which
     are for the curator. The first ``max_rows`` rows of a person count, and nothing of the others.
@@ -59,14 +60,15 @@ class Synthesizer:
     **What it keeps and what it does not.** Margins of one and two columns are kept, up to noise.
     Joint effects of three columns are lost, unless they follow from these or involve the kept
     column. Rows of one person share the columns that the schema declares as ``constant``, and are
-    independent otherwise. So synthetic persons have the right number of rows, and age in no order.
+    independent otherwise. So synthetic persons have the right number of rows, but do not age from
+    row to row.
 
-    **Uncertainty.** :meth:`margin` gives intervals, of released counts. There are no others.
+    **Uncertainty.** :meth:`margin` gives intervals for released counts. There are no others.
     Analyses of several synthetic sets, combined by the rules of multiple imputation with redrawn
     noise, covered the truth 44% of the time instead of 95%. None of them includes the model's own
-    error. :meth:`sample_sets` shows how much the drawing of rows does, and no more.
+    error. :meth:`sample_sets` shows the variation from drawing rows, and no more.
 
-    :param schema: the frames'.
+    :param schema: the frames' schema.
     :param accountant: keeps the ledger and the budget.
     :param components: the mixture's, for each level of the kept column, in each of five fits that
         are averaged.
@@ -140,7 +142,7 @@ class Synthesizer:
         return self
 
     def sample(self, n: int | None = None) -> pd.DataFrame:
-        """Synthetic rows, with names, dtypes and order as the schema says; costs nothing.
+        """Synthetic rows, with the schema's names, dtypes and order. They cost nothing.
 
         :param n: number of rows, or with a unit column of units; ``None``: as many as were fitted.
         :raises ConfigurationError: there is no fit yet; or the schema says that nearly all rows are
@@ -165,13 +167,13 @@ class Synthesizer:
 
         Each interval covers the count in the private frame (its first ``max_rows`` rows of each
         person) with probability ``level``. The noise is Gaussian, and its size is public. It says
-        nothing of a larger population.
+        nothing about a larger population.
 
         :param columns: names of one or two columns.
         :param level: in (0, 1).
         :returns: a row for each code or pair of codes: labels, ``count``, ``lower``, ``upper``.
-            Counts are as released and may be negative: so each is unbiased, and sums of them are.
-            Intervals are about counts of people, and end at zero.
+            Counts are as released and may be negative, so they and their sums are unbiased.
+            Intervals are for counts of people, and end at zero.
         :raises ConfigurationError: more than two columns, with the reason; or there is no fit.
         """
         posterior = self._fit()

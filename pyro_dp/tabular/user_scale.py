@@ -1,4 +1,4 @@
-"""A regression's latents on the scale of the user's columns, and what limits their intervals."""
+"""A regression's latents on the scale of the user's columns, with an explanation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

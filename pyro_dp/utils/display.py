@@ -75,9 +75,9 @@ def numbers(values: Sequence[float]) -> list[str]:
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first cell of each row is its name.
+    """An HTML table whose rows begin with their names.
 
-    :param head: of the columns; where the first is empty, the rows' names need none.
+    :param head: the columns' headings. The first may be empty.
     """
     if not rows:
         return _TABLE + _caption(caption) + "</table>"

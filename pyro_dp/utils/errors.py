@@ -68,16 +68,15 @@ class ClusterError(PrivacyError, RuntimeError):
     """A process of a cluster died, stopped, failed, or is not where the others are.
 
     >>> from pyro_dp import ClusterError, PrivacyError
-    >>> issubclass(ClusterError, PrivacyError)  # who catches that catches all of ours
+    >>> issubclass(ClusterError, PrivacyError)  # catching PrivacyError catches all of ours
     True
     """
 
 
 class NotPrivateWarning(UserWarning):
-    """What a call returns was computed without noise: it is as secret as what it was computed from.
+    """A call returned a result without noise. The result is as secret as the data.
 
-    Who has data that need no protection says so by
-    ``warnings.simplefilter("ignore", NotPrivateWarning)``.
+    If your data need no protection, write ``warnings.simplefilter("ignore", NotPrivateWarning)``.
 
     >>> import warnings
     >>> from pyro_dp import NotPrivateWarning

@@ -14,7 +14,7 @@ from pyro_dp.utils.errors import ConfigurationError
 def write_file(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write JSON; the file is the old one or the new one, never half of it, and on the disk.
 
-    :param path: of the file.
+    :param path: the file to write.
     """
     write_text(path, json.dumps(state, indent=1))
 
@@ -38,7 +38,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def sync_folder(path: Path) -> None:
     """Make a file's new name last, where the system lets folders be synchronised.
 
-    :param path: of the file.
+    :param path: the file, in the folder to synchronise.
     """
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)

@@ -12,10 +12,10 @@ _Handler = Callable[[int, Any], Any]
 class Interrupts:
     """Delays interrupts during work with stages and a point of no return.
 
-    Within :meth:`within` a Ctrl-C waits for the next :meth:`check`, as what torch keeps of the
-    process (modes, levels of vmap) may be left behind where an exception comes from anywhere. A
-    second one does not wait. From :meth:`hold` on all wait until the work is done. Only the main
-    thread gets any; elsewhere nothing happens here.
+    Within :meth:`within` a Ctrl-C waits for the next :meth:`check`. An exception at any other point
+    could leave torch's modes or levels of vmap behind. A second Ctrl-C does not wait. From
+    :meth:`hold` on, all wait until the work is done. Only the main thread gets interrupts;
+    elsewhere nothing happens here.
     """
 
     def __init__(self) -> None:

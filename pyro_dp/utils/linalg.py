@@ -22,7 +22,7 @@ def require_same(
     """:raises ModelError: a graph's numbers are not those of the model.
 
     :param exact: whether the model computes in float64.
-    :param scale: of numbers that are large for these.
+    :param scale: the size of numbers that are large for these.
     :param rounding: by how much they may differ in any case, in units of the scale.
     """
     largest = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0.0

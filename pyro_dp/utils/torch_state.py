@@ -57,7 +57,7 @@ def private_rng(stream: np.random.Generator) -> Iterator[None]:
         yield
 
 
-_BYTES = 8  # of a number
+_BYTES = 8  # bytes of a number
 _HELD = 16  # times that a pass holds each number of a record, in all that it computes
 _SHARE = 8  # a pass takes an eighth of the memory
 _MOST = 2**20  # records: more of them gain nothing
@@ -79,7 +79,7 @@ def rows_on(device: torch.device, numbers: int) -> int | None:
 
     It follows from its whole memory, which is public. Free memory would reveal earlier batches.
 
-    :param numbers: of a record's data and of its part of a release.
+    :param numbers: how many numbers a record's data and its part of a release have.
     """
     if device.type != "cuda":
         return None

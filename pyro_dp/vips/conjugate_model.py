@@ -22,11 +22,11 @@ class Statistic:
     """One block of sufficient statistics: a sum over records.
 
     :param shape: the sum's.
-    :param bound: Euclidean norm that one record's part has at most, and to which it is clipped;
-        ``math.inf`` only without noise.
+    :param bound: the largest Euclidean norm of one record's part, to which it is clipped.
+        ``math.inf`` is for runs without noise.
     :param static: a record's part does not depend on the posterior. Such a statistic is released
-        once and reused where all records take part in every step. It is a declaration about the
-        model, and never looked for in data.
+        once and reused if all records take part in every step. It is a declaration about the model,
+        and data never decide it.
 
     >>> import math
     >>> from pyro_dp.vips import Statistic
@@ -74,7 +74,7 @@ class Draws:
     def uniform(self, draw: int, size: int) -> Tensor:
         """Uniform on (0, 1), (B, size), in float64.
 
-        :param draw: number of this draw: another number, other values.
+        :param draw: number of this draw; each number has other values.
         """
         return self._numbers("uniform", draw, size)
 
@@ -83,7 +83,7 @@ class Draws:
         return self._numbers("normal", draw, size)
 
     def of(self, b: int) -> "Draws":
-        """Those of one of the records."""
+        """The random numbers of one of the records."""
         return Draws(self._stream, self._indices[b : b + 1])
 
     def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
@@ -104,8 +104,8 @@ class ConjugateModel(abc.ABC):
     these with a bound each and computes one record's part (the E-step). From the sums it computes a
     posterior of the global latents (the M-step).
 
-    **The E-step is behind the privacy wall.** Row b of the result of :meth:`expected_statistics`
-    may depend on row b of the data and draws, and on the public posterior, but on no other record.
+    **The E-step is behind the privacy wall.** Row b of :meth:`expected_statistics` may depend on
+    row b of the data and draws and on the public posterior. It must not depend on another record.
     A loop over local latents must therefore run a fixed number of times. A loop that stops when the
     batch has converged would pass information between records. Your own model sees one record at a
     time (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next.
@@ -113,12 +113,11 @@ class ConjugateModel(abc.ABC):
     fails, counts as zero.
 
     **The M-step sees released numbers only**, and may use them freely. Sums are noisy: counts may
-    be negative, second moments not positive definite. How large the noise is, is public; how large
-    the data are, is not.
+    be negative, second moments not positive definite. The size of the noise is public; the size of
+    the data is not.
 
-    A model also has the Pyro model that it stands for, so that DPSVI, DPSEP and VIPS can be run on
-    one and the same. Its site names are those of the posterior, and its only plate with data is
-    named "data".
+    A model also has its Pyro model, so DPSVI, DPSEP and VIPS can run on the same model. Its site
+    names are those of the posterior, and its only plate with data is named "data".
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
@@ -151,7 +150,7 @@ class ConjugateModel(abc.ABC):
 
     @abc.abstractmethod
     def check(self, *data: Tensor) -> None:
-        """Refuse data that do not fit. Spends nothing, and is for the curator.
+        """Refuse data that do not fit. It spends nothing, and its errors are for the curator.
 
         For large data it is called for one part after the other.
 
@@ -162,7 +161,7 @@ class ConjugateModel(abc.ABC):
     def static_statistics(self, *rows: Any, **named: Any) -> Parts:
         """Parts of B records of the statistics that are declared static, ``(B, *shape)`` each.
 
-        :param rows: of the data, (B, ...) each.
+        :param rows: rows of the data, (B, ...) each.
         """
         return {}
 
@@ -171,7 +170,7 @@ class ConjugateModel(abc.ABC):
 
         :param posterior: the global latents', from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.
-        :param rows: of the data, (B, ...) each.
+        :param rows: rows of the data, (B, ...) each.
         """
         return {}
 
@@ -208,25 +207,25 @@ class ConjugateModel(abc.ABC):
         noise: Mapping[str, float],
         size: int,
     ) -> Mapping[tuple[str, str], Tensor] | None:
-        """How the sums of the E-step move with the means of the posterior: public, from what was
-        released, like the M-step.
+        """The derivatives of the E-step's sums with respect to the posterior's means. Like the
+        M-step, it sees released numbers only.
 
-        Noise moves the posterior, and with it the next E-step: intervals that are to hold need to
-        know by how much.
+        Noise moves the posterior, and so the next E-step. Intervals with the right coverage must
+        include that.
 
         :param posterior: the result of :meth:`posterior` for the others.
         :returns: by names of a statistic and of a site, the matrix (size of the statistic, size of
-            the site) of its derivatives, on flattened tensors. Zero matrices are left out.
-            ``None``, for a model that does not know: its intervals leave the answer of the E-step
-            out, and the status says so. It is not asked where all statistics are static.
+            the site) of its derivatives, on flattened tensors. Zero matrices are left out. ``None``
+            if a model cannot compute them: its intervals leave out the E-step's response, and the
+            status says so. It is not called if all statistics are static.
         """
         return None
 
     def hidden(
         self, posterior: Any, statistics: Mapping[str, Tensor], noise: Mapping[str, float]
     ) -> Mapping[str, Tensor]:
-        """Elements whose information from the records is below the noise, if the M-step can detect
-        it.
+        """Elements whose information from the records is below the noise, if the M-step detects
+        that.
 
         :returns: by site, booleans of its shape. The posterior's status counts them.
         """

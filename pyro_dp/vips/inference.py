@@ -51,15 +51,15 @@ _STATE = ("size", "statistics", "static")
 class VIPS(IterativeMechanism, Explained, Predicted):
     """Differentially private variational Bayes for a conjugate-exponential model.
 
-    Each step samples records and takes from each its expected sufficient statistics under the
+    Each step samples records and computes each record's expected sufficient statistics under the
     current posterior. Every statistic is clipped to the bound that the model declares. All of them
     are released together, as one Gaussian event with equal shares. The sums are divided by the
     public sample rate and mixed into those of earlier steps, s <- (1 - rho_t) s + rho_t s_hat. The
     model computes the posterior from s.
 
-    Statistics that the model declares static are released once, in the first step, where all
-    records take part in every step. They serve all of them, and so they get as much of the budget
-    as all steps together: noise multiplier sigma / sqrt(num_steps).
+    If all records take part in every step, statistics that the model declares static are released
+    once, in the first step. They serve all steps, so they get as much of the budget as all steps
+    together: noise multiplier sigma / sqrt(num_steps).
 
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     record, with epsilon = ``accountant.get_epsilon()`` under the accountant's neighbouring
@@ -70,8 +70,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     checks of data, which are for the curator.
 
     **Uncertainty.** :meth:`posterior` includes the uncertainty that noise adds, to first order. Its
-    status says where that will not do. In simulated regressions 95% intervals covered the truth in
-    94 to 96% of the cases. It does not include what clipping does, nor the sampling of records.
+    status says where that is not enough. In simulated regressions 95% intervals covered the truth
+    in 94 to 96% of the cases. It does not include the effects of clipping and of sampling records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
     :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. A model's start
@@ -181,8 +181,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         """One private update of the posterior, from the full data.
 
         :param data: tensors of length N, as the model's Pyro model takes them.
-        :returns: by how much the mixed statistics changed: Euclidean norm, each in units of its
-            bound, of the change per record.
+        :returns: the change of the mixed statistics per record: its Euclidean norm, with each
+            statistic in units of its bound.
         :raises ModelError: the data do not fit, or are not those of the first step; nothing was
             spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
@@ -213,12 +213,12 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         ``posterior["weights"]`` is the marginal distribution of a site; :meth:`guide` samples all
         sites.
 
-        :param noise_aware: include the uncertainty that the noise adds, to first order: how the
-            noise in the statistics moves the means, directly and through the E-steps
-            (:mod:`pyro_dp.vips.noise_response`). With it come the parts of the covariance that
-            variational Bayes leaves out, where the model knows how its E-step answers. Its
-            ``status`` says whether anything is left out. Without noise, and with ``False``, the
-            posterior is that of variational Bayes as it is.
+        :param noise_aware: include the uncertainty that the noise adds, to first order. The noise
+            in the statistics moves the means, directly and through the E-steps
+            (:mod:`pyro_dp.vips.noise_response`). If the model has a
+            :meth:`ConjugateModel.feedback`, the parts of the covariance that variational Bayes
+            leaves out are included, too. The ``status`` says whether anything is left out. Without
+            noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
         current = self._current()
@@ -234,9 +234,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.
 
-        ``Predictive(vips.model.model, guide=vips.guide, num_samples=100)``. It holds what
-        :meth:`posterior` returns, whose sites are independent of each other; without noise, the
-        joint posterior of variational Bayes.
+        Write ``Predictive(vips.model.model, guide=vips.guide, num_samples=100)``. It samples the
+        result of :meth:`posterior`, whose sites are independent of each other. Without noise it
+        samples the joint posterior of variational Bayes.
 
         :raises ConfigurationError: no step was taken yet.
         """

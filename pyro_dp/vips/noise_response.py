@@ -250,9 +250,9 @@ def noise_aware(
     hidden: Mapping[str, Tensor],
 ) -> SitePosterior:
     """
-    :param marginals: variational Bayes', by site.
+    :param marginals: those of variational Bayes, by site.
     :param feedback: the result of :meth:`ConjugateModel.feedback`.
-    :param hidden: what :meth:`ConjugateModel.hidden` says.
+    :param hidden: the result of :meth:`ConjugateModel.hidden`.
     """
     sites = {site for _, site in feedback or {}}
     moved = response.moved(feedback, {site: covariance(marginals[site]) for site in sites})

@@ -53,8 +53,7 @@ def widened(marginal: Distribution, root: Tensor) -> Distribution:
 
 
 def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
-    """Quantiles of each element: (P, *shape). From 10,000 draws with a fixed seed for other "
-    "families."""
+    """Quantiles of each element: (P, *shape). Other families use 10,000 draws with a fixed seed."""
     shape = marginal.batch_shape + marginal.event_shape
     family = _family(marginal)
     if family is not None:
@@ -173,8 +172,8 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
     """The marginal distribution of each site, by name, in the model's own space; all of it public.
 
     ``posterior["weights"]`` is a Pyro distribution. ``mean``, ``stddev``, ``covariance_matrix``,
-    ``sample()`` and ``log_prob()`` are those of one flat vector (d,) of all sites' elements, called
-    :attr:`names`, in which sites are independent of each other.
+    ``sample()`` and ``log_prob()`` are those of one flat vector (d,) of all sites' elements, with
+    names in :attr:`names`. Sites are independent of each other in it.
 
     :param marginals: by site, the noise's uncertainty included.
     :param plain: the same without it; ``None``: there is none in it.

@@ -122,7 +122,7 @@ def test_budget_is_exact(engine):
 
 @pytest.fixture
 def evaluations(monkeypatch):
-    """The ledgers of which an engine was asked the epsilon."""
+    """The ledgers whose epsilon an engine was asked for."""
     ledgers, exact = [], composition.epsilon
     monkeypatch.setattr(composition, "epsilon", lambda *a: ledgers.append(a[0]) or exact(*a))
     return ledgers
@@ -282,7 +282,7 @@ def test_a_ledger_of_a_retired_engine_loads(engine, tmp_path):
 
 
 def test_a_forked_process_records_nothing():
-    """Its ledger would be a copy, of which the other one would not know."""
+    """Its ledger would be a copy, hidden from the first process."""
     accountant = PrivacyAccountant(epsilon=8.0)
     reading, writing = os.pipe()
     child = os.fork()
@@ -477,7 +477,7 @@ def test_display_has_the_numbers():
 
 
 def told(accountant):
-    """What each run released, in words that compare."""
+    """Each run's releases, in words that compare."""
     return [(origin and origin.saved(), part) for origin, part in accountant.runs()]
 
 
@@ -650,7 +650,7 @@ def test_a_plan_beyond_the_budget_is_refused_as_a_whole():
 
 
 def test_a_new_plan_replaces_the_old_one_of_its_run():
-    """What the run calibrates anew may cost what was left of its plan."""
+    """The run's new calibration may cost the rest of its plan."""
     accountant = PrivacyAccountant(1.0)
     first = accountant.noise_multiplier(num_steps=10)
     origin = Origin.now("DPSVI", seeded=False, secure=False)

@@ -275,7 +275,7 @@ def test_deltas_of_what_is_private_by_itself():
 @pytest.mark.parametrize("engine", composition.ENGINES)
 @pytest.mark.parametrize("relation", composition.NEIGHBORING)
 def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
-    """Where the probability to take part is at most delta, whatever the noise: (0, delta)."""
+    """A step is (0, delta) if the probability to take part is at most delta, at any noise."""
     ledger = {SubsampledGaussian(1e-4, 1e-9): 10**4}
     assert composition.epsilon(ledger, 1e-5, relation, engine) == 0.0
     assert composition.epsilon(ledger, 0.9e-5, relation, engine) > 0.0

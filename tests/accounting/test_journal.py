@@ -293,7 +293,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, fails):
 
 
 def told(accountant):
-    """What each run released, in words that compare."""
+    """Each run's releases, in words that compare."""
     return [(origin and origin.saved(), part) for origin, part in accountant.runs()]
 
 
@@ -377,7 +377,7 @@ def reopened(path):
 @pytest.mark.parametrize(
     "value",
     [
-        [0, 1, 0],  # of a run that is not known
+        [0, 1, 0],  # a run that the journal does not have
         {"reserved": []},
         {"reserved": [3], "run": {"method": "x", "generator": "secure", "time": "z"}},
         {"reserved": [], "run": 0},
@@ -491,10 +491,10 @@ def test_a_resumed_ledger_never_leads_to_the_same_streams(written, tmp_path):
         accountant.record(EVENT)
         assert accountant.position == first + 1
         positions.add(first)
-    assert len(positions) == 6 and min(positions) > 2**64  # but for one time in 2^60
+    assert len(positions) == 6 and min(positions) > 2**64  # except once in 2^60
 
 
-# With a seed of their own: what is slow does not repeat what is quick.
+# Each case has a seed of its own, so the slow one does not repeat the quick one.
 @pytest.mark.parametrize("kills", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_runs_and_other_processes(tmp_path, kills):
     """Runs killed at random moments count every release and go on; see killed_runs.py."""

@@ -1,6 +1,6 @@
-"""What is said at calls whose results are not private: once, at the caller's line, before reading.
+"""Calls whose results are not private say so once, at the caller's line, before reading.
 
-That the ledger is marked, by those that know one: test_nonprivate.py.
+Marks in the ledger are in test_nonprivate.py.
 """
 
 import inspect

@@ -29,7 +29,7 @@ def test_epsilon_grows_along_the_ledger():
     assert (np.diff(epsilons) > 0).all()
     assert len(numbers) <= 36
     at = dict(zip(numbers.tolist(), epsilons, strict=True))
-    # Equal events are one line of the ledger, at the place of the first.
+    # Equal events are one line of the ledger, the first one's.
     assert at[3] == ledger((FULL, 3)).get_epsilon()
     assert at[103] == ledger((FULL, 3), (STEP, 100)).get_epsilon()
 

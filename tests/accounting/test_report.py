@@ -48,7 +48,7 @@ def test_the_guarantee_in_words():
 
 @pytest.mark.parametrize("relation, mu", [("add_or_remove_one", 0.5), ("replace_one", 1.0)])
 def test_the_best_attackers_power(relation, mu):
-    """Of a Gaussian in closed form: Dong, Roth & Su 2022, equation (6)."""
+    """A Gaussian's is in closed form: Dong, Roth & Su 2022, equation (6)."""
     text = ledger((FULL, 1), neighboring=relation).report()
     exact = 100 * ndtr(mu - ndtri(0.95))
     stated = float(re.search(r"at most ([\d.]+)% of the cases", text)[1])
@@ -121,7 +121,7 @@ def test_every_release_is_listed():
 
 
 def cells(text):
-    """Of the table of releases, by the names of its columns."""
+    """The table of releases, by the names of its columns."""
     lines = text.split("## What was released")[1].split("\n\n")[2].splitlines()
     rows = [[cell.strip() for cell in line.removeprefix("|")[:-1].split("|")] for line in lines]
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
@@ -174,7 +174,7 @@ def test_bounds_and_the_clipped_fraction():
     assert (row["release"], row["times"]) == ("DPSVI: noisy sum", "4")
     with accountant.next_position(origin, 1.0):
         pass
-    accountant.record(FULL)  # of no run
+    accountant.record(FULL)  # it belongs to no run
     assert len(cells(accountant.report())) == 3
 
 
@@ -279,7 +279,7 @@ def test_what_is_spent_and_left_add_up():
 
 @pytest.mark.parametrize("format", ["markdown", "html"])
 def test_no_number_seems_to_exceed_the_budget(format):
-    """One that rounding up would lift above it: but for the second opinion, which says why."""
+    """Rounding up would lift the number above it. The second opinion may exceed it and says why."""
     spent = ledger((FULL, 1)).get_epsilon()
     accountant = ledger((FULL, 1), epsilon=spent * (1 + 1e-5))
     budget = of_budget(accountant.epsilon)
@@ -307,7 +307,7 @@ def test_pictures_lie_in_the_page():
     assert "of a budget of 3." in page
     assert f"Epsilon after each release: {up(accountant.get_epsilon())} after all 50" in page
     pictures = "".join(re.findall("<svg.*?</svg>", page))
-    assert "#" not in pictures and "style" not in pictures  # so that they are dark where it is
+    assert "#" not in pictures and "style" not in pictures  # the page's dark theme reaches them
     assert "nan" not in pictures and "inf" not in pictures
     assert "<svg" not in accountant.report()
     accountant.record_nonprivate("x")

@@ -125,7 +125,7 @@ def test_the_checks_find_what_is_wrong(browser):
 
 @pytest.fixture(scope="module")
 def cells():
-    """What a notebook shows of an accountant, an inference, a run and a posterior."""
+    """A notebook's display of an accountant, an inference, a run and a posterior."""
     torch.set_default_dtype(torch.float64)
     pyro.clear_param_store()
     pyro.set_rng_seed(0)

@@ -1,4 +1,4 @@
-"""What ``dp_accounting`` is asked, against closed forms and the package's own engines."""
+"""``dp_accounting``'s answers, against closed forms and the package's own engines."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ def opinion(ledger, delta=1e-5, neighboring="add_or_remove_one"):
 
 
 def sums(*entries):
-    """Of (noise multiplier, rate, count)."""
+    """A ledger of sums, each (noise multiplier, rate, count)."""
     return {SubsampledGaussian(noise, rate): count for noise, rate, count in entries}
 
 

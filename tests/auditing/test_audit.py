@@ -1,4 +1,4 @@
-"""Audits of mechanisms whose privacy is known in closed form; what they report; what they refuse.
+"""Audits of mechanisms whose privacy has a closed form: reports and refusals.
 
 Mechanisms here are plain numpy: tests/test_audited_inference.py audits the package's own. Seeds are
 fixed. A bound at confidence 0.999 is wrong in one of a thousand seeds, those with confidence
@@ -94,7 +94,7 @@ class TestRepeatedRuns:
 
     @pytest.mark.parametrize("dim", [1, 30])
     def test_is_wrong_as_often_as_stated(self, dim):
-        """Where nothing can be seen, any bound is wrong. Thresholds and direction were fitted.
+        """If nothing can be seen, any bound is wrong. Thresholds and direction were fitted.
 
         200 audits at confidence 0.9: more than 45 wrong ones have probability 1e-7.
         """

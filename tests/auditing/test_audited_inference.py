@@ -1,8 +1,8 @@
 """The package's own inferences audited, and faults planted in them that an audit must find.
 
-At 99.9% confidence an audit of a correct program contradicts the claim in one of a thousand seeds,
-at most; those of correct programs here have 1 - 1e-8. How probably a fault is missed is written
-beside it. Longer audits: benchmarks/audit.py.
+At 99.9% confidence an audit of a correct program contradicts the claim in one of a thousand seeds
+at most. Audits of correct programs here have confidence 1 - 1e-8. Each fault has its probability to
+be missed written beside it. benchmarks/audit.py has longer audits.
 """
 
 import itertools
@@ -68,8 +68,8 @@ def model(x, y):
 class OneStep:
     """One step of plain gradient ascent from zero: the new location is the release.
 
-    One DPSVI for each of the two data sets does all of the steps, since the first step of each
-    takes as long as a thousand later ones.
+    Each of the two data sets has one DPSVI for all of the steps. A first step takes as long as a
+    thousand later ones.
     """
 
     def __init__(self, noise_multiplier, *, prepare=lambda x: x, neighboring="add_or_remove_one"):
@@ -171,9 +171,9 @@ class TestOneStep:
     def test_fixed_order_counted_as_poisson(self, monkeypatch):
         """Single-record steps, each record once; records are at the bounds -C, the canary at +C.
 
-        The attacker knows the order, so that the canary's step alone is what matters (the others
-        are left out here); it is a Gaussian with mu = 2. At 2,000 runs the bound is 2.6 on average
-        with a standard deviation of 0.2.
+        The attacker knows the order, so only the canary's step matters (the others are left out
+        here). It is a Gaussian with mu = 2. At 2,000 runs the bound is 2.6 on average with a
+        standard deviation of 0.2.
         """
         claim = PrivacyAccountant(neighboring="replace_one")
         claim.record(SubsampledGaussian(1.0, 1 / 100), count=100)
@@ -213,7 +213,7 @@ class TestOneStep:
 
 
 class TestRelease:
-    """What all of them have in common, without a model: a record at its bound, or none."""
+    """The release that all of them share, without a model: a record at its bound, or none."""
 
     @pytest.mark.parametrize("scale, trials", [(1.0, 10_000), (0.5, 50_000)])
     def test_half_the_noise(self, scale, trials):

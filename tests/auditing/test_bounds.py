@@ -1,6 +1,6 @@
-"""Both bounds against exact worst cases and against simulated mechanisms of known epsilon.
+"""Both bounds against exact worst cases and against simulated mechanisms of exact epsilon.
 
-Simulated audits are many: how often a bound is wrong is compared with what is allowed plus six
+There are many simulated audits. The number of wrong bounds may exceed its allowed mean by six
 standard deviations, a false-alarm rate of about 1e-9 (the seeds are fixed).
 """
 
@@ -83,8 +83,8 @@ class TestRuns:
 def worst_case(m, guesses, correct, epsilon, delta):
     """The largest P(W >= correct) of all mechanisms on m bits, by linear programming.
 
-    Variables: M(s)(t) for inputs s and guesses t, and the excess of M(s)(t) over e^epsilon M(s')(t)
-    for each pair of neighbours, which sum to at most delta.
+    It has the variables M(s)(t) for inputs s and guesses t, and excesses over e^epsilon M(s')(t).
+    For each pair of neighbours s and s' the excesses sum to at most delta.
     """
     inputs = list(itertools.product([-1, 1], repeat=m))
     outputs = [t for t in itertools.product([-1, 0, 1], repeat=m) if np.abs(t).sum() == guesses]

@@ -1,4 +1,4 @@
-"""What user code keeps of a record is put back, and what depends on the data is refused."""
+"""State that user code keeps of a record is put back. State that depends on the data is refused."""
 
 import functools
 import itertools
@@ -352,7 +352,7 @@ def test_names_of_what_is_found():
 
 
 def test_attributes_are_no_globals():
-    """``x.TOTALS`` reads an attribute, whatever globals there are."""
+    """``x.TOTALS`` reads an attribute, not a global of that name."""
 
     def model(x):
         return x.TOTALS

@@ -54,7 +54,7 @@ def test_what_is_refused_is_different():
 
 
 def test_copies_that_matter_are_kept():
-    """Of what is written to later, of what is handed out, and into memory with other users."""
+    """A tensor is written to later, or handed out, or its memory has other users."""
     x = torch.ones(4, 3)
 
     def written(x):
@@ -207,7 +207,7 @@ def test_inputs_that_are_written():
 
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_captured_tensors_are_no_constants(shape):
-    """They may change; what is made afresh in each call may not."""
+    """They may change; a tensor made afresh in each call may not."""
     captured = torch.ones(shape)
 
     def function(x):
@@ -276,7 +276,7 @@ def test_masks_that_depend_on_the_input_stay():
 
 
 def test_draws_are_no_constants_and_not_shared():
-    """Where a graph is there to draw."""
+    """Draws stay in a graph that is traced to draw."""
 
     def drawn(x):
         fixed = torch.full((3,), 0.5)

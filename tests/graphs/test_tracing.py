@@ -1,4 +1,4 @@
-"""Flat graphs: what is traced, what is refused, and what happens without a compiler."""
+"""Flat graphs: traced code, refused code, and calls without a compiler."""
 
 import warnings
 
@@ -22,7 +22,7 @@ def objective(x, y):
 
 
 def test_a_graph_has_the_numbers_of_the_function():
-    """Also on inputs other than those that it was traced on; without running Python code."""
+    """They agree on other inputs than the traced ones, too, and no Python code runs."""
     calls = []
 
     def counted(x, y):
@@ -45,7 +45,7 @@ def test_a_graph_has_the_numbers_of_the_function():
     ],
 )
 def test_numbers_that_are_read_are_refused(read):
-    """They would be those of the placeholders for ever."""
+    """They would be those of the placeholders in every call."""
     with pytest.raises(NotTraceable, match="tracing raised"):
         trace(lambda x: [read(x)], [torch.ones(3)])
 

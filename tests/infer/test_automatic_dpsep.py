@@ -264,7 +264,7 @@ def long_tails(x, y):
 
 
 def test_a_likelihood_that_is_not_concave():
-    """Intervals of four standard deviations hold the truth; a saddle would be no good place."""
+    """Intervals of four standard deviations hold the truth; at a saddle they would not."""
     rng = torch.Generator().manual_seed(1)
     x = torch.randn(4000, 2, generator=rng)
     normal, square = (torch.randn(n, 4000, generator=rng) for n in (1, 4))

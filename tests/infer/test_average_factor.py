@@ -1,4 +1,4 @@
-"""The average factor: damping, noise, and what is reported of directions that the noise hides."""
+"""The average factor: damping, noise, and directions that the noise hides."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_a_negative_precision_is_reported_as_none():
 
 
 def test_on_the_way_steps_stand_on_all_precisions():
-    """Whose noise falls with their number; what is reported is the last one."""
+    """Their average's noise falls with their number; the reported precision is the last one."""
     factor, radii = start(), []
     for scale in (1.0, 2.0, 3.0):
         hidden = scale * torch.diag(torch.tensor([1000.0, 0.0]))

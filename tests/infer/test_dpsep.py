@@ -58,7 +58,7 @@ _GUIDES = [
 
 
 def new_sep(model=logistic, guide=None, **options):
-    """Not private, unless told otherwise."""
+    """It is not private by default."""
     pyro.clear_param_store()
     settings = dict(
         accountant=PrivacyAccountant(),
@@ -261,7 +261,7 @@ class TestContract(InferenceContract):
 
 
 def one_sum(monkeypatch, kind, data, batch, **options):
-    """The exact sum of a block in one first step on a given batch of records."""
+    """The exact sum of a block in one first step on this batch of records."""
     model, guide, _, settings = _KINDS[kind]
     pyro.set_rng_seed(0)
     options = {"max_factor_norm": 0.5, "generator": 0, "sample_rate": 0.5} | settings | options
@@ -350,7 +350,7 @@ def test_moments_agree_and_repr_tells():
 
 
 def residuals(x, y):
-    """What is observed depends on a latent, not only its distribution."""
+    """The observation itself depends on a latent, not only its distribution."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     with pyro.plate("data", len(x)) as idx:
         pyro.sample("y", dist.Normal(x[idx, 0] * w[0], 0.5), obs=y[idx] - x[idx, 1:] @ w[1:])
@@ -439,8 +439,8 @@ def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
 def test_noise_aware_intervals_cover(correlation):
     """The noise's part of the covariance against the errors of the mean over fresh noise.
 
-    Of 3 x 40 intervals of one sd, 0.683 +- 4 * 0.043 hold the mean without noise; with half or
-    twice the sd it would be 0.38 or 0.95.
+    There are 3 x 40 intervals of one sd. A share of 0.683 +- 4 * 0.043 holds the mean without
+    noise. With half or twice the sd it would be 0.38 or 0.95.
     """
     x, y = correlated_data(1500, correlation=correlation)
     target = new_sep(num_steps=15)
@@ -539,7 +539,7 @@ def labels(x, y):
 
 
 def test_missing_labels_may_be_anything():
-    """A masked record adds nothing, whatever its label is."""
+    """A masked record adds nothing, with any label."""
     x, y = torch.randn(30, 3), torch.bernoulli(torch.full((30,), 0.5)).long()
     x[:, 2] = 1.0
     x[7, 2] = 0.0
@@ -792,7 +792,7 @@ def test_observations_with_more_dimensions_than_their_distribution():
 
 
 def test_a_posterior_that_noise_has_made_singular():
-    """Of noise as large as 1e46: a typed error before the next release, or a valid step."""
+    """Noise is as large as 1e46: a typed error before the next release, or a valid step."""
     data = regression_data()
     for seed in range(5):
         sep = new_sep(

@@ -1,4 +1,4 @@
-"""What limits a posterior, and which epsilon or N would help: from released numbers alone."""
+"""Limits of a posterior, and the epsilon or N that would help: from released numbers alone."""
 
 import math
 from dataclasses import replace
@@ -128,7 +128,7 @@ def test_a_known_split_of_dpsep():
 
 
 class Replayed:
-    """Releases of a first run, given out again whatever the data are."""
+    """Releases of a first run, repeated for any data."""
 
     def __init__(self, monkeypatch):
         self.released, self.place = [], None
@@ -145,7 +145,7 @@ class Replayed:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_only_what_was_released_speaks(run, monkeypatch):
-    """On data of which every record is another one."""
+    """The second run's data differ in every record."""
     replayed, (kind, options) = Replayed(monkeypatch), RUNS[run]
     x, y = regression_data()
     pyro.set_rng_seed(0)  # for the guide's first values

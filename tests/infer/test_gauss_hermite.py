@@ -22,7 +22,7 @@ CENTRE = torch.tensor([0.5, -0.5], dtype=torch.float64)
 
 
 def likelihood(make, value):
-    """Of one number a (..., 1)."""
+    """A log likelihood of one number a (..., 1)."""
     return lambda a: make(a[..., 0]).log_prob(torch.tensor(value))
 
 
@@ -39,7 +39,7 @@ LIKELIHOODS = {
 
 
 def of_normal(value):
-    """Of location and log scale (..., 2)."""
+    """A log likelihood of location and log scale (..., 2)."""
 
     def log_likelihood(a):
         return Normal(a[..., 0], a[..., 1].exp(), validate_args=False).log_prob(value)
@@ -252,7 +252,7 @@ def test_cavity_times_site_is_the_tilted_distribution(rank):
 
 
 def test_a_gaussian_likelihood_in_a_very_wide_cavity():
-    """The curvature is 1e-8 of the Hessian, of which it is a difference: B is known to 1e-8."""
+    """B is exact to 1e-8, because the curvature is a difference and 1e-8 of the Hessian."""
     check_gaussian_likelihood(1e4)
 
 
@@ -265,7 +265,7 @@ def test_one_number_in_a_wide_cavity(name, centre):
 
 
 def test_two_numbers_in_a_wide_cavity():
-    """Skewed, so that few nodes are no more than a rough rule; but it does not diverge."""
+    """The density is skewed, and few nodes are only a rough rule; but it does not diverge."""
     tilted = tilted_moments(of_normal(0.3), CENTRE[None], SPREAD[None])
     average, spread = on_grid(of_normal(0.3), CENTRE, SPREAD, count=201)
     moved = CENTRE + SPREAD @ tilted.gradient[0] - average

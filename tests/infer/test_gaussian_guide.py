@@ -1,4 +1,4 @@
-"""A guide as one Gaussian: Pyro shows what is written, and what is no Gaussian is refused."""
+"""A guide as one Gaussian: Pyro draws from the written one, and other guides are refused."""
 
 import pyro
 import pyro.distributions as dist
@@ -381,7 +381,7 @@ def matrix(constraint):
     return pyro.param("scale", torch.eye(3), constraint=constraint)
 
 
-# Distributions of "w" in a guide, and what is said about them.
+# Distributions of "w" in a guide, and the errors about them.
 REFUSED = {
     "another distribution": (
         lambda: dist.Gamma(positive("a"), positive("b")),

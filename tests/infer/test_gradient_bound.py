@@ -34,7 +34,7 @@ def test_it_is_that_of_the_true_norms(place, right):
 
 
 def test_noise_alone_leaves_the_guess():
-    """No tail is made up of places that are merely possible."""
+    """Norms that are merely possible do not make a tail."""
     generator = np.random.default_rng(0)
     for _ in range(5):
         norms = read(5000 * generator.normal(size=SIZE), 5000.0, 500, 3.0, 2.0)
@@ -50,7 +50,7 @@ def test_counts_that_are_no_bell():
 
 
 def test_no_group_is_made_up():
-    """A run reads some fifteen histograms of 160 places: one false alarm loses it."""
+    """A run reads some fifteen histograms of 160 bins: one false alarm loses it."""
     counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)
     generator = np.random.default_rng(0)
     for _ in range(1000):
@@ -59,7 +59,7 @@ def test_no_group_is_made_up():
 
 
 def test_a_group_far_away_is_seen():
-    """Nine standard deviations of four bins, where noise of that size is not to be had."""
+    """It has nine standard deviations in four bins, and noise is never so large."""
     counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)
     counts[120:124] = 9 * 30 / 2
     generator = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Means of iterates: taken where a run has arrived, and not where it is on its way."""
+"""Means of iterates: used if a run has arrived, and not if it still travels."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ SETTINGS = {"lr": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.01}
 
 
 def moved(optim, joint, steps=4):
-    """Parameters after some steps, of which the first is Pyro's own."""
+    """Parameters after some steps; the first step is Pyro's own."""
     torch.manual_seed(0)
     leaves = {name: torch.ones(size, requires_grad=True) for name, size in (("a", 3), ("b", 2))}
     for name, leaf in leaves.items():

@@ -87,7 +87,7 @@ def masked(x, y, z):
 
 
 def two_elements(x, y, z):
-    """A record of two observations, of which one has a weight."""
+    """A record of two observations; one has a weight."""
     w = weights()
     with pyro.plate("data", len(x)) as i:
         pyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
@@ -105,7 +105,7 @@ MODELS = {
 
 
 def data(model, size=SIZE):
-    """With outliers, of which one is broken."""
+    """Data with outliers; one is broken."""
     x = torch.randn(size, DIM)
     x[1], x[2], x[3], x[4, 1] = 30 * x[1], 1e3 * x[2], 1e-6 * x[3], math.nan
     y = torch.bernoulli(torch.full((size,), 0.4))
@@ -176,7 +176,7 @@ def close(found, tolerance=1e-9):
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("bound", [0.05, 2.0])
 def test_the_fast_sum_is_the_slow_one(model, bound):
-    """Of all blocks, the histogram of norms too; with outliers and a broken record."""
+    """It is so for all blocks, also the histogram of norms; with outliers and a broken record."""
     close(both(model, data(model), bound=bound))
 
 

@@ -191,7 +191,7 @@ def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
 @pytest.mark.every_case
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
-    """Of the parameters that have arrived, and the last iterate of others; one warning says so."""
+    """Parameters that have arrived get means, others the last iterate; one warning says so."""
     problem, iterates, add = PROBLEMS[name](), [], IterateAverages.add
 
     def spy(self, step, parameters):
@@ -303,7 +303,7 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
     assert longer.run(*data, progress=False).steps == 8
 
 
-# What belongs to the paper's algorithm.
+# The paper's algorithm.
 
 
 @pytest.mark.parametrize(

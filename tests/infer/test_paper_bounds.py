@@ -179,7 +179,7 @@ def test_bound_refuses(change, text):
 
 
 def sites(size=20, d=3):
-    """Of a linear-Gaussian regression, the last one an outlier."""
+    """Sites of a linear-Gaussian regression, the last one an outlier."""
     x = torch.randn(size, d)
     y = x @ torch.linspace(-1, 1, d) + torch.randn(size)
     y[-1] += 30.0

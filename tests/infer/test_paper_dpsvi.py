@@ -490,7 +490,7 @@ def scheduled(name, **options):
     ],
 )
 def test_run_steps_a_scheduler(name, options):
-    """Once for each step, also of a resumed run; who loops over step() does so himself."""
+    """A run, also a resumed one, does so at each step. A loop over step() must do so itself."""
 
     def make():
         pyro.clear_param_store()

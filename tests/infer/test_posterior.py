@@ -1,4 +1,4 @@
-"""What inferences find: marginals, intervals in the model's own space, noise, status, pictures."""
+"""Posteriors: marginals, intervals in the model's own space, noise, status, pictures."""
 
 import copy
 import html
@@ -301,5 +301,5 @@ def test_dpsep_says_that_many_were_clipped():
 def test_dpsep_before_it_knows_anything_of_the_records():
     guide = AutoMultivariateNormal(logistic)
     sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=2.0)
-    sep.step(*regression_data())  # of norms alone
+    sep.step(*regression_data())  # this step releases norms alone
     assert sep.posterior().status.level == "do not publish"

@@ -288,7 +288,7 @@ def two_features(x, z, y):
 
 
 def test_a_feature_is_no_outcome():
-    """What is missing, and decides what is predicted, is asked for."""
+    """An error asks for a missing argument if predictions depend on it."""
     x, y = regression_data(SIZE)
     predictive = fitted(two_features, x, torch.zeros(SIZE), y).predictive(3)
     assert predictive(NEW, torch.ones(4))["y"].shape == (3, 4)

@@ -16,7 +16,7 @@ from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.utils.linalg import dense
 
-DRAWS = 64  # of the module
+DRAWS = 64  # as in the module
 
 
 def prior_of(latents, guide=AutoMultivariateNormal, y=None):
@@ -160,7 +160,7 @@ OTHERS = {gamma: 1, half_cauchy: 1, weights: 2, horseshoe: 2}
 def test_in_a_tight_posterior_it_has_gradient_and_hessian(latents):
     size = OTHERS[latents]
     prior, (mean, covariance) = prior_of(latents), posterior(size, 1e-5)
-    mean[0] = 0.3  # where all are log-concave
+    mean[0] = 0.3  # all are log-concave there
     mean[1:] *= 0.1
     found = prior.factor(mean, covariance)
     gradient, hessian = (each[0] for each in derivatives(latents.__name__, mean[None]))

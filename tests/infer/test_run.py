@@ -1,6 +1,6 @@
-"""Runs of inferences for Pyro models: what the contract does not know of them.
+"""Runs of inferences for Pyro models, beyond the contract.
 
-What all runs promise is in run_contract.py.
+The promises of all runs are in run_contract.py.
 """
 
 import math
@@ -131,7 +131,7 @@ def test_states_may_be_saved_on_the_way():
 
 
 def test_the_bound_follows_the_histogram():
-    """Of both inferences that choose it."""
+    """It does so in both inferences that choose it."""
     for kind in (DPSVI, DPSEP):
         pyro.clear_param_store()
         options = dict(accountant=PrivacyAccountant(8.0), generator=0)

@@ -12,7 +12,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.utils.linalg import dense
 
-WIDTHS = [2, 1, 3]  # of the latent sites, 6 coordinates
+WIDTHS = [2, 1, 3]  # the latent sites', 6 coordinates
 STRUCTURES = [Full, Diagonal, Shared]
 
 
@@ -36,7 +36,7 @@ def exact_squared_norm(jacobian, inner):
 
 
 def cancelling(gap, size=1e12, dim=6):
-    """J1 ~ J2, and A that takes their difference: what is left is small."""
+    """J1 ~ J2, and A takes their difference, which is small."""
     first = torch.randn(dim)
     jacobian = torch.stack([first, first + gap * torch.randn(dim)])
     return jacobian, size * torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
@@ -75,7 +75,7 @@ def test_weighted_precision_is_symmetric(rank):
 @pytest.mark.parametrize("gap", [0.0, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0])
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
 def test_the_norm_is_never_below_the_true_one(gap, size):
-    """What the sensitivity rests on, where all that is left of the sum is rounding."""
+    """Sensitivity rests on this. Here the sum is nothing but rounding."""
     for _ in range(20):
         jacobian, inner = cancelling(gap, size)
         factors = LowRank(jacobian[None], inner[None], torch.zeros(1, 2))
@@ -126,7 +126,7 @@ def test_a_broken_matrix_of_weight_zero_does_not_matter(bad):
 
 
 def kept_precision(structure, matrix):
-    """What a structure keeps of one matrix: (d, d), or its diagonal."""
+    """The part of one matrix that a structure keeps: (d, d), or its diagonal."""
     if structure is Full:
         return matrix
     if structure is Diagonal:

@@ -1,4 +1,4 @@
-"""The step control: what is refused, and when averaging begins."""
+"""The step control: refused steps, and the beginning of averaging."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_settled_where_gradients_are_noise():
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_not_settled_where_gradients_stand_out(quiet):
-    """In most of the steps of the last half; what was before does not matter."""
+    """They do so in most of the steps of the last half; earlier steps do not matter."""
     noise = QUIET if quiet else torch.full((2,), 100.0)
     for late, settled in ((5, True), (6, False)):
         steps = control()

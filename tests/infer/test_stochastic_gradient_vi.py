@@ -1,4 +1,4 @@
-"""Gradient steps without an optim: the contract, what is kept and chosen, what the guide holds."""
+"""Gradient steps without an optim: the contract, kept state, chosen settings, the guide."""
 
 import math
 import warnings
@@ -41,7 +41,7 @@ from pyro_dp.infer.svi.traced_step import TracedStep
 
 class TestContract(InferenceContract):
     variants = kinds = ("AutoMultivariateNormal", "mixture", "VAE", "particles", "PyroModule")
-    opening = 1  # of norms alone
+    opening = 1  # release of norms alone
     beyond, done = ConfigurationError, "num_steps=6 steps of the plan are done"
     bad_settings = (
         ({"optim": torch.optim.Adam}, "optim"),
@@ -80,7 +80,7 @@ class TestContract(InferenceContract):
         for part in ({"counts": [1]}, {"counts": [0, 0, 0, -1]}, {"sums": {"x": torch.zeros(2)}}):
             yield {"averages": state["averages"] | part}, "averages"
         yield {"averages": 5}, "averages"
-        yield {"history": None}, "history"  # of version 0.2.0
+        yield {"history": None}, "history"  # in states of version 0.2.0
         yield {"num_steps": 7}, "num_steps"
 
 
@@ -93,7 +93,7 @@ def budget():
     return PrivacyAccountant(epsilon=1.0)
 
 
-# What is found.
+# Results.
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_graphs_change_nothing():
     assert one[2] == other[2]
 
 
-# What is chosen.
+# Chosen settings.
 
 
 def test_nothing_need_be_said():
@@ -351,7 +351,7 @@ def test_no_bound_without_noise():
 
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):
-    """Also that of version 0.2.0, which kept more."""
+    """So does a state of version 0.2.0, which kept more."""
     data, options = regression_data(), dict(noise_multiplier=0, sampling="full", generator=None)
 
     def steps(svi, which):
@@ -422,7 +422,7 @@ def test_who_passes_an_optimizer_says_how_many_steps():
 
 
 def test_a_passed_optimizer_is_used_as_ever():
-    """The very numbers of before there was a choice: C = 1, the bit, no average of iterates."""
+    """The same numbers as before there was a choice: C = 1, the bit, no average of iterates."""
     options = dict(generator=3, num_steps=20, sample_rate=0.5)
     optim = pyro.optim.Adam({"lr": 0.05})
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), optim=optim, **options)

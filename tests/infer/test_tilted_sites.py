@@ -221,7 +221,7 @@ def test_sites_of_several_kinds_multiply():
 
 
 def test_masks_and_scales_are_powers():
-    """Of the likelihood: in a narrow cavity, of the site."""
+    """They are powers of the likelihood: in a narrow cavity, of the site."""
     x, y = data()
     mean, covariance = cavity()
     weights = torch.tensor([0.5, 1.0, 0.0, 2.0, 1.0])

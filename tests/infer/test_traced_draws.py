@@ -172,7 +172,7 @@ LOCAL = {
 @pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_records_draw_by_rejection(name, privatize):
-    """A graph draws, another computes; the same numbers as Pyro's code, given what was drawn."""
+    """A graph draws, another computes. With the same draws, Pyro's code has the same numbers."""
     made, svi = new(LOCAL[name], "trace", privatize=privatize, loss_clip=2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -183,7 +183,7 @@ def test_records_draw_by_rejection(name, privatize):
 
 
 def sums(svi, batch, seed):
-    """Of these records, with private draws from this seed."""
+    """Sums of these records, with private draws from this seed."""
     pyro.set_rng_seed(5)
     step = svi._prepared.step
     step._unchecked = 0

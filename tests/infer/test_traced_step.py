@@ -41,7 +41,7 @@ from pyro_dp.mechanism.sampling import RecordSampler
 
 @pytest.fixture(autouse=True)
 def _small_passes(monkeypatch):
-    """Most batches take several passes, the last of which is padded."""
+    """Most batches take several passes, and the last pass is padded."""
     monkeypatch.setattr(RecordSampler, "usual_size", 7)
 
 
@@ -138,7 +138,7 @@ def test_without_a_compiler(monkeypatch):
 
 
 def test_draws_are_fresh_in_every_step(monkeypatch):
-    """Public draws, local draws and noise."""
+    """All three are: public draws, local draws and noise."""
     problem = PROBLEMS["hierarchical"]()
     fixture = Fixture(
         monkeypatch,
@@ -151,7 +151,7 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
     )
     fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})
     for _ in range(6):
-        pyro.set_rng_seed(0)  # the same public draws: what differs is local
+        pyro.set_rng_seed(0)  # the same public draws: all differences are local
         fixture.svi.step(*problem.data)
     sums = [total[0] for total in fixture.sums]
     noise = [r[0] - total for r, total in zip(fixture.released, sums, strict=True)]
@@ -211,7 +211,7 @@ def test_later_steps_run_no_pyro_code():
 
 
 def test_nothing_is_traced_twice(monkeypatch):
-    """Four graphs, whatever sizes the batches have."""
+    """There are four graphs, for batches of any sizes."""
     traced = []
 
     def spy(function, inputs, **options):
@@ -259,7 +259,7 @@ def test_memory(monkeypatch, microbatch_size):
 
 
 def contributions(svi, batch, step=None):
-    """What these records add to each block, on the same draws each time."""
+    """The contributions of these records to each block, on the same draws each time."""
     pyro.set_rng_seed(5)
     step = step or svi._prepared.step
     draws = step.draw()

@@ -123,12 +123,12 @@ def test_close_to_the_truth(monkeypatch, make, options, secure):
 
 @pytest.mark.parametrize("rate", [0.02, 1.0])
 def test_standard_error(rate):
-    """Of 4,000 runs' errors, in standard errors: sd 1 to 6%, which is 5.4 of its own sds."""
+    """Over 4,000 runs, errors in standard errors have sd 1 to 6%, which is 5.4 of its own sds."""
     generator, errors = np.random.default_rng(0), []
     bits = np.where(np.arange(1000) < 300, -0.5, 0.5)
     for _ in range(4000):
         fractions = ClippedFractions()
-        for _ in range(3):  # of which two are the last half
+        for _ in range(3):  # two are the last half
             taken = generator.random(1000) < rate
             total = bits[taken].sum() + 0.2 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
             released = torch.tensor([total / rate])
@@ -153,7 +153,7 @@ def test_fraction_is_a_fraction():
 
 @pytest.mark.parametrize("sampling", ["poisson", "full"])
 def test_a_share_of_one_per_cent(monkeypatch, sampling):
-    """One event, whatever is in it; no block where nothing is clipped or nobody asks."""
+    """There is one event for any blocks; no block if nothing is clipped or nobody asks."""
     fixture = Fixture(monkeypatch, noise_multiplier=2.0, sampling=sampling, generator=0)
     blocks = fixture.svi._blocks(3)
     assert [block.share for block in blocks] == [0.99, 0.01]
@@ -182,7 +182,7 @@ def test_an_adaptive_bound_has_one_bit(monkeypatch):
 
 
 def test_noise_of_sep_counts_the_share(monkeypatch):
-    """What the noise-aware posterior adds is the noise of the sites' block."""
+    """The noise-aware posterior adds the noise of the sites' block."""
     y = torch.randn(50)
     variances = []
     for report in (True, False):

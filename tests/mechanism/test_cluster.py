@@ -1,6 +1,6 @@
 """Several processes: the numbers of one, one noise and one ledger, and no wait without an end.
 
-What needs processes is in cluster_runs.py, which runs once, and once for what is slow.
+Trials with processes are in cluster_runs.py, which runs once, and once more for slow ones.
 """
 
 import os
@@ -163,7 +163,7 @@ def test_more_failures(case):
 
 @pytest.fixture
 def cluster():
-    """Of this process alone."""
+    """A cluster of this process alone."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
         torch.distributed.init_process_group("gloo", meeting, rank=0, world_size=1)

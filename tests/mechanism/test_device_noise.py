@@ -27,7 +27,7 @@ def drawn(size, seed=0):
     ],
 )
 def test_threefry_has_the_published_outputs(counter, key, expected):
-    """Of Random123, the authors' library: kat_vectors, threefry2x64 with 20 rounds."""
+    """They are from Random123, the authors' library: kat_vectors, threefry2x64 with 20 rounds."""
     words = [torch.tensor([signed(word)] * 3) for word in counter]
     found = threefry(key, *words)
     assert [each.tolist() for each in found] == [[signed(word)] * 3 for word in expected]

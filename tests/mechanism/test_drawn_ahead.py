@@ -1,4 +1,4 @@
-"""Samples of several steps at once: each is used once, whatever becomes of its step."""
+"""Samples of several steps at once: each is used once, even if its step fails."""
 
 import torch
 
@@ -6,7 +6,7 @@ from pyro_dp.mechanism.sampling import DrawnAhead
 
 
 class Rows:
-    """In place of a column: what it was told."""
+    """It replaces a column, and keeps the requests."""
 
     def __init__(self):
         self.held, self.passes, self.chosen = torch.empty(0), 0, None

@@ -1,6 +1,6 @@
 """Several owners: the posterior of one, shares of the noise, and nothing else leaves a holder.
 
-What needs processes is in federation_runs.py, which runs once.
+Trials with processes are in federation_runs.py, which runs once.
 """
 
 import io
@@ -79,7 +79,7 @@ class TestHolders:
         assert first["noise factor"] == pytest.approx(math.sqrt(3))
 
     def test_what_leaves_them_has_a_share_of_the_noise(self):
-        """Each release, each holder, each number: 5 x 3 x 2 and more draws of their own."""
+        """Every release, holder and number has a draw of its own: at least 5 x 3 x 2."""
         found = results()["uploads"]
         shares = []
         for release, uploads in enumerate(found["uploads"]):
@@ -116,7 +116,7 @@ class TestHolders:
         assert (first["steps"], first["counted"]) == (1, 3)
 
     def test_they_go_on_after_a_crash(self):
-        """One journal counts a release more than its state: all add noise for its budget."""
+        """One journal counts one release beyond its state. All add noise for its budget."""
         before, after, _ = results()["resumed"]
         assert before[0] == before[1] == before[2]
         (found, _, sigma, _), *others = after
@@ -148,7 +148,7 @@ class TestHolders:
     def test_noise_is_that_of_the_smallest_budget(self):
         first, second = results()["refusals"]["calibrated"]
         assert first == second and first[:3] == [None, 5, 4]
-        assert first[3] > 5.0  # of a budget of 3 it would be 3.9
+        assert first[3] > 5.0  # a budget of 3 would make it 3.9
 
     def test_others_do_not_learn_what_an_error_says(self):
         first, second = results()["refusals"]["broken"]

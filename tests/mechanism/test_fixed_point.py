@@ -32,7 +32,7 @@ def stream(monkeypatch):
 
 
 def units(bound, *values):
-    """What a sum holds before it is released."""
+    """The integers of a sum before its release."""
     total = FixedPointSum([Block(v.shape[1], bound, 1 / len(values)) for v in values])
     total.add(*values)
     return total._units
@@ -173,7 +173,7 @@ def test_a_product_keeps_the_bound_exactly(scales, fused):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_product_of_which_squares_are_lost_counts_as_zero(fused):
-    """Of 1e-320 a double has some ten bits: a norm that is too small would break the bound."""
+    """A double near 1e-320 has some ten bits. A norm that is too small would break the bound."""
     bound = 1e-6
     for seed in range(20):
         torch.manual_seed(seed)
@@ -196,7 +196,7 @@ def test_a_broken_factor_breaks_no_other_record(broken, fused):
 
 
 def test_norms_that_are_kept_do_not_replace_those_of_rows():
-    """Where all coordinates are written out, so are their norms: a formula's may be rounded."""
+    """If all coordinates are written out, so are their norms: a formula's may be rounded."""
     block = WeightedSquares(torch.randn(1, 4), torch.tensor([5.0]))
     (whole,) = rounded_sums([Kept(block, 0.9 * block.norms())], [1.0])
     (scaled,) = rounded_sums([Scaled(Kept(block, 0.9 * block.norms()), torch.ones(1, 1))], [1.0])
@@ -299,7 +299,7 @@ def test_the_most_noise_stays_in_the_integers(stream):
 
 
 def test_discrete_noise_costs_what_continuous_noise_costs():
-    """The argument of the module: a discrete draw's normalising sum hardly depends on its place."""
+    """The module's argument: a discrete draw's normalising sum hardly depends on its centre."""
     with mpmath.workdps(300):
 
         def total(place):

@@ -129,7 +129,7 @@ def test_a_relay_that_is_gone(line, address, aside):
 
 @pytest.mark.parametrize("sent", [b"", BEGIN, b"\0" * 8, b"\xff" * 8, b"\0" * 7 + b"\5abc"])
 def test_nothing_in_time(address, sent):
-    """Neither end waits for ever, and none is fooled about lengths."""
+    """Neither end waits without limit, and none is fooled about lengths."""
     with FlowerLine(address, index=0, timeout=0.4) as line, socket.socket(socket.AF_UNIX) as relay:
         relay.connect(address)
         relay.sendall(sent)

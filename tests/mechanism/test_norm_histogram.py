@@ -1,4 +1,4 @@
-"""The histogram of norms: what a record adds, and what is read from noisy counts."""
+"""The histogram of norms: a record's part, and readings of noisy counts."""
 
 import math
 
@@ -148,7 +148,7 @@ def test_a_group_apart_is_seen(rng):
 
 
 def test_noise_makes_no_groups(rng):
-    norms = np.exp(rng.standard_t(4, 20_000) * 0.5)  # of no bell
+    norms = np.exp(rng.standard_t(4, 20_000) * 0.5)  # the histogram is no bell
     for seed in range(300):
         counts = noisy_counts(norms, 10.0, seed)
         assert Norms.read(counts, 10.0, 20_000, typical=1.0, spread=0.25).norms.max() < 200

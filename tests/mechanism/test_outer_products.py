@@ -175,7 +175,7 @@ def found_in(function, *inputs, fused=True):
 
 
 def layer(x, weight, bias):
-    """Per-record gradients of a linear layer, the other way round too, and losses."""
+    """Per-record gradients of a linear layer, also transposed, and losses."""
 
     def loss(weight, bias, x):
         value = functional.linear(x, weight, bias).sin().sum()
@@ -249,7 +249,7 @@ def test_products_over_something_else_than_records():
     ("inner", "fused", "found"), [(6, False, 0), (6, True, 0), (1, True, 0), (1, False, 1)]
 )
 def test_small_products_are_multiplied_out(inner, fused, found):
-    """Where the factors are more work than their product; compiled, that is never stored."""
+    """So it is if the factors are more work than their product; compiled, that is never stored."""
     inputs = [*factors((2, inner, 2), batch=5), torch.randn(5)]
     (product,) = found_in(with_losses(torch.clone), *inputs, fused=fused)
     assert (product is not None) == found

@@ -19,7 +19,7 @@ _SIZE, _RATE, _DRAWS = 12, 0.3, 4000
 
 
 def inclusions(draw):
-    """(draws, size) of which records were in."""
+    """Which records were in, (draws, size)."""
     member = np.zeros((_DRAWS, _SIZE))
     for t in range(_DRAWS):
         member[t, np.asarray(draw(t))] = 1
@@ -95,7 +95,7 @@ def test_fixed_test_has_power():
 
 
 def test_secure(monkeypatch):
-    """The operating system's generator in place of a seeded one, by other algorithms."""
+    """The operating system's generator replaces a seeded one, by other algorithms."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
     source = Randomness(secure=True)
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM

@@ -1,4 +1,4 @@
-"""secure=True in every method: what is released, from which generator, and by which paths."""
+"""secure=True in every method: the released numbers, their generator, and the code paths."""
 
 import math
 import os
@@ -38,7 +38,7 @@ _UNITS = 2**30
 
 @pytest.fixture
 def entropy(monkeypatch):
-    """A seeded generator in place of the operating system's."""
+    """A seeded generator instead of the operating system's."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
 
 
@@ -68,7 +68,7 @@ VIPS_MODELS = {
 
 
 def watched(monkeypatch):
-    """What is handed to the release, and what comes of it."""
+    """The input and the output of each release."""
     seen = []
 
     def spy(clipped, **named):
@@ -83,7 +83,7 @@ def watched(monkeypatch):
 @pytest.mark.parametrize("name", VIPS_MODELS)
 @pytest.mark.parametrize("sampling", ["poisson", "full"])
 def test_models_of_vips_release_integers_on_a_grid(monkeypatch, name, sampling):
-    """What the contract says of each method, for statistics of their own kind."""
+    """The contract says so of each method; here it holds for statistics of each kind."""
     model, data = VIPS_MODELS[name]
     seen, accountant = watched(monkeypatch), PrivacyAccountant()
     options = {"sample_rate": 0.5} if sampling == "poisson" else {}
@@ -99,14 +99,14 @@ def test_models_of_vips_release_integers_on_a_grid(monkeypatch, name, sampling):
 
 
 def one_sum(monkeypatch, name, data, privatize, **options):
-    """The integers of the first step on all records, whose local draws are given."""
+    """The integers of the first step on all records, with fixed local draws."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     problem = PROBLEMS[name]()
     seen = watched(monkeypatch)
     stream = Randomness.stream
 
-    def given(self, purpose, position):  # not os.urandom, of which a compiler takes some, too
+    def given(self, purpose, position):  # not os.urandom: a compiler reads it, too
         return np.random.default_rng(0) if purpose == "local" else stream(self, purpose, position)
 
     monkeypatch.setattr(Randomness, "stream", given)
@@ -185,7 +185,7 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
     + [pytest.param("VAE", "compile", marks=pytest.mark.slow)],
 )
 def test_graphs_give_the_same_integers(monkeypatch, name, jit):
-    """But for a unit, where a coordinate lies on the grid and is rounded otherwise."""
+    """They differ by at most a unit, if a coordinate on the grid is rounded otherwise."""
     data = PROBLEMS[name]().data
     sums = [one_sum(monkeypatch, name, data, "latents", jit=way) for way in ("none", jit)]
     count = len(data[0])

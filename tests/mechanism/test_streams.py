@@ -109,7 +109,7 @@ def test_local_draws_of_records_and_draws_differ():
 
 
 def test_local_draws_belong_to_their_record():
-    """Whoever else is in the batch: the same record, the same numbers."""
+    """A record has the same numbers in every batch."""
     stream = LocalStream(np.random.default_rng(0))
     alone = stream.normal(np.array([5]), 0, 7)
     among = stream.normal(np.array([1, 5, 9]), 0, 7)

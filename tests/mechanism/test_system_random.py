@@ -9,7 +9,7 @@ from scipy import stats
 
 from pyro_dp.mechanism.system_random import SystemGenerator
 
-_ALARM = 1e-8  # of each statistical test
+_ALARM = 1e-8  # each statistical test's
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_binomial(stream, n, p):
 
 
 def test_binomial_compares_all_bits(monkeypatch):
-    """Where the first 16 bits are those of the probability, the other 37 decide, exactly."""
+    """If the first 16 bits are those of the probability, the other 37 decide, exactly."""
     p = (0xABCD * 2**37 + 5) / 2**53
 
     def words(rest):

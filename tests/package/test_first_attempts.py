@@ -43,7 +43,7 @@ def test_run_with_a_warning(run):
 
 
 def test_people_at_the_bound_are_seen():
-    """What the page says of people at the bound, whose part is cut off. The interval holds."""
+    """The page mentions people at the bound, whose part is cut off. The interval holds."""
     (run,) = (each for each in RUNS if each.name == "a_few_at_the_bound")
     frame = people(3000, at_the_bound=60)
     rows = np.column_stack([np.ones(3000), frame.age, frame.ill]).astype(float)

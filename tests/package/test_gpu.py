@@ -1,7 +1,7 @@
 """Fits on an accelerator: as on the CPU, and without waiting for it.
 
-``pytest -m gpu`` runs these on CUDA. Elsewhere (slow) they run on a device that stands in for one,
-in a process of its own; without a compiler, which it needs, on the CPU, where they test themselves.
+``pytest -m gpu`` runs these on CUDA. Elsewhere (slow) they run on a stand-in device, in a process
+of its own. That device needs a compiler. Without one they run on the CPU, and test themselves.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def stand_in():
     return _built[0] if _built else None
 
 
-# Loops in place of parameters: what is skipped where there is no CUDA shall be few.
+# They loop instead of having parameters, so that few tests are skipped without CUDA.
 def test_dpsvi_is_that_of_the_cpu(device):
     for problem, jit in ("logistic", "none"), *((each, "trace") for each in PROBLEMS):
         found, expected = (fitted(problem, each, jit=jit) for each in (device, "cpu"))

@@ -1,6 +1,6 @@
-"""Where user code kept data that nobody looked at, and honest code that was refused.
+"""User code that kept data unnoticed, and honest code that was refused.
 
-The leaks raise a public peak to the largest label so far, by which means are divided: only an odd
+The leaks raise a public peak to the largest label so far, and divide means by it. Only an odd
 record moves it, and the checks see three records. They are judged like those of leaks.py.
 """
 

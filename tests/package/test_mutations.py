@@ -1,4 +1,4 @@
-"""The mutations of every room can be made: each names one place of the package, and its tests."""
+"""The mutations of every room can be made: each names one text of the package, and its tests."""
 
 import mutate
 import pytest

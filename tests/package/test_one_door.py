@@ -1,6 +1,6 @@
 """One door: who in the package may touch exact sums, the ledger and the noise. Nobody else does.
 
-This reads the source, not what runs. A use is any place where the name stands: a call, an alias, an
+This reads the source, not running code. A use is any occurrence of the name: a call, an alias, an
 import, a definition, a pattern, a text as in ``getattr(x, "name")``. A name that is put together at
 run time is not found.
 """
@@ -25,9 +25,9 @@ USES = {
         mechanism.clipping.ClippedSum._exact_sums mechanism.fixed_point.FixedPointSum._units
         mechanism.clipping.ClippedSum.over_ranks mechanism.clipping.ClippedSum.over_ranks
     """,
-    # Of all processes of a cluster: to rank 0, and nowhere else.
+    # Sums of all processes of a cluster go to rank 0, and nowhere else.
     "over_ranks": "mechanism.clipping.ClippedSum mechanism.cluster.Ranks.add_up",
-    # Of all owners of a federation: with noise, to the aggregator.
+    # Sums of all owners of a federation go to the aggregator, with noise.
     "in_shares": """
         mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
         mechanism.federation.Holders.add_up
@@ -118,7 +118,7 @@ USES = {
         records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
-    """,  # but for the first they sample records, or draw their latents
+    """,  # all except the first sample records, or draw their latents
     # The ledger.
     ".record": """
         mechanism.release.release pipeline.private_selection.private_selection
@@ -133,7 +133,7 @@ USES = {
     "mark_look": """
         mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
     """,
-    # Imports of whatever there is; what uses it keeps a column with "*", all others.
+    # Imports of all names. Other users keep a column of that name, which has all other columns.
     "*": """
         tabular.synthesizer._kept tabular.synthesizer.Synthesizer.__repr__
         tabular.command_line._run
@@ -177,7 +177,7 @@ def uses(source: str, module: str) -> Counter:
 def _words(node: ast.AST) -> tuple[list[str], list[str]]:
     """The names that a node holds itself, and those in the text that it is: "a.b" has two.
 
-    What is imported under another name counts twice: the other name is not looked for.
+    An import under another name counts twice, since the other name is not searched for.
     """
     text = _text(node)
     if text is not None:
@@ -189,7 +189,7 @@ def _words(node: ast.AST) -> tuple[list[str], list[str]]:
 
 
 def _text(node: ast.AST) -> str | None:
-    """Of a constant, or of constants that are put together."""
+    """The text of a constant, or of constants that are put together."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -337,7 +337,7 @@ def test_a_second_one_is_found(kind):
     ],
 )
 def test_neither_twice_nor_left_out(module, old, new):
-    """Two uses in one place count, as for the mean of two draws; so does a use that is gone."""
+    """Two uses in one function count, as for the mean of two draws; so does a use that is gone."""
     modules = sources()
     assert modules[module].count(old) == 1
     double = f"{new}\n    {old}" if "_noisy" in old else new

@@ -1,7 +1,7 @@
 """Nothing in the package assigns to a private attribute of another object.
 
-This reads the source: an assignment is a place where ``x._y`` stands on the left, x other than
-``self`` or ``cls``.
+This reads the source: an assignment has ``x._y`` on its left, with x other than ``self`` or
+``cls``.
 """
 
 import ast
@@ -10,12 +10,12 @@ from pathlib import Path
 import pyro_dp
 
 ALLOWED = {
-    # Tensors of the parameter store, which outlive whoever learnt them: a mark that they are
-    # private, and where Pyro's plates note which rows they took.
+    # Tensors of the parameter store outlive the inference. One attribute marks private ones, and
+    # another has the rows that Pyro's plates took.
     "_pyro_dp_rows",
     "_pyro_unconstrained_param",
-    "_pyro_dims",  # of packed tensors: so Pyro's contractions know them
-    "_problem",  # of journals, by their own module, in a process that was forked
+    "_pyro_dims",  # packed tensors': Pyro's contractions read them
+    "_problem",  # journals', set by their own module in a process that was forked
 }
 
 

@@ -38,6 +38,9 @@ def test_each_pair_is_judged_rightly(tmp_path):
 def test_code_is_no_prose(tmp_path):
     assert not rules("Run it:\n\n```\nno x is no y, such that z of which a\n```\n", tmp_path)
     assert not rules("`such that`, $x \\text{ of which}$", tmp_path)
+    doctest = '"""It fails.\n\n>>> f()\nTraceback (most recent call last):\n    ...\nA: b: c\n\n'
+    assert not rules(f'{doctest}It ends."""', tmp_path, name="code.py")
+    assert rules(f'{doctest}A: b: c."""', tmp_path, name="code.py") == {"chain of colons"}
     source = 'def f():\n    """Do it.\n\n    Example::\n\n        such that\n    """\n'
     assert not rules(source, tmp_path, "module.py")
     assert rules("# such that\n" + source, tmp_path, "module.py") == {"such that"}

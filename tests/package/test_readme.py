@@ -85,7 +85,7 @@ def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
 
 
 def test_examples_of_frames(tmp_path, monkeypatch, as_users_run_it):
-    """They show that they run; what comes out is for the tests of tabular."""
+    """The test shows that they run; tests of tabular check their results."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     scope = {}

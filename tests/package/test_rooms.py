@@ -20,7 +20,7 @@ MAY_USE = {
     "vips": "infer records graphs mechanism accounting utils",
     "pipeline": "mechanism accounting utils",
     "auditing": "accounting utils",
-    # It alone needs pandas, and what is below it knows no columns of frames.
+    # It alone needs pandas. Rooms below it have no columns of frames.
     "tabular": "infer vips pipeline records graphs mechanism accounting utils",
 }
 FRONT_DOORS = {"", "__main__", "federated", "teaching"}

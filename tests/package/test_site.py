@@ -1,4 +1,4 @@
-"""The site: what is on it, that it builds without a warning, and how it is in a browser."""
+"""The site: its pages, a build without a warning, and its look in a browser."""
 
 import doctest
 import functools
@@ -37,7 +37,7 @@ PASTED = """{
     field.value = "Running the model on placeholder data raised RuntimeError: size mismatch, got 7"
     field.dispatchEvent(new Event("input"))
 }"""
-SOME = (  # of each kind, for what is as good on all others
+SOME = (  # one of each kind, for checks that hold alike on all others
     "docs/index.html",
     "docs/methods.html",
     "docs/api/posterior.html",
@@ -74,7 +74,7 @@ def test_all_that_is_public_has_its_place():
     assert not missing, f"docs/api has no place for {missing}"
 
 
-@pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # of MPyC
+@pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # by MPyC
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_example(name):
@@ -242,7 +242,7 @@ def _build(folder):
 
 @pytest.fixture
 def address(site):
-    """Of a server of the site on this machine."""
+    """The address of a server of the site on this machine."""
     handler = functools.partial(_Quiet, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,5 +1,4 @@
-"""Every tutorial runs from its first cell to its last, in a fresh kernel of this interpreter, and
-gives the outputs that it was committed with.
+"""Every tutorial runs in a fresh kernel of this interpreter, with its committed outputs.
 
 The deadline counts the kernel's processor time: a busy machine makes no notebook fail. Sleep costs
 none, so there is a generous limit of wall time, too.
@@ -23,7 +22,7 @@ pytest.importorskip("resource")  # not on Windows
 
 FOLDER = Path(__file__).parents[2] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
-SECONDS = 60  # of processor time, the start of the kernel included
+SECONDS = 60  # processor time, the start of the kernel included
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 CLOSE, ROUNDED, PIXELS = 0.02, 0.003, 0.02  # numbers: relative, absolute; of white, in the mean
 PATIENCE = 20  # wall time of a cell, in units of the deadline
@@ -36,7 +35,7 @@ def notebook(request):
 
 
 def failure(notebook, folder, seconds=SECONDS, patience=PATIENCE):
-    """What went wrong, or None."""
+    """The error, or None."""
     # Without directories of installed kernels "python3" is this interpreter.
     specs = jupyter_client.kernelspec.KernelSpecManager(kernel_dirs=[])
     client = nbclient.NotebookClient(
@@ -80,9 +79,9 @@ def test_gives_the_outputs_that_it_shows(notebook, tmp_path):
 
 
 def shown_in(cell):
-    """What a reader sees under a cell: texts and pictures, in order.
+    """The outputs under a cell: texts and pictures, in order.
 
-    Where a text is printed for long, a busy machine sends it in parts: they are one.
+    A busy machine sends a text that takes long to print in parts: they are one.
     """
     found, printed = [], ""
     for output in cell.outputs:
@@ -150,7 +149,7 @@ def test_a_text_in_parts_is_one():
 
 
 def test_imports(notebook):
-    """What it needs of the package is there: the quick part of what ``test_runs`` shows."""
+    """The package has all names that it imports: the quick part of ``test_runs``."""
     code = "\n".join(cell.source for cell in code_cells(notebook))
     code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
     tree = ast.parse(code)

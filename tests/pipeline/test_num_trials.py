@@ -131,10 +131,10 @@ def test_costs_more_than_one_trial_and_less_than_all_of_them():
 
 
 def test_moments_of_a_ledger():
-    """Of a Gaussian: order (order - 1) / (2 sigma^2); under replace-one four times that."""
+    """A Gaussian's are order (order - 1) / (2 sigma^2); under replace-one four times that."""
     for relation, factor in (("add_or_remove_one", 1.0), ("replace_one", 4.0)):
         found, lost = composition.moments({SubsampledGaussian(3.0, 1.0, "full"): 2}, relation)
-        some = RATES < 10.0  # beyond, what was left out is missing
+        some = RATES < 10.0  # beyond, the mass left out is missing
         expected = factor * 2 * (RATES + 1.0) * RATES / (2 * 3.0**2)
         np.testing.assert_allclose(found[some], expected[some], rtol=1e-3)
         assert 0.0 <= lost < 1e-38

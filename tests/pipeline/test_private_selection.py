@@ -192,7 +192,7 @@ def test_a_trial_that_is_over_releases_nothing():
 
 
 def test_trials_leave_no_trace(capfd):
-    """Whatever their number: generators, parameters, output, warnings."""
+    """Any number of them leaves generators, parameters, output and warnings alone."""
 
     def run(setting, accountant):
         torch.randn(setting)
@@ -256,7 +256,7 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
 
 
 def test_trials_do_not_go_on_from_each_other():
-    """A guide or an optimizer that outlives run makes a chain of runs, of which one is charged."""
+    """A guide or an optimizer that outlives run makes a chain of runs, and only one is charged."""
     x, guide = torch.randn(200), AutoNormal(model)
 
     def with_one_guide(setting, accountant):

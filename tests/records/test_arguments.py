@@ -170,7 +170,7 @@ def test_refused_by_name(given, named):
 
 
 def test_constants_stay_what_they_are():
-    """What has not as many elements as there are records."""
+    """They have another number of elements than there are records."""
     options = {"sizes": [3, 5], "names": ["a", "b"], "shape": (2, 2, 2), "steps": range(3)}
     given, known = as_tensors(model, (X, Y, options), {})
     assert known == {} and given[2] == options
@@ -326,7 +326,7 @@ def test_tensors_of_another_dtype_that_change():
     ],
 )
 def test_what_is_copied_may_change(given, change):
-    """The run goes on with what it was given at first."""
+    """The run goes on with its first arguments."""
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
     svi.step(given, Y)
     before = [torch.cat(list(column.blocks())) for column in svi._first.columns]

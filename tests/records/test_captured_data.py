@@ -92,7 +92,7 @@ def test_the_same_memory(thing, hold):
     ids=["tensor", "array", "list", "list of lists", "tuple"],
 )
 def test_as_many_rows_as_records(thing):
-    """They need not be the arguments: they may be what these were made from."""
+    """Captured rows are refused even if they are no arguments: they may be their source."""
     with pytest.raises(ModelError, match="'thing', which model.*30 rows"):
         check(capturing(thing))
     check(capturing([thing[1:]] if isinstance(thing, (list, tuple)) else thing[None]))
@@ -128,7 +128,7 @@ def test_a_captured_number():
 
 
 DATA = X.double()
-FEW = DATA[:7]  # of another length than the data have
+FEW = DATA[:7]  # shorter than the data
 
 
 def fit(model=logistic, guide=None, rate=0.01):

@@ -81,7 +81,7 @@ def sources(path):
 
 
 def require_rows(source, name):
-    """Of x, under this name, and y: those of X and Y, however they are asked for."""
+    """Columns x, under this name, and y have the rows of X and Y, for every kind of read."""
     x, y = pyro_dp.columns(source, name, "y")
     assert (x.row_shape, y.row_shape, len(x), len(y)) == ((3,), (), N, N)
     assert x.dtype == x.take(torch.arange(2)).dtype == torch.float64
@@ -197,7 +197,7 @@ def test_samplers_are_no_arguments(sampler):
 
 
 def test_items_are_functions_of_their_index():
-    """What transforms draw is the same in each step, whoever else is read; nothing public moves."""
+    """Transforms draw the same in each step and with any other rows; nothing public moves."""
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     x = pyro_dp.columns(Items(lambda i: X[i] + torch.randn(3) + np.random.randn()), "x")
     alone = torch.cat([x.take(torch.tensor([i])) for i in (3, 9, 11)])
@@ -258,7 +258,7 @@ def test_runs_are_those_of_tensors(fit, model, tmp_path):
 @pytest.mark.parametrize("model", [logistic, whole])
 @pytest.mark.parametrize("fit", [dpsvi, dpsep])
 def test_checks_on_few_placeholders(fit, model, monkeypatch):
-    """Where all N would take much memory, a few stand for them, and nothing else changes."""
+    """If all N would take much memory, a few stand for them, and nothing else changes."""
     expected = fit(model, X, Y)
     monkeypatch.setattr(stand_ins, "_MOST_SHOWN", 50)
     assert torch.equal(fit(model, X, Y), expected)
@@ -266,7 +266,7 @@ def test_checks_on_few_placeholders(fit, model, monkeypatch):
 
 
 def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
-    """Latents, parameters and declared batches of many records, although few are shown else."""
+    """Latents, parameters and declared batches have many records; other values have few."""
 
     def model(x, y):
         loc = pyro.param("loc", lambda: torch.zeros(len(x)))

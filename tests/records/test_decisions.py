@@ -113,7 +113,7 @@ def test_equals_svi(model, jit):
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_graph_for_each(model):
-    """Of the records at least."""
+    """At least the records have one."""
     svi = new(model, jit="trace")
     svi.step(*make(model)().data)
     step = svi._prepared.step
@@ -134,7 +134,7 @@ def test_what_is_slow_warns_once(model, warns):
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
-    """Those that go another way are taken apart, and no others, whoever else is there."""
+    """Records that take another branch run separately, and no others, in every batch."""
     model, (x,) = four_ways, make(four_ways)().data
     apart = set((~((x > 0) & (x <= 1))).nonzero().squeeze(1).tolist())
     assert 0 < len(apart) < len(x)
@@ -159,7 +159,7 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_sensitivity(monkeypatch, jit):
-    """A record moves the sum by its bound at most, whichever way it goes."""
+    """A record moves the sum by its bound at most, in every branch."""
     (x,), seen = make(four_ways)().data, Releases(monkeypatch)
     svi = new(four_ways, max_grad_norm=0.5, jit=jit)
 
@@ -202,7 +202,7 @@ def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
 
 @pytest.mark.filterwarnings(APART)
 def test_all_at_once_is_the_loop():
-    """Of a batch that goes all ways."""
+    """The batch takes all branches."""
     svi = new(four_ways)
     (x,) = make(four_ways)().data
     svi._prepare((x,), {})

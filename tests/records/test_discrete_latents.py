@@ -85,7 +85,7 @@ def dirichlet_process(marks, how="parallel"):
 
 
 def dawid_skene(marks, how="parallel"):
-    """Items with a true class, each judged by four annotators of whom each errs in his own way."""
+    """Items with a true class, judged by four annotators with error rates of their own."""
 
     def model(y):
         with pyro.plate("annotators", 4, dim=-1), pyro.plate("classes", 3, dim=-2):
@@ -109,7 +109,7 @@ def dawid_skene(marks, how="parallel"):
 
 
 def chain():
-    """Two enumerated latents, of which the second depends on the first, under a nested plate."""
+    """Two enumerated latents under a nested plate; the second depends on the first."""
 
     def model(x):
         with pyro.plate("data", len(x), dim=-2) as idx:

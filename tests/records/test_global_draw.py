@@ -1,4 +1,4 @@
-"""What is public is computed without the data, also for models that would like to see them."""
+"""The public values are computed without the data, even if models would read the data."""
 
 import pyro
 import pyro.distributions as dist
@@ -29,7 +29,7 @@ def of(data, model, reading=Reading.BY_INDEX):
     ("model", "reading"), [(logistic, Reading.BY_INDEX), (logistic_whole, Reading.WHOLE)]
 )
 def test_a_particle_does_not_depend_on_the_data(model, reading):
-    """Not even if the guide reads them: it is shown placeholders."""
+    """It does not even if the guide reads them, because the guide gets placeholders."""
     particles = []
     for scale in (1.0, 1e6):
         pyro.clear_param_store()

@@ -151,7 +151,7 @@ def _jit(request, monkeypatch):
 
 
 def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
-    """A DPSVI whose releases are kept; on a given batch of records, if there is one."""
+    """A DPSVI whose releases are kept; on a fixed batch of records, if there is one."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = SETTINGS | dict(local_optim=RowAdam(lr=0.1), sample_rate=0.5)
@@ -328,7 +328,7 @@ def test_expectation_propagation_has_no_place_for_them():
 
 
 def test_a_record_sees_its_own_row_only():
-    """Whatever it reads, by construction."""
+    """Every kind of read has only that row, by construction."""
     store = pyro.get_param_store()
     pyro.param("a", torch.arange(5.0))
     pyro.param("b", torch.arange(1.0, 6.0), constraint=constraints.positive)
@@ -357,7 +357,7 @@ HOSTILE = [1e6, -1e300, math.nan, math.inf]
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
 def test_sensitivity_to_local_state(monkeypatch, name, privatize):
-    """Whatever the state of record 4: its part of the sums is at most C, in every block.
+    """In any state of record 4, its part of the sums is at most C, in every block.
 
     Without it in the batch, its state does not matter at all.
     """

@@ -46,7 +46,7 @@ from pyro_dp.utils.errors import ConfigurationError, ModelError
 
 
 def simple_elbo(model, guide, *args, **kwargs):
-    """Of Pyro's tutorial "Customizing SVI objectives"."""
+    """The loss of Pyro's tutorial "Customizing SVI objectives"."""
     guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
     replayed = poutine.replay(model, trace=guide_trace)
     model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
@@ -88,7 +88,7 @@ class Half(Trace_ELBO):
 
 
 class Inner(TraceMeanField_ELBO):
-    """A subclass that changes a part of the way."""
+    """A subclass that changes a part of the computation."""
 
     def _differentiable_loss_particle(self, model_trace, guide_trace):
         loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)
@@ -290,7 +290,7 @@ def test_a_loss_may_hold_no_data():
 
 
 def test_a_loss_keeps_nothing_of_a_record():
-    """What it notes of one is put back, and only what it was shown of placeholders stays."""
+    """Its notes of one are put back, and only its notes of placeholders stay."""
     kept = []
 
     def notes(model, guide, *args):

@@ -1,4 +1,4 @@
-"""What is observed otherwise than by ``obs=y[idx]``: by condition, whole, with values missing."""
+"""Observations other than ``obs=y[idx]``: by condition, whole, with values missing."""
 
 import pyro
 import pyro.distributions as dist
@@ -108,7 +108,7 @@ def test_captured_by_condition(model):
 
 
 def missing():
-    """Outcomes of which a third are missing, in place of which there is a number."""
+    """Outcomes with a third missing; a number stands for each of these."""
     x, y = regression_data()
     return x, y, torch.rand(30) > 0.3
 
@@ -179,7 +179,7 @@ MISSING = {
 @pytest.mark.parametrize("name", MISSING)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply")
 def test_missing_outcomes(name):
-    """Vectorised; what stands in place of a missing outcome says nothing."""
+    """They are vectorised; the number that stands for a missing outcome has no effect."""
     model, guide, loss = MISSING[name]
     x, y, seen = missing()
     guide = AutoNormal(model) if guide is None else guide
@@ -209,7 +209,7 @@ def test_missing_outcomes(name):
     "name", ["discrete, summed out", "discrete, summed out, whole", "discrete, guide"]
 )
 def test_missing_outcomes_equal_svi(name):
-    """Where no record draws: the same parameters as with SVI."""
+    """If no record draws, parameters are the same as with SVI."""
     model, guide, loss = MISSING[name]
 
     def make():

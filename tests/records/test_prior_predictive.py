@@ -1,4 +1,4 @@
-"""Outcomes that a prior makes up take the place of those in the arguments."""
+"""Outcomes drawn from a prior replace those in the arguments."""
 
 import pyro
 import pyro.distributions as dist
@@ -62,7 +62,7 @@ def one_feature(x, y):
 def test_it_is_the_prior_predictive():
     x = torch.tensor([[1.0, 0.0, 0.0]]).expand(SIZE, 3)
     means = [predictive(linear, x, torch.zeros(SIZE)).draw(s)[0][1].mean() for s in range(200)]
-    assert torch.stack(means).std().item() == pytest.approx(1.0, rel=0.2)  # of the weight
+    assert torch.stack(means).std().item() == pytest.approx(1.0, rel=0.2)  # the weight's sd
     _, y = predictive(linear, x, torch.zeros(SIZE)).draw(0)[0]
     assert y.std().item() == pytest.approx(0.5, rel=0.15)
 

@@ -134,7 +134,7 @@ def test_equal_numbers(model):
 
 @pytest.mark.parametrize(("model", "more"), [(divided, (SIZE,)), (features_whole, ())])
 def test_where_neither_fits(model, more):
-    """A number of records that means more than a length is not shown as another one."""
+    """A number of records that means more than a length is not replaced by another one."""
     pyro.clear_param_store()
     guide = handwritten_guide if not more else lambda x, y, n: handwritten_guide(x, y)
     svi = DPSVI(model, guide, accountant=PrivacyAccountant(1.0, 1e-5))

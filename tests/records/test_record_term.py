@@ -107,7 +107,7 @@ def test_parameter_coordinates(name):
     [n for n in PROBLEMS if n not in LOSS_DIFFERS],
 )
 def test_loss_adds_up(name):
-    """What lies outside, plus all records' terms, is Pyro's loss under the same seed."""
+    """The term outside plus all records' terms is Pyro's loss under the same seed."""
     svi, problem = prepared(name)
     pyro.set_rng_seed(3)
     expected = problem.loss.differentiable_loss(problem.model, problem.guide, *problem.data)
@@ -176,7 +176,7 @@ def test_score_function_of_a_global_site(loss):
 
 
 def _masked_rows(x):
-    """As many are written as there are places."""
+    """It writes as many numbers as the mask has."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     with pyro.plate("data", len(x)) as idx:
         mean = torch.zeros(len(idx))
@@ -194,7 +194,7 @@ def _sequential(x):
 
 @pytest.mark.parametrize("model", [_masked_rows, _sequential])
 def test_falls_back_to_the_loop(model):
-    """What cannot be vectorised warns once, and is exact."""
+    """A model that cannot be vectorised warns once, and is exact."""
     x = torch.randn(12)
 
     def make():
@@ -258,7 +258,7 @@ def test_score_function_of_a_local_site():
 )
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 def test_reparameterised_local_draws(distribution):
-    """Whatever a record's latent is drawn with: vectorised, or in the loop, with a gradient."""
+    """A record's latent may have any distribution: vectorised, or in the loop, with a gradient."""
 
     def model(x):
         with pyro.plate("data", len(x)) as idx:

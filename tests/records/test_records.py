@@ -38,7 +38,7 @@ def test_a_model_sees_one_record_only(index, reading):
 
 
 def test_a_number_of_records_follows_what_is_shown():
-    """One for one record; N where all are shown. Other numbers, and flags, stay."""
+    """It is one for one record and N for all. Other numbers, and flags, stay."""
     arguments = (torch.ones(6), 6, 7), {"n": 6, "flag": True}
     seen = Records(dict, PLATE, *arguments, Reading.COUNTED)
     row = seen.placeholder()
@@ -79,7 +79,7 @@ def test_same_arguments():
     assert not seen.same_as(args, kwargs | {"flag": True})
     assert not seen.same_as(args, kwargs | {"flag": 0})
     assert not seen.same_as(args[:2], kwargs)
-    args[2]["z"][3] = 0.0  # changed in place
+    args[2]["z"][3] = 0.0  # overwritten
     assert not seen.same_as(args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Public rows in place of data."""
+"""Rows that stand for the data are public."""
 
 import pytest
 import torch

@@ -308,13 +308,13 @@ def test_plates_within_another_one():
     assert found(x, y, size=30) == "people"
     with pytest.raises(ModelError, match="several plates.*'answers', 'people'"):
         found(x, y, size=30, crossed=True)
-    with pytest.raises(ModelError, match="several plates"):  # of which one? Both have rows
+    with pytest.raises(ModelError, match="several plates"):  # both have rows
         found(x[:3], y[:3], size=3)
 
 
 @pytest.mark.parametrize("times, people", ((5, 30), (5000, 6000)))
 def test_an_inner_plate_that_is_longer_than_the_data_may_be_the_people(times, people):
-    """Data of shape (times, people); of 5,000 rows the model is shown a few."""
+    """Data have shape (times, people). With 5,000 rows the model gets a few."""
 
     def model(x):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -515,7 +515,7 @@ def with_batch_mean(x):
 @pytest.mark.parametrize("slice_data", [False, True])
 @pytest.mark.parametrize("within", ["batch", "all"])
 def test_rows_that_read_each_other(change, slice_data, within):
-    """A model that is shown one record would not fail, but learn something else."""
+    """A model that gets one record would not fail, but learn something else."""
 
     def whole(x, y):
         logistic_whole(change(x), y)
@@ -585,7 +585,7 @@ def test_reading_data_outside_the_plate(slice_data):
 
 
 def test_autoguide_that_starts_at_a_prior_of_the_data():
-    """What shows is the guide's start; what is wrong is the prior, and the text names it."""
+    """The guide's start gives it away; the fault is in the prior, and the text names it."""
     with pytest.raises(ModelError, match=r"'AutoDiagonalNormal.loc'.*Neither may read the data"):
         attempt(peeking_prior, AutoDiagonalNormal(peeking_prior), data=secret_data())
     with pytest.raises(ModelError, match=r"'loc' depends on the data[^.]*start[^.]*random\.$"):
@@ -627,7 +627,7 @@ def test_an_enumerated_site_that_the_guide_does_not_leave_out():
 
 
 def test_initial_values_come_from_placeholders():
-    """Whatever the data, the guide starts at the same values."""
+    """The guide starts at the same values with any data."""
     starts = []
     for scale in (1.0, 1e3):
         pyro.clear_param_store()
@@ -992,7 +992,7 @@ def test_global_site_that_reads_local_latents():
 
 
 def test_length_of_sliced_data():
-    """A model that is shown one row cannot know N by len(x)."""
+    """A model that gets one row cannot compute N by len(x)."""
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1 / len(x)).expand([3]).to_event(1))
@@ -1059,7 +1059,7 @@ def test_autoguide_that_was_run_before_is_noted():
 
 
 def test_vectorised_numbers_are_compared_on_the_data(monkeypatch):
-    """What agrees on placeholders only is an error, not another path."""
+    """Agreement on placeholders alone is an error, not another path."""
     vectorized = pyro_dp.records.record_term.RecordTerm.vectorized
 
     def wrong(self, particle, batch):
@@ -1116,7 +1116,7 @@ def test_nothing_to_learn():
 
 
 def test_dropout_couples_no_records():
-    """What is random beside the latents is the same in both of the runs that are compared."""
+    """Random numbers beside the latents are the same in both of the compared runs."""
     encoder, decoder = nn.Linear(3, 2), nn.Linear(2, 3)
 
     def model(x, y):

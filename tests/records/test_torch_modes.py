@@ -1,4 +1,4 @@
-"""What is written in place, where all records run at once."""
+"""Code that overwrites tensors while all records run at once."""
 
 import operator
 
@@ -71,7 +71,7 @@ def test_masks(operation):
 
 
 def test_what_all_share_is_not_written_to():
-    """A tensor from outside keeps its numbers, and what is alike for all stays one."""
+    """A tensor from outside keeps its numbers, and a value shared by all stays one."""
     shared = torch.zeros(4)
 
     def changed(row):

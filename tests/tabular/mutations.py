@@ -1,4 +1,4 @@
-"""What the tests of tabular must notice: see tests/mutate.py."""
+"""Mutations that the tests of tabular must notice: see tests/mutate.py."""
 
 from mutate import Mutation
 

@@ -49,7 +49,7 @@ def objects(*values):
 
 
 class Unfriendly:
-    """Of somebody's own; what it says of itself is a value."""
+    """A class of the user's own, whose text is a value."""
 
     def __repr__(self):
         return SECRET

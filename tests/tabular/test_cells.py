@@ -96,7 +96,7 @@ class TestSensitivity:
 
     @pytest.mark.parametrize("secure", [False, True])
     def test_of_the_release(self, monkeypatch, secure):
-        """Of the sums that enter it, with and without a person of three equal rows."""
+        """Compare the sums that enter it, with and without a person of three equal rows."""
         model = MarginMixture(list(SIZES), 2, tied=1, rows=3)
         codes = people(40, 3)
         codes[0] = 1

@@ -68,7 +68,7 @@ def test_from_a_file_to_a_twin_and_a_report(files, capsys):
 
 
 def test_released_counts_in_a_file(files):
-    """Of columns and pairs, as they were released, with intervals that hold the truth."""
+    """They are counts of columns and pairs, as released, with intervals that hold the truth."""
     assert front.main([*files, "--margins", "margins.csv", "--epsilon", "1000"]) == 0
     found = pd.read_csv("margins.csv", keep_default_na=False)
     assert (found["lower"] <= found["upper"]).all()
@@ -112,7 +112,7 @@ def test_a_report_has_all_that_an_officer_asks_for(files, unit):
 
 @pytest.mark.parametrize("unit", [None, "person"])
 def test_what_a_journal_says_already_stands(files, unit):
-    """But that it is persons who are protected, where the schema has none."""
+    """Only that it protects persons is left out, if the schema has none."""
     if unit is not None:
         Schema(COLUMNS, unit=unit, max_rows=2).save("schema.json")
         head, *lines = Path("data.csv").read_text().splitlines()
@@ -167,7 +167,7 @@ def test_cells_are_what_columns_declare(files):
     ],
 )
 def test_bad_data(files, tmp_path, capsys, lines, named):
-    """Exit code 2, before anything is spent or written, and no value is shown."""
+    """It ends with exit code 2, before anything is spent or written, and prints no value."""
     text = b"\n".join(each if isinstance(each, bytes) else each.encode() for each in lines)
     (tmp_path / "data.csv").write_bytes(text)
     assert front.main([*files, "--journal", "ledger"]) == command_line.WRONG

@@ -20,7 +20,7 @@ SCHEMA = Schema(COLUMNS, **SETTINGS)
 
 
 def frame(units=400, seed=0):
-    """Visits go with sex; heights with it, too, and one in ten is not known."""
+    """Visits go with sex. Heights do too, and one in ten is missing."""
     rng = np.random.default_rng(seed)
     person = np.repeat(np.arange(units), rng.integers(1, 4, units))
     sex = rng.choice(["m", "f"], units)
@@ -109,8 +109,8 @@ def test_rows_that_nobody_has_are_not_made_up_for_a_persons_other_rows():
 
 
 def test_each_row_has_the_mixtures_distribution():
-    """Exactly: 60,000 rows, 1, 2 or 3 of a unit, to 0.015 (6 standard errors of a share, and a
-    unit's rows go together); drawn independently of each other they would not keep a person."""
+    """60,000 rows, 1, 2 or 3 of a unit, agree to 0.015: 6 standard errors of a share, as a unit's
+    rows go together. Rows drawn independently of each other would not keep a person."""
     rng = np.random.default_rng(1)
     tables = [rng.dirichlet(np.full(size, 0.7), 4) for size in SCHEMA.sizes]
     mixture = Mixture(rng.dirichlet(np.full(4, 3.0)), tables)

@@ -1,4 +1,4 @@
-"""What can be declared: columns, bins, derived columns, structural zeros; as code and as JSON."""
+"""Declarations: columns, bins, derived columns, structural zeros; as code and as JSON."""
 
 import datetime
 import json

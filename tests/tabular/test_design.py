@@ -59,7 +59,7 @@ def test_a_row_depends_on_itself(right_side):
 
 @pytest.mark.parametrize("right_side", FORMULAE)
 def test_the_way_back(right_side):
-    """What a model adds up, is what the user's columns add up to."""
+    """The model's sum is that of the user's columns."""
     from formulaic import model_matrix
 
     found, drawn = design(right_side), rows(200)
@@ -138,7 +138,7 @@ def test_refused(formula, said):
 
 
 def test_a_number_that_is_not_finite_between_the_points_of_the_grid():
-    """What a row holds there is the end of the range that the schema tells."""
+    """A row there has the end of the range that the schema implies."""
     found = design("I(1 / (age - 20.007))")
     made = found.matrix({"age": np.array([20.007, 20.0070001, 50.0])})
     assert np.isfinite(made).all() and np.abs(made).max() <= 1

@@ -1,4 +1,4 @@
-"""A regression from a frame: its model, its records, its scale, and what is missing."""
+"""A regression from a frame: its model, its records, its scale, and missing values."""
 
 import re
 import warnings
@@ -74,7 +74,7 @@ def without_noise(*args, **kwargs):
 
 def fitted(glm, data):
     found = glm.fit(data[["person", *glm.schema.names]], progress=False)
-    assert glm.schema.note in glm.accountant.notes  # whom it protects, whoever reads the report
+    assert glm.schema.note in glm.accountant.notes  # the report says whom it protects
     return found
 
 
@@ -180,7 +180,7 @@ def test_counts_with_an_exposure():
     )
     assert "eta = x @ b + log_exposure" in glm.source
     table = fitted(glm, data).summary()
-    middle = 200.0  # of the bounds, on the scale of logarithms
+    middle = 200.0  # the bounds' middle, on the scale of logarithms
     offset = np.log(data["hours"].to_numpy() / middle)
     x = np.column_stack([np.ones(len(data)), (data["age"] - 50) / 30, data["chronic"]]).astype(
         float
@@ -353,7 +353,7 @@ def test_a_number_that_may_be_missing():
 
 
 def mode(glm, data):
-    """Of the model's own latents."""
+    """The mode of the model's own latents."""
     args = glm._tensors(glm.schema.encode(data[glm.schema.names]))
     values = {name: x.clone().requires_grad_() for name, x in glm._written.start().items()}
     optimizer = torch.optim.LBFGS(values.values(), max_iter=100, line_search_fn="strong_wolfe")
@@ -369,9 +369,9 @@ def mode(glm, data):
 
 
 def test_missing_at_random_is_no_complete_case():
-    """A covariate is missing where the outcome is high: the bias is a small part of what is left
-    where such rows are dropped. Over data sets of this size the difference of the estimate to that
-    from all rows has a standard deviation of .03; the bounds are more than four of them away.
+    """A covariate is missing where the outcome is high. The bias is a small part of that of
+    dropping such rows. Over data sets of this size, the estimate's difference from that of all rows
+    has a standard deviation of .03. The bounds are more than four of them away.
     """
     rng = np.random.default_rng(0)
     n = 2000
@@ -395,7 +395,7 @@ def test_missing_at_random_is_no_complete_case():
 
 
 def test_a_private_fit_with_missing_values():
-    """Of covariate and outcome: no row is dropped, and the table is of the formula alone."""
+    """Covariate and outcome have some: no row is dropped, and the table has the formula alone."""
     columns = {
         "age": Number(20, 80),
         "chronic": Binary(missing=True),
@@ -600,7 +600,7 @@ def test_arviz_has_the_rows_with_an_outcome():
     wanted = new["visits"].dropna().to_numpy(dtype=float)
     np.testing.assert_array_equal(found.observed_data["visits"], wanted)
     assert found.posterior_predictive["visits"].shape == (1, 3, len(wanted))
-    new["visits"] = pd.array([pd.NA] * len(new), dtype="Int64")  # people to be told about
+    new["visits"] = pd.array([pd.NA] * len(new), dtype="Int64")  # people to predict
     found = result.to_arviz(new, num_samples=3)
     assert found.posterior_predictive["visits"].shape == (1, 3, 40, 3)
     assert "observed_data" not in found.groups()

@@ -106,7 +106,7 @@ class TestRows:
         assert off.max() < 1
 
     def test_each_row_has_the_distribution(self):
-        """Of one of three draws, 4,000 times: six standard deviations are 0.05."""
+        """Check one of three draws, 4,000 times: six standard deviations are 0.05."""
         random = np.random.default_rng(0)
         probabilities = np.array([0.5, 0.3, 0.2])
         drawn = [systematic(probabilities, 3, random)[1] for _ in range(4000)]

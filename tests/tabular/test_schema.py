@@ -306,7 +306,7 @@ def test_whole_numbers_come_back_whole_and_in_their_bins(column):
     back = schema.from_codes(codes, rng)
     assert back.dtypes.equals(ages.dtypes)
     assert (schema.codes(back) == codes).all()
-    # Of 5000 each of 83 ages is missed with probability exp(-60) or less.
+    # 5000 rows miss one of the 83 ages with probability exp(-60) or less.
     assert set(back["age"]) == set(range(18, 101))
 
 

@@ -1,4 +1,4 @@
-"""Synthesizer: what is released and accounted, synthetic frames, intervals."""
+"""Synthesizer: releases and their cost, synthetic frames, intervals."""
 
 import itertools
 import pickle
@@ -33,7 +33,7 @@ MARITAL = ("single", "married", "widowed")
 
 @pytest.fixture(autouse=True)
 def _short_fits(monkeypatch):
-    """What is tested here does not depend on how good they are, but where a test says so."""
+    """Tests here do not depend on the quality of fits, except where they say so."""
     monkeypatch.setattr(margin_mixture, "_STEPS", 60)
 
 
@@ -186,7 +186,7 @@ class TestPrivacy:
 
     @pytest.mark.parametrize("secure", [False, True])
     def test_noise_has_the_size_that_is_accounted(self, secure):
-        """Of 5,000 cells: seven standard deviations of the variance are 0.14."""
+        """With 5,000 cells, seven standard deviations of the variance are 0.14."""
         of = Schema({name: Category(tuple(range(41)), other=False) for name in "abc"})
         data = pd.DataFrame(np.zeros((3, 3), dtype=int), columns=list("abc"))
         settings = dict(keep=(), components=1, noise_multiplier=2.0)
@@ -263,8 +263,8 @@ class TestIntervals:
     def test_cover_the_exact_counts(self, monkeypatch):
         """50% intervals of 100 releases, of the largest count of eight margins.
 
-        Of 800 independent ones six standard deviations are 0.11. Two thirds and three halves of the
-        width would cover 0.35 and 0.69.
+        With 800 independent ones, six standard deviations are 0.11. Two thirds and three halves of
+        the width would cover 0.35 and 0.69.
         """
         monkeypatch.setattr(margin_mixture, "_STEPS", 1)
         data, covered = frame(), []

@@ -1,4 +1,4 @@
-"""What an accelerator asks of the host, where there is none."""
+"""The host's part of work on an accelerator, tested without one."""
 
 import pytest
 import torch

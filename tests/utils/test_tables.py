@@ -1,4 +1,4 @@
-"""What notebooks show: texts stay texts, tables have captions, colours are those of the theme.
+"""Displays in notebooks: texts stay texts, tables have captions, colours are the theme's.
 
 A column of numbers has one number of decimals.
 """

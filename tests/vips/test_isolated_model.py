@@ -1,4 +1,4 @@
-"""A VIPS model of one's own is shown one record at a time, whatever its E-step does."""
+"""A user's VIPS model sees one record at a time, with any E-step."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ class Sums(ConjugateModel):
 
 
 class Loops(Sums):
-    """What vmap cannot do."""
+    """A loop that vmap cannot run."""
 
     def e_step(self, x):
         return x if float(x.sum()) > -1e9 else 2 * x
@@ -148,7 +148,7 @@ class FailsOnAll(Sums):
 
 
 def sums(model, x):
-    """Of all records, released without noise."""
+    """Sums of all records, released without noise."""
     vips = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=0.0)
     vips.step(x)
     return vips._mixed.values

@@ -58,7 +58,7 @@ def test_a_wider_one_has_the_same_centre_and_more_variance(name):
     assert wider.batch_shape == marginal.batch_shape and wider.event_shape == marginal.event_shape
     torch.testing.assert_close(wider.mean, marginal.mean)
     noise = root.square().sum(dim=-1)
-    if "student" in name:  # of which the scale is widened
+    if "student" in name:  # its scale is widened
         noise = noise * 7 / 5
     added = wider.variance - marginal.variance
     if name == "dirichlet":
@@ -131,7 +131,7 @@ def test_the_information_is_that_of_gaussian_rows(scale):
 def test_the_information_is_never_more_than_the_curvature():
     torch.manual_seed(2)
     for scale in (0.1, 10.0, 1e4):
-        curvature = spd(4) * scale  # of no 50 records within the unit ball
+        curvature = spd(4) * scale  # larger than that of 50 records in the unit ball
         found = logit_information(curvature, scale * torch.randn(4), torch.eye(4), 50)
         assert torch.linalg.eigvalsh(found).min() > 0
         assert torch.linalg.eigvalsh(curvature - found).min() > -1e-9 * scale

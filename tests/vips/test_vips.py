@@ -135,7 +135,7 @@ def test_joint_noise_has_the_right_scale(monkeypatch):
 
 
 def test_static_noise_has_the_right_scale(monkeypatch):
-    """What is released once gets as much of the budget as all steps together."""
+    """The single release gets as much of the budget as all steps together."""
     fixture = Fixture(
         monkeypatch, Totals(width=3000), noise_multiplier=1.5, num_steps=9, generator=0
     )
@@ -409,7 +409,7 @@ def test_data_of_later_steps():
     for other in ((x[:9], y[:9]), (x / 2, y)):
         with pytest.raises(ModelError, match="not those of the first step|number of records"):
             vips.step(*other)
-    assert vips.accountant.num_releases == 3  # of which one is that of the static statistics
+    assert vips.accountant.num_releases == 3  # one is that of the static statistics
 
 
 def test_an_error_in_the_e_step_tells_no_value():
@@ -425,7 +425,7 @@ def test_an_error_in_the_e_step_tells_no_value():
 
 
 def test_an_error_in_the_e_step_of_a_model_of_ours_tells_no_value(monkeypatch):
-    """Such a model is shown many records at a time, and not isolated."""
+    """Such a model gets many records at a time, and is not isolated."""
 
     def fail(self, posterior, draws, x, y):
         raise ValueError(f"the data are {y}")

@@ -116,7 +116,7 @@ def test_extreme_topics_leave_no_nan():
 
 
 def parts(model, counts, posterior=None):
-    """What each document adds, unclipped: (N, V) and (N, K, V)."""
+    """Each document's part, unclipped: (N, V) and (N, K, V)."""
     posterior = dist.Dirichlet(log_topics().T.exp()) if posterior is None else posterior
     found = model.static_statistics(counts) | model.expected_statistics(posterior, None, counts)
     rows = {}
@@ -265,7 +265,7 @@ def test_the_m_step_without_noise_is_conjugate():
 
 
 def quadrature(noisy, sd, mean):
-    """Of x under Exponential(mean) given noisy ~ N(x, sd^2), relative to its largest weight."""
+    """The posterior mean of x ~ Exponential(mean) at noisy ~ N(x, sd^2); weights are scaled."""
     centre = max(noisy - sd**2 / mean, 0.0)
 
     def weight(x):
@@ -335,7 +335,7 @@ def test_halves():
 
 
 def test_halves_are_random():
-    """Each token is in the first half with probability 1/2: 4 of 4 words in 6 ways."""
+    """Each token is in the first half with probability 1/2: 6 choices of 2 of 4 words."""
     counts = torch.tensor([[1.0, 1.0, 1.0, 1.0]]).expand(6000, 4)
     first, _ = halves(Documents.of(counts), seed=0)
     pairs = torch.zeros(6000, 4).index_put((first.document, first.word), first.count)

@@ -29,7 +29,7 @@ NOT_STEP = (0.0, 0.0)  # every step forgets what was before: plain variational B
 
 
 def log_density(function, values, *data):
-    """Of a Pyro function with these values."""
+    """The log density of a Pyro function with these values."""
     return poutine.trace(poutine.condition(function, values)).get_trace(*data).log_prob_sum()
 
 
@@ -164,7 +164,7 @@ def test_linear_regression_fits_its_pyro_model():
 def test_linear_regression_makes_the_best_of_what_cannot_be_a_second_moment():
     """The closest one that can be; directions and residuals below the noise are not believed."""
     model = LinearRegression(1, x_bound=2.0, y_bound=5.0, weight_precision=0.4, rate=0.7)
-    impossible = stacked(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))  # of eigenvalues 3 and -1
+    impossible = stacked(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))  # its eigenvalues are 3 and -1
     exact = model.posterior({"second_moment": impossible}, {"second_moment": 0.0}, 10)
     mean = 1.5 / (0.1 + 1.5)
     torch.testing.assert_close(exact.mean, torch.tensor([mean * 5.0 / 2.0]))
@@ -299,7 +299,7 @@ def test_posterior_and_guide_are_of_the_model_s_sites(name):
         sd = q.variance.reshape(-1).sqrt()
         error = (values.mean(0) - q.mean.reshape(-1)) / sd * math.sqrt(3000)
         assert error.abs().max() < 6
-        if name != "mixture":  # where a coordinate's t distribution may have heavy tails
+        if name != "mixture":  # its coordinates' t distributions may have heavy tails
             assert ((values.std(0) / sd - 1).abs() < 0.2).all()
 
 

@@ -58,7 +58,7 @@ def configurations(units):
 
 
 def local_bound(means, field, coupling):
-    """What the E-step maximises, by enumeration of the hidden units."""
+    """The objective of the E-step, by enumeration of the hidden units."""
     x = configurations(len(means))
     on = 0.5 + means
     q = torch.where(x > 0, on, 1 - on).prod(1)
@@ -133,7 +133,7 @@ def test_a_record_does_not_depend_on_the_others():
 
 
 def parts(model, images, posterior):
-    """What each image adds, (N, ...)."""
+    """Each image's part, (N, ...)."""
     found = model.expected_statistics(posterior, None, images) | model.static_statistics(images)
     rows = dict(found)
     units = torch.eye(len(images)).unsqueeze(2)
@@ -155,7 +155,7 @@ def test_statistics_are_moments_of_centred_values():
 
 
 def certain(model):
-    """A posterior under which the hidden units of every image are as good as known."""
+    """A posterior under which the hidden units of every image are practically certain."""
     posterior = some_posterior(model)
     posterior.hidden_mean[:] = 1e4
     return posterior
@@ -214,7 +214,7 @@ def test_sensitivity(monkeypatch, name):
 
 
 def test_opposite_images_are_twice_the_bound_apart(monkeypatch):
-    """Of the pixels, which are released as they are: replacing costs 2, and not less."""
+    """Pixels are released as they are: replacing costs 2, and not less."""
     one, other = torch.ones(30, PIXELS), torch.ones(30, PIXELS)
     other[1] = 0.0
     sums = sums_of(monkeypatch, one, [0, 1]), sums_of(monkeypatch, other, [0, 1])

@@ -1,4 +1,4 @@
-"""Batting averages: how much players tell of each other."""
+"""Batting averages: how much players reveal about each other."""
 
 import pyro
 import pyro.distributions as dist

@@ -1,10 +1,10 @@
 """The same draws for ``SVI``, which takes all records at once, and ``DPSVI``, which takes one.
 
-``DPSVI`` draws what belongs to a record from a private stream of its own. Here both get, for draw
-number k of record i, the same number: ``SVI``'s draws of N rows are taken for those of the records,
-so that N must be no other dimension of a model. What is drawn by rejection or by choice is no draw
-at all: a Gamma number is near its mean, and a category the most probable one. Draws outside of the
-plate are left to the generators.
+``DPSVI`` draws a record's latents from a private stream of its own. Here both get the same number
+for the k-th draw of each record. Draws of N rows by ``SVI`` are taken for those of the records. So
+N must be no other dimension of a model. Draws by rejection or by choice are replaced: a Gamma
+number is near its mean, and a category the most probable one. Draws outside of the plate are left
+to the generators.
 """
 
 import contextlib

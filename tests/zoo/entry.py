@@ -13,12 +13,12 @@ from pyro.infer import ELBO, Trace_ELBO
 class Entry:
     """A model, its guide and its data.
 
-    :param source: where the model comes from.
+    :param source: the source of the model.
     :param make: a new model and a new guide, from nothing but the seeds.
     :param draw: so many records, from a model like this one: arguments of model and guide.
     :param loss: a new one.
     :param edit: the line that has to be written otherwise than the source has it.
-    :param settings: of ``DPSVI``, where its defaults do not serve.
+    :param settings: settings of ``DPSVI``, if its defaults do not serve.
     :param size: records of the measured table.
     :param dpsep: whether ``DPSEP`` is for it: a Gaussian guide of latents outside the plate.
     """

@@ -1,4 +1,4 @@
-"""Fields over space: areas of a map, and a function of a place."""
+"""Fields over space: areas of a map, and a function of a location."""
 
 import pyro
 import pyro.distributions as dist

@@ -72,7 +72,7 @@ def vae():
 
 
 class SSVAE(nn.Module):
-    """Which of some things is shown, and how: the labels are not known."""
+    """Which of some things is in a picture, and how: the labels are latent."""
 
     def __init__(self, z_dim=3, hidden_dim=24):
         super().__init__()
@@ -119,7 +119,7 @@ class SSVAE(nn.Module):
 
 
 def together(*parts):
-    """Side by side, whatever dimensions enumeration gave them."""
+    """Join them side by side, with any dimensions that enumeration added."""
     shape = torch.broadcast_shapes(*(each.shape[:-1] for each in parts))
     return torch.cat([each.expand(shape + each.shape[-1:]) for each in parts], dim=-1)
 

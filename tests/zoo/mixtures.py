@@ -49,7 +49,7 @@ def gaussians_data(size):
     return (torch.where(near, torch.zeros(()), torch.tensor(10.0)) + torch.randn(size),)
 
 
-# A chain of three switches, of which the one in the middle is not seen.
+# A chain of three switches; the one in the middle is not seen.
 
 
 @config_enumerate

@@ -39,7 +39,7 @@ def two_parameter_logistic_data(size):
     return (torch.bernoulli(torch.sigmoid(logits)),)
 
 
-# Labels of annotators who err, each in his own way.
+# Labels by annotators with error rates of their own.
 
 
 @config_enumerate

@@ -88,7 +88,7 @@ def student_t_data(size):
     return x, x @ torch.tensor([1.0, -0.5, 0.0, 2.0]) + noise
 
 
-# Ten coefficients of which two matter.
+# Ten coefficients; two matter.
 
 
 def horseshoe(x, y):
@@ -154,7 +154,7 @@ def missing(x, y, observed):
 
 
 def missing_guide(x, y, observed):
-    """The autoguides do not know of the mask: under them the ELBO has no bound."""
+    """The autoguides ignore the mask: under them the ELBO has no bound."""
     loc = pyro.param("loc", torch.zeros(x.shape[1]))
     scale = pyro.param("scale", torch.ones(x.shape[1]), constraint=constraints.positive)
     w = pyro.sample("w", dist.Normal(loc, scale).to_event(1))
@@ -274,7 +274,7 @@ ENTRIES = (
         dpsep=True,
     ),
     Entry(
-        "missing outcomes",
+        "regression with missing outcomes",
         "Pyro docs of pyro.sample: obs_mask",
         lambda: (missing, missing_guide),
         missing_data,

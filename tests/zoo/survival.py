@@ -1,4 +1,4 @@
-"""Times until something happens, of which some are cut short."""
+"""Times until something happens; some are censored."""
 
 import pyro
 import pyro.distributions as dist

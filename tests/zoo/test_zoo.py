@@ -20,10 +20,10 @@ from .common_draws import all_at_once, one_by_one
 SIZE = 23  # no other dimension of a model is as long
 STEPS = 20
 
-# What has another estimate of the gradient than SVI, of the same mean.
+# Entries with another estimate of the gradient than SVI, of the same mean.
 OTHER_ESTIMATE = {
-    # A choice of a record's own, by its score: Pyro weights it with the record's term and with what
-    # lies outside of the plate, which does not depend on the choice, DPSVI with the first alone.
+    # A record's own choice has a gradient by its score. Pyro weights that with the record's term
+    # and the terms outside of the plate, which do not depend on it. DPSVI leaves out the latter.
     "Dirichlet process mixture",
 }
 
@@ -97,7 +97,7 @@ def test_equals_svi(name):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_sensitivity(monkeypatch, name):
-    """A record moves each block by its bound at most, by twice it where another takes its place.
+    """A record moves each block by its bound at most, by twice it if another replaces it.
 
     The same draws each time, at the same parameters: nothing else moves the sums.
     """
@@ -137,6 +137,6 @@ def ordinary(table):
 
 
 def outlier(table):
-    """Where there are real numbers; labels stay."""
+    """Make record values extreme if they are real numbers; labels stay."""
     if table.dtype.kind == "f":
         table[RECORD] = 1e6

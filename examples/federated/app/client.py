@@ -1,6 +1,6 @@
-"""What Flower runs at each holder: a relay that sees what the holder sends, and no data.
+"""Flower's app at each holder: a relay that sees the holder's messages, and no data.
 
-A process starts for each message. So it takes the module alone from the installed package: with
+A process starts for each message. So it loads one module alone from the installed package. With
 torch and Pyro a round would take seconds more.
 """
 

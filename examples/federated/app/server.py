@@ -1,4 +1,4 @@
-"""What Flower runs at the aggregator."""
+"""Flower's app at the aggregator."""
 
 from pyro_dp.federated import TrustedAggregator, server_app
 

@@ -15,7 +15,7 @@ class ApproximateDP(Event):
     """A release that is (epsilon, delta)-DP by itself, such as a private selection.
 
     The statement must hold under the accountant's own relation, for every outcome of earlier
-    releases, and must have been fixed without looking at them.
+    releases. It must have been fixed without looking at them.
 
     Several of them cost less than the sum of their epsilons. The engine ``"pld"`` composes them
     tightly, with each other and with runs: see :mod:`pyro_dp.accounting.bounded_pairs`.

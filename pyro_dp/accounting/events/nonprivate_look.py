@@ -7,10 +7,10 @@ from pyro_dp.accounting.events.event import Event, require_short_text
 
 @dataclass(frozen=True)
 class NonPrivateLook(Event):
-    """A number of the data was looked at without noise: no guarantee is left.
+    """Somebody looked at a number of the data without noise: no guarantee is left.
 
-    :param what: was looked at: a short text, which is public.
-    :param time: when (UTC, ISO 8601), or an empty text.
+    :param what: the number, in a short text, which is public.
+    :param time: the time of the look (UTC, ISO 8601), or an empty text.
     :raises ConfigurationError: if a text is not a short line.
 
     >>> from pyro_dp import NonPrivateLook, PrivacyAccountant

@@ -16,7 +16,7 @@ _LEAST_NOISE = 1e-9  # below it there is practically no privacy, and there would
 
 @dataclass(frozen=True)
 class SubsampledGaussian(Event):
-    """One noisy sum of clipped per-record quantities. Inert: the engines say what it costs.
+    """One noisy sum of clipped per-record quantities. The engines compute its cost.
 
     :param noise_multiplier: noise standard deviation in units of the per-record bound C. Under
         ``add_or_remove_one`` (zero-out) the sum's sensitivity is C, under ``replace_one`` 2C. Zero

@@ -282,9 +282,9 @@ def mean_noise(
         centred release      v Sigma^2
         uncentred            v Sigma (I + (|mu|^2 I + mu mu') / (2 kappa^2)) Sigma
 
-    The mean is Sigma eta. Noise e in eta moves it by Sigma e; noise E in the precision by -Sigma E
-    mu, unless the release is centred, so that E enters eta as E mu, too. E has variance v / kappa^2
-    on the diagonal and half of it off the diagonal.
+    The mean is Sigma eta. Noise e in eta moves it by Sigma e. Noise E in the precision moves it by
+    -Sigma E mu. In a centred release E mu also enters eta, which cancels this. E has variance
+    v / kappa^2 on the diagonal and half of it off the diagonal.
 
     :param covariance: Sigma, (d, d).
     :param places: the coordinates that records see, and that have noise.

@@ -24,19 +24,19 @@ class AverageFactor:
     While estimates replace each other (damping 1), steps stand on the average of all precisions so
     far, which has less noise than the last one.
 
-    :param structure: of its precision.
+    :param structure: its precision's.
     :param initial: f^N before the first step.
     :param centre: mean of the initial posterior, (d,).
     """
 
     def __init__(self, structure: Structure, initial: Gaussian, centre: Tensor):
         self.structure = structure
-        self.noise_variance = 0.0  # of a coordinate of eta, from a centred release
-        self.sampling_variance = 0.0  # of eta, in units of the sum of the records' precisions
+        self.noise_variance = 0.0  # eta's, in each coordinate, from a centred release
+        self.sampling_variance = 0.0  # eta's, in units of the sum of the records' precisions
         self._average = initial
         self._centre = centre
         self._stepping = initial.precision
-        self._radius: Tensor | float = 0.0  # of the noise in it
+        self._radius: Tensor | float = 0.0  # the radius of the noise in it
         self._replaced = 0
 
     def state(self) -> dict[str, Any]:

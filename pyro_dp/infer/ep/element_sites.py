@@ -1,11 +1,11 @@
 """Sites of single elements: of the one or two numbers that an observation depends on.
 
 :func:`element_sites` is quadrature around each element's mode
-(:mod:`~pyro_dp.infer.ep.gauss_hermite`), but where less is enough. A Gaussian of known scale has
-its site in closed form. In a narrow cavity nobody needs the mode: nodes around the cavity's mean
-are as good. A Bernoulli outcome tells beforehand whether its cavity is narrow, and its two ways
-agree to 1e-10. Other elements are taken by four nodes for each number where three nodes give the
-same to 1e-6. Which way an element is taken depends on its own numbers alone.
+(:mod:`~pyro_dp.infer.ep.gauss_hermite`), unless less is enough. A Gaussian of fixed scale has its
+site in closed form. In a narrow cavity nodes around the cavity's mean are as good as nodes around
+the mode. A Bernoulli outcome decides beforehand whether its cavity is narrow; both choices of nodes
+agree to 1e-10. Other elements use four nodes for each number if three nodes agree with them to
+1e-6. The choice for an element depends on its own numbers alone.
 """
 
 from collections.abc import Callable

@@ -57,8 +57,8 @@ class Tilted:
     def site(self) -> tuple[Tensor, Tensor]:
         """Precision Lambda = B (I - V B)^-1, and eta - Lambda m = (I - B V)^-1 g.
 
-        That is B + B L spread^-1 L' B and g + B L spread^-1 L' g. There is no inverse of V,
-        which may be singular, and no difference of numbers that are nearly equal.
+        The forms B + B L spread^-1 L' B and g + B L spread^-1 L' g are equal to these. They avoid
+        the inverse of V, which may be singular, and differences of nearly equal numbers.
         """
         gain = product(self.cross, _function(self.spread, torch.reciprocal))
         precision = self.curvature + product(gain, self.cross.mT)
@@ -203,8 +203,8 @@ def _moved(mean: Tensor, root: Tensor, z: list[Tensor]) -> list[Tensor]:
 def _rule(rank: int, count: int, like: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
     """Nodes for N(0, I).
 
-    :returns: the nodes n, on an axis for each number; 1, n and n n' of each node, (F, K); and log
-        weights that include 1 / N(n; 0, I), (count,) or (count, count).
+    :returns: nodes n, on an axis for each number; 1, n and n n' of each node, (F, K); log weights,
+        (count,) or (count, count). Weights include 1 / N(n; 0, I).
     """
     points, weights = np.polynomial.hermite_e.hermegauss(count)
     n = np.stack(np.meshgrid(*[points] * rank, indexing="ij")).reshape(rank, -1)
@@ -244,7 +244,7 @@ def _root(matrix: Tensor) -> Tensor:
 def _function(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of a symmetric matrix (..., r, r), r <= 2, by its eigenvalues.
 
-    In closed form: a broken record's NaN stays in its place, where torch.linalg raises for all.
+    The closed form keeps a broken record's NaN to that record. torch.linalg would raise for all.
     """
     if matrix.shape[-1] == 1:
         return function(matrix)

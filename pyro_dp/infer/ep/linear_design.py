@@ -34,8 +34,8 @@ Numbers = list[tuple[Tensor, list[Tensor]]]  # a (B, E, r) of each family, and o
 class Axes:
     """Coordinates in which squared norms are those of W, and the cavity's covariance is diagonal.
 
-    A row j of J becomes u = T' j. The norm of W j is that of u. The variance of j z in the cavity
-    is the sum of D u^2. Both come of one product.
+    A row j of J becomes the vector u = T' j in these coordinates. The norm of u is that of W j.
+    The sum of D u^2 is the variance of j z in the cavity. Both come from one product.
 
     :param basis: T = W Q, (d, d).
     :param variances: D, (d,): the cavity's covariance is T D T'.

@@ -37,7 +37,7 @@ _LOWEST = 0.02  # fraction of the records with norms below the least bound that 
 
 
 class _Kind(NamedTuple):
-    """What a plan takes from the kind of the residuals.
+    """Numbers that a plan takes from the kind of the residuals.
 
     :param aligned: squared alignment of the parts that clipping cuts off; 1 if all of them point to
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.

@@ -1,4 +1,4 @@
-"""What every expectation propagation works on: guide, prior and likelihood of one data set."""
+"""The input of every expectation propagation: guide, prior and likelihood of one data set."""
 
 import warnings
 from collections.abc import Callable
@@ -46,10 +46,10 @@ class EPProblem:
     """Model, guide and records, checked.
 
     :param guide: d latents, read as one Gaussian.
-    :param likelihood: of one record, and which latents it is a function of.
-    :param prior: what lies outside the private plate, on all d.
+    :param likelihood: one record's, and which latents it is a function of.
+    :param prior: the model outside the private plate, on all d latents.
     :param moments: sites of records, on the latents that records see.
-    :param places: where those are among all, (d_s,).
+    :param places: indices of those latents among all, (d_s,).
     :param widths: how many coordinates each of their sites has.
     """
 

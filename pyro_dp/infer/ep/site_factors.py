@@ -33,7 +33,7 @@ class LowRank:
     :param precision: A, symmetric, (B, R, R).
     :param residual: (B, R); the residual is J' times it.
     :param largest: its largest absolute values for any outcome, (B, R).
-    :param lengths: squared norms of the rows of J, (B, R), if they are known.
+    :param lengths: squared norms of the rows of J, (B, R), if they were computed before.
     :param turn: an orthogonal matrix that turns sums into the coordinates they are meant in; None:
         J is in those.
     """

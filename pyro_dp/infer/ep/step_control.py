@@ -12,7 +12,7 @@ from pyro_dp.utils.linalg import apply, inverse
 _SIGNIFICANT = 3.0  # standard deviations of the noise
 _RELEVANT = 0.01  # nats
 _SETTLED = 1.0  # nats that one more step would gain
-_LONGEST_WAY = 0.5  # of the steps
+_LONGEST_WAY = 0.5  # share of the steps
 _CURVED_WAY = 0.8
 _CHANGING = ("floor", "_way", "_averaged", "_anchor", "taken", "judged", "unsettled")
 
@@ -25,18 +25,18 @@ class StepControl:
     from a again, with a larger :attr:`floor` on the precision's eigenvalues, which makes it
     shorter. A Gaussian posterior never has this.
 
-    *Averaging.* The posterior is on its way while G' P^-1 G stands out of the noise, for half of
-    the steps at most. Each estimate then replaces the one before. After that, estimates are
-    averaged. If predictors are curved, as in networks, gradients are weak and turn while the mean
-    moves. Then the way takes four fifths of the steps.
+    *Averaging.* The posterior travels while G' P^-1 G stands out of the noise, for at most half of
+    the steps. Meanwhile each estimate replaces the one before. After that, estimates are averaged.
+    If predictors are curved, as in networks, gradients are weak and turn while the mean moves. Then
+    the travel takes four fifths of the steps.
 
-    *Settling.* An estimate of the last half of the steps speaks against it if it was left aside, or
-    if G' P^-1 G stood out of the noise by more than one nat. If most of them do, the posterior has
-    not :attr:`settled`.
+    *Settling.* Estimates of the last half of the steps can speak against it. One does if it was
+    left aside, or if G' P^-1 G stood out of the noise by more than one nat. If most of them do, the
+    posterior has not :attr:`settled`.
 
-    :param num_steps: of the whole run.
+    :param num_steps: number of steps of the whole run.
     :param curved: the predictors are no linear function of the latents.
-    :param floor: of the first step.
+    :param floor: the first step's floor.
     """
 
     def __init__(self, num_steps: int, curved: bool, floor: float):
@@ -46,8 +46,8 @@ class StepControl:
         self._averaged = 0
         self._last_half = num_steps // 2
         self.taken = 0  # steps
-        self.judged = 0  # of these, in the last half
-        self.unsettled = 0  # of these, that speak against it
+        self.judged = 0  # steps in the last half
+        self.unsettled = 0  # judged steps that speak against settling
         self._anchor: tuple[Tensor, Tensor, float] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class StepControl:
 
     @property
     def damping(self) -> float:
-        """1 on the way, then 1/2, 1/3, ...: the average of all estimates since."""
+        """1 while the posterior travels, then 1/2, 1/3, ...: the average of all estimates since."""
         return 1 / max(1, self._averaged)
 
     @property

@@ -24,7 +24,7 @@ _HELPS = {
     SAMPLING: "A larger sample_rate or more steps would lower it, at a higher privacy cost.",
     CLIPPING: _MORE_RECORDS,
 }
-_COLUMNS = {DATA: "data and prior"}  # where a share's name says too little
+_COLUMNS = {DATA: "data and prior"}  # headings of shares whose names say too little
 _SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {helps}"
 _FIRST = {
     STEPS: "The steps limit this posterior first.",
@@ -45,11 +45,11 @@ _WIDTHS = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
-    """What makes the width of a posterior's intervals, and what would make them narrower.
+    """The causes of the width of a posterior's intervals, and how to make them narrower.
 
-    It is made from the posterior, the ledger and the settings: post-processing of released numbers,
-    and as public as the posterior. It prints as a sentence that names the first limit, a table, and
-    what would help.
+    It is made from the posterior, the ledger and the settings. So it is post-processing of released
+    numbers, and as public as the posterior. It prints as a sentence that names the first limit, a
+    table, and a sentence on what would help.
 
     **Half the noise, or more records.** Let P be the share of the privacy noise in an interval's
     squared width, with that of clipping where the width includes it. Half the noise makes the
@@ -58,12 +58,12 @@ class Explanation:
     share that half the noise would. Intervals are half as wide at (1 - P) / x + P / x^2 = 1 / 4.
     This is to first order in the noise. It does not hold where the noise hides the records.
 
-    :param names: of the d coordinates: those of the posterior.
-    :param shares: of each interval's squared width, (d,), by cause. They sum to 1. "data" is what
-        the N records and the prior leave open. The others are "privacy noise", "sampling" if steps
-        see a part of the records, and "clipping" if the width includes it. How these divide what is
-        not data is an estimate.
-    :param status: of the posterior.
+    :param names: names of the d coordinates: those of the posterior.
+    :param shares: shares in each interval's squared width, (d,), by cause. They sum to 1. "data" is
+        what the N records and the prior leave open. The others are "privacy noise", "sampling" if
+        steps see a part of the records, and "clipping" if the width includes it. The division among
+        these others is an estimate.
+    :param status: the posterior's.
     :param clipped: fraction of the records that were clipped; ``None``: it is unknown.
     :param epsilon: spent, of the accountant's whole ledger.
     :param epsilon_at_half_noise: epsilon if all the ledger's noise multipliers were half as large;
@@ -93,12 +93,12 @@ class Explanation:
 
     @property
     def mean_shares(self) -> dict[str, float]:
-        """On average over the coordinates."""
+        """The shares on average over the coordinates."""
         return {name: share.mean().item() for name, share in self.shares.items()}
 
     @property
     def limit(self) -> str:
-        """What limits first: the cause of the status if that is not ok, else the largest share."""
+        """The first limit: the cause of the status if that is not ok, else the largest share."""
         shares = self.mean_shares
         return self.status.cause or max(shares, key=lambda name: shares[name])
 
@@ -192,21 +192,21 @@ class Explained(abc.ABC):
 
     @abc.abstractmethod
     def posterior(self, noise_aware: bool = True) -> Any:
-        """What was found so far."""
+        """The posterior found so far."""
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        """What makes the part of the variances that is not of the data.
+        """The causes of the part of the variances that is not of the data.
 
         :returns: variances (d,), in a common unit, by the names of an explanation's shares.
         """
         return {NOISE: torch.ones(())}
 
     def explain(self) -> Explanation:
-        """What limits the posterior so far, and which epsilon or N would help.
+        """Explain what limits the posterior so far, and which epsilon or N would help.
 
         **Guarantee.** It reads the posterior, numbers that were released, the ledger and the
-        settings: post-processing, which costs nothing. Two runs that released the same numbers
-        explain themselves in the same words, whatever their data.
+        settings. That is post-processing, and costs nothing. Two runs that released the same
+        numbers have the same explanation, whatever their data.
 
         :raises ConfigurationError: as :meth:`posterior`.
         """
@@ -224,7 +224,7 @@ class Explained(abc.ABC):
 def _shares(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     :param noise: the share of all that is not of the data, (d,).
-    :param parts: of it, (d,), in any unit; where all are zero, it is privacy noise.
+    :param parts: that share's parts, (d,), in any unit; if all are zero, it is privacy noise.
     """
     total = sum(parts.values(), torch.zeros_like(noise))
     shares = {DATA: 1 - noise}

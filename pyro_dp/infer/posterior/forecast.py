@@ -37,16 +37,16 @@ _NOT_YOURS = (
 class Forecast:
     """Expected widths of intervals, before any data are touched.
 
-    All of it was computed on draws of the prior predictive: it says nothing of the data, and costs
-    nothing. It is an expectation under the prior: where a prior is wide, data that follow it can be
-    unlike any real ones.
+    All of it was computed on draws of the prior predictive. It says nothing about the data, and
+    costs nothing. It is an expectation under the prior. Data drawn from a wide prior can be unlike
+    any real ones.
 
-    :param names: of the k elements of all sites, in the model's own space.
+    :param names: names of the k elements of all sites, in the model's own space.
     :param epsilons: the E budgets.
-    :param widths: of 95% intervals, with what the noise adds, on average over the draws, (E, k).
+    :param widths: average widths of 95% intervals over the draws, with the noise included, (E, k).
     :param without_noise: the same for a run without noise, (k,).
     :param ok: share of the draws whose posterior had the status "ok", (E,).
-    :param num_draws: of the prior predictive.
+    :param num_draws: number of draws from the prior predictive.
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
@@ -201,7 +201,7 @@ class Forecasted(Explained, Predicted):
     def _tried(
         cls, model: Callable, guide: Callable, made_up: Arguments, settings: Mapping[str, Any]
     ) -> Posterior:
-        """Of a run that leaves model, guide and parameter store as they were."""
+        """The posterior of a run that leaves model, guide and parameter store as they were."""
         args, kwargs = made_up
         pyro.set_rng_seed(settings["generator"])
         with (
@@ -209,7 +209,7 @@ class Forecasted(Explained, Predicted):
             CapturedState(model, guide).pristine(),
             warnings.catch_warnings(),
         ):
-            # The share of runs whose status is ok tells.
+            # The forecast shows the share of runs whose status is ok instead.
             warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.simplefilter("ignore", ClippingWarning)
             run: Any = cls(model, guide, **settings)  # type: ignore[call-arg]

@@ -5,9 +5,9 @@ Precision is Lambda, eta = Lambda mean.
 A precision of shape (d, d) is full, one of shape (d,) diagonal; a covariance has the same shape as
 its precision.
 
-Factor analysis of S by maximum likelihood minimises KL(N(0, S) || N(0, D + L L')) over D and L. For
-a fixed D the best L follows from eigenvectors, and a quasi-Newton search finds D: Jöreskog 1967,
-Psychometrika 32, 443-482.
+Factor analysis by maximum likelihood fits S by D + L L' with a diagonal D. It minimises KL(N(0, S)
+|| N(0, D + L L')). For a fixed D the best L follows from eigenvectors, and a quasi-Newton search
+finds D: Jöreskog 1967, Psychometrika 32, 443-482.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from pyro_dp.utils.linalg import apply, cholesky, inverse, restricted
 
 # An entry of D may tend to zero (a Heywood case), but a scale must be positive. The bound is this
-# part of the variance given all other coordinates, so it costs almost no divergence.
+# part of the coordinate's conditional variance, so it costs almost no divergence.
 _LEAST = 1e-6
 _SEARCH = {"maxiter": 500, "ftol": 0.0, "gtol": 1e-10}
 

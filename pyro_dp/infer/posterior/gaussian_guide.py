@@ -51,14 +51,14 @@ class GaussianGuide:
     """A guide whose latents are jointly Gaussian in unconstrained space.
 
     It is an ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal`` or
-    ``AutoLowRankMultivariateNormal``, or hand-written of ``Normal`` and ``MultivariateNormal``
-    sites over real latents of the model, with a parameter for each location and one for each scale
-    (``scale_tril``, ``covariance_matrix`` or ``precision_matrix``). Its parameters must have their
-    initial values; a run on placeholders finds which is which.
+    ``AutoLowRankMultivariateNormal``. Or it is hand-written of ``Normal`` and
+    ``MultivariateNormal`` sites over real latents of the model. Each location then has a parameter,
+    and each scale (``scale_tril``, ``covariance_matrix`` or ``precision_matrix``) has one. The
+    parameters must have their initial values: a run on placeholders matches them to the sites.
 
     :ivar latents: in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
-    :ivar starts_anywhere: nobody chose where it starts: it has an autoguide's default.
+    :ivar starts_anywhere: it starts from an autoguide's default, which nobody chose.
     :raises ModelError: it is no such guide, or model and guide do not fit; names the site or
         parameter.
     """
@@ -95,7 +95,7 @@ class GaussianGuide:
 
     @torch.no_grad()
     def write(self, mean: Tensor, covariance: Tensor) -> None:
-        """Set the guide's parameters, in place.
+        """Set the guide's parameters.
 
         Each site keeps the marginal that it can hold: variances for a ``Normal``, its block of the
         covariance for a ``MultivariateNormal``. That is the closest such Gaussian in the inclusive
@@ -205,7 +205,7 @@ class _Block:
         return mean.flatten(), covariances.reshape(self.count, self.width, self.width)
 
     def values(self, mean: Tensor, covariance: Tensor) -> list[tuple[_Parameter, Tensor]]:
-        """What each parameter is for mean and covariance (or variances) of all latents."""
+        """Each parameter's value for a mean and covariance (or variances) of all latents."""
         place, shape = slice(self.start, self.stop), (self.count, self.width)
         if covariance.dim() == 1:
             own = torch.diag_embed(covariance[place].unflatten(0, shape))

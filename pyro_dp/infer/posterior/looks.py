@@ -177,10 +177,9 @@ def with_last(
 def next_step(pooled: PooledLooks, last: Look) -> Gaussian:
     """A concave model of the log likelihood, for a step to the next look.
 
-    It is the pooled one with more curvature: that of the noise, and the size of what is negative in
+    It is the pooled one plus the curvature of the noise and the size of the negative curvature in
     the last look. Newton's step there would lead to a saddle (Dauphin et al. 2014, arXiv
-    1406.2572). A score that stands out of the noise moves the mean, however little is known of the
-    curvature.
+    1406.2572). A score that stands out of the noise moves the mean, however noisy the curvature is.
     """
     root, back = powers(last.geometry, (-0.5, 0.5))
     values, vectors = torch.linalg.eigh(root @ last.curvature @ root)

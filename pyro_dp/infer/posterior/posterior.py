@@ -1,4 +1,4 @@
-"""What an inference for a Pyro model found: a Gaussian over its unconstrained latents, or draws."""
+"""The result of an inference for a Pyro model: a Gaussian over unconstrained latents, or draws."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,9 +30,9 @@ class Posterior(Summary, MultivariateNormal):
     unconstrained latents, whose coordinates are called :attr:`names`. :meth:`draws`,
     :meth:`quantiles` and :meth:`intervals` are in the model's own space, by site.
 
-    The covariance may hold the uncertainty that the privacy noise adds; :attr:`noise_share` says
-    how much of the variance that is, and :meth:`plot` shows it. :attr:`status` says whether the
-    intervals can be published.
+    The covariance may include the uncertainty that the privacy noise adds. :attr:`noise_share` is
+    its share of the variance, and :meth:`plot` shows it. :attr:`status` says whether the intervals
+    can be published.
 
     :param latents: sites, in the order of the flat vector.
     :param mean: (d,).
@@ -82,7 +82,7 @@ class Posterior(Summary, MultivariateNormal):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the d coordinates: ``"w[3]"`` is the fourth number of site w, unconstrained."""
+        """Names of the d coordinates: ``"w[3]"`` is the fourth number of site w, unconstrained."""
         return tuple(n for each in self._latents for n in element_names(each.name, each.shape))
 
     @property
@@ -93,7 +93,7 @@ class Posterior(Summary, MultivariateNormal):
 
     @property
     def status(self) -> Status:
-        """Whether the intervals can be published. It was told from released numbers alone."""
+        """Whether the intervals can be published. It follows from released numbers alone."""
         return self._status
 
     @property
@@ -127,10 +127,10 @@ class Posterior(Summary, MultivariateNormal):
         return {each.name: own_space(each, flat) for each in self._latents}
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Of each element of each site, in the model's own space.
+        """Quantiles of each element of each site, in the model's own space.
 
-        Exact where an element is a monotone function of one coordinate; else, as for a simplex,
-        from 10,000 draws by a generator with a seed of its own.
+        They are exact if the element is a monotone function of one coordinate. Otherwise, as for a
+        simplex, they are those of 10,000 draws by a generator with a seed of its own.
 
         :param probabilities: P numbers in (0, 1).
         :returns: by site, ``(P, *site shape)``.
@@ -139,7 +139,7 @@ class Posterior(Summary, MultivariateNormal):
         return {each.name: self._quantiles(each, at) for each in self._latents}
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
-        """Copies of the Gaussian, as of ``MultivariateNormal``."""
+        """Copies of the Gaussian, like those of ``MultivariateNormal``."""
         gaussian = MultivariateNormal(self.loc, scale_tril=self.scale_tril)
         return gaussian.expand(batch_shape, _instance)
 

@@ -37,12 +37,12 @@ class PosteriorPredictive(Predictive):
       and else the model does. Rows of parameters for the records of the fit are not used.
 
     **Guarantee.** The global draws, and results for records that are new or public, are
-    post-processing of what was released. It does not protect records of the fit. If they are
-    recognised, there is a :class:`NotPrivateWarning`.
+    post-processing of released numbers. Results for records of the fit are not protected. If they
+    are recognised, there is a :class:`NotPrivateWarning`.
 
-    :param new: model, guide, and what is known of the arguments.
-    :param posterior_samples: of the guide's global sites, (num_samples, ...).
-    :param return_sites: of what is drawn; by default all.
+    :param new: model, guide, and a description of the arguments.
+    :param posterior_samples: draws of the guide's global sites, (num_samples, ...).
+    :param return_sites: names of the sites to return; by default all.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class Predicted(abc.ABC):
         The global latents are drawn now, from the guide as it is (its noise-aware posterior, unless
         said otherwise), by torch's global generator. It costs nothing more.
 
-        :param num_samples: of draws.
+        :param num_samples: number of draws.
         :param return_sites: names of the sites to return; by default all.
         :returns: a ``pyro.infer.Predictive``.
-        :raises ConfigurationError: no step was taken yet, after which the model's arguments are
-            known; or a setting is of the wrong kind.
+        :raises ConfigurationError: no step was taken yet, and the first step reads the model's
+            arguments; or a setting is of the wrong kind.
         """
         count, new = require_count("num_samples", num_samples), self._new_records()
         if new is None:

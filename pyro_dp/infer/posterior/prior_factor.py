@@ -31,7 +31,7 @@ class Prior:
     powers (Minka 2004, power EP), which needs no cavity. It costs no privacy: no record enters.
 
     :param log_prob: log density of the flat vector (d,) of unconstrained latents.
-    :param mean: of the first posterior, (d,).
+    :param mean: the first posterior's mean, (d,).
     :param exact: whether the density is computed in float64.
     :param normal: indices of the latents that are normal if all others are fixed.
     :raises ModelError: the density is flat or linear somewhere.
@@ -86,7 +86,7 @@ class Prior:
         return moved if _agree(inner, there, self._tolerance) else z
 
     def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
-        """Of the kind (full or diagonal) that the covariance has.
+        """The factor at a posterior: full or diagonal, as the covariance is.
 
         :param mean: the current posterior's mean, (d,).
         :param covariance: (d, d) or (d,).

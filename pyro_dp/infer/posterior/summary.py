@@ -68,10 +68,10 @@ NOTHING_TO_CHECK = Status()
 
 
 class Interval(NamedTuple):
-    """Of each element of a site, in the model's own space: two tensors of the site's shape.
+    """Intervals of a site's elements, in the model's own space: two tensors of the site's shape.
 
-    :param lower: ends of the intervals.
-    :param upper: ends of the intervals.
+    :param lower: lower ends of the intervals.
+    :param upper: upper ends of the intervals.
     """
 
     lower: Tensor
@@ -110,7 +110,7 @@ def element_names(site: str, shape: Sequence[int]) -> list[str]:
 
 
 def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[Line]:
-    """Of all elements, site by site.
+    """Lines of all elements, site by site.
 
     :param aware: lower end, median and upper end, ``(3, *site shape)`` each.
     :param plain: the same without the noise.
@@ -123,7 +123,7 @@ def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[
 
 
 class Summary(abc.ABC):
-    """What can be made of quantiles with and without the noise: a mixin of posteriors."""
+    """Intervals, tables and plots from quantiles with and without the noise: a mixin."""
 
     @property
     @abc.abstractmethod
@@ -137,7 +137,7 @@ class Summary(abc.ABC):
 
     @abc.abstractmethod
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Of each element of each site, in the model's own space.
+        """Quantiles of each element of each site, in the model's own space.
 
         :param probabilities: P numbers in (0, 1).
         :returns: by site, ``(P, *site shape)``.
@@ -159,7 +159,7 @@ class Summary(abc.ABC):
         The dark part is the interval without the noise, the light one what the noise adds. The
         status stands below. Markers are hollow if it is not ok.
 
-        :param level: of the intervals, in (0, 1).
+        :param level: the intervals' level, in (0, 1).
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("posterior.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed, or level is out of range.
         """

@@ -15,7 +15,7 @@ from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_tensors
 
-_PARTS = 4  # of the last half
+_PARTS = 4  # parts of the last half
 _DAMAGED = "load_state_dict: averages are damaged."
 _NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "
@@ -37,13 +37,13 @@ class IterateAverages:
     """Sums of the unconstrained parameters over the last four eighths of a run: public.
 
     Let a, b, c, d be a parameter's means over the eighths. If it has arrived, they are equal up to
-    chance. The quarters' means, (a + b) / 2 and (c + d) / 2, then have a squared distance of about
-    a quarter of |a - b|^2 + |c - d|^2. For a random walk it is as large as this sum. On a straight
-    way it is twice as large, and the last iterate is nearer than any mean.
+    chance. The quarters' means are (a + b) / 2 and (c + d) / 2. Their squared distance is then
+    about a quarter of |a - b|^2 + |c - d|^2. For a random walk it is as large as this sum. On a
+    straight line it is twice as large, and the last iterate is nearer than any mean.
 
     :param num_steps: T.
     :param counts: iterates in each eighth so far.
-    :param sums: of each parameter over them, (4, *shape).
+    :param sums: each parameter's sums over them, (4, *shape).
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class IterateAverages:
 
     @staticmethod
     def resumed(state: Any) -> "IterateAverages":
-        """What :meth:`state` was taken of.
+        """The averages whose :meth:`state` this is.
 
         :raises ConfigurationError: it is no such state.
         """
@@ -136,7 +136,7 @@ def guide_posterior(
 ) -> Posterior:
     """The guide as it is.
 
-    :param records: of the last look; None: there was none.
+    :param records: the last look's; None: there was none.
     :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
     """
     if records is None:

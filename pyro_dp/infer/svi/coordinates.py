@@ -1,16 +1,16 @@
-"""The coordinates in which gradients are released, and the way from there to the parameters.
+"""The coordinates in which gradients are released, and the map from there to the parameters.
 
-With l_i the negative ELBO term of record i, u the global latents in unconstrained coordinates (K
-particles, each with its own pull-back through the guide), phi all parameters and psi those used
-inside the plate:
+Let l_i be the negative ELBO term of record i, and u the global latents in unconstrained
+coordinates. There are K particles, each with its own pull-back through the guide. Let phi be all
+parameters and psi those used inside the plate. A record's part of the release is
 
-* :class:`LatentCoordinates`: ((1/K) dl_i/du^(1), ..., (1/K) dl_i/du^(K), (1/K) sum_k
+* in :class:`LatentCoordinates`: ((1/K) dl_i/du^(1), ..., (1/K) dl_i/du^(K), (1/K) sum_k
   dl_i^(k)/dpsi), jointly clipped. The released sum is the cotangent of u, pulled back through the
   guide exactly: that is post-processing.
-* :class:`ParameterCoordinates`: (1/K) sum_k dl_i^(k)/dphi, each record pulled back before it is
+* in :class:`ParameterCoordinates`: (1/K) sum_k dl_i^(k)/dphi, each record pulled back before it is
   clipped (Algorithm 1 of DPVI).
 
-What lies outside the plate carries no data and is added exactly in both.
+Terms outside the plate carry no data and are added exactly in both.
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ def mean(values: Sequence[Tensor]) -> Tensor:
 def _with_exact(
     parameters: dict[str, Tensor], objective: Tensor, direct: dict[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """Gradients of the objective, and what was released directly; ``None`` where neither is."""
+    """Gradients of the objective plus those released directly; ``None`` if there are neither."""
     exact: Sequence[Tensor | None] = [None] * len(parameters)
     if objective.requires_grad:
         exact = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)

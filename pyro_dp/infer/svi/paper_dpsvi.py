@@ -26,13 +26,13 @@ _OF_PLAN = ("averages", "num_steps", "histogram")  # in a state
 class PaperDPSVI(StochasticGradientVI):
     """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 
-    It is for comparisons with papers. The optimizer's steps are taken as they are, and the guide
-    holds the last iterate, which does not know of the privacy noise. The result depends on the
-    learning rate and on the bound, whose bias no number of steps removes. :class:`DPSVI` has
-    neither weakness where it makes looks. :meth:`posterior` is the guide as it is.
+    It is for comparisons with papers. The optimizer's steps are taken as they are. The guide holds
+    the last iterate, and its intervals ignore the privacy noise. The result depends on the learning
+    rate and on the bound, whose bias no number of steps removes. :class:`DPSVI` has neither
+    weakness where it makes looks. :meth:`posterior` is the guide as it is.
 
-    **Guarantee.** As :class:`DPSVI`. In place of the histogram a bit of each record, whether it
-    lies within the bound, is a block of the release with bound 1/2.
+    **Guarantee.** As :class:`DPSVI`. Instead of the histogram, the release has a block with bound
+    1/2: each record's bit, whether it lies within the bound.
 
     **Not protected.** As :class:`DPSVI`.
 

@@ -37,9 +37,9 @@ def joint_adam(
 
     State and settings stay those of the optimizers of single parameters.
 
-    :param gradients: of the leaves; they are only read.
-    :returns: False where nothing was done: the optimizer does more than this, or has no state of
-        some of them yet.
+    :param gradients: the leaves' gradients; they are only read.
+    :returns: False if nothing was done: the optimizer does more than this, or has no state of
+        some of the leaves yet.
     """
     own = [optim.optim_objs.get(leaf) for leaf in leaves.values()]
     plain = type(optim).__call__ is PyroOptim.__call__ and all(map(_is_plain, own))
@@ -134,8 +134,8 @@ class PublicOptimizer:
         self, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], *, rarely: bool
     ) -> None:
         """
-        :param gradients: of the leaves, from what was released.
-        :param rarely: this is one of few steps in which it is looked at constrained values, too.
+        :param gradients: the leaves' gradients, from released numbers.
+        :param rarely: this is one of the few steps that check constrained values, too.
         :raises ConfigurationError: it fails, or makes a parameter NaN or infinite.
         """
         self.failed = True
@@ -158,8 +158,8 @@ class PublicOptimizer:
         """As Pyro takes it."""
         for name, leaf in leaves.items():
             gradient = gradients[name]
-            # What a leaf held before came from elsewhere, and may come from the data. A gradient
-            # has memory of its own: optimizers write to it.
+            # A gradient that the leaf held before may come from the data, so it is replaced. The
+            # new one has memory of its own, because optimizers write to it.
             leaf.grad = (
                 None if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
             )
@@ -192,8 +192,8 @@ class PublicOptimizer:
 @torch.no_grad()
 def require_finite(leaves: Mapping[str, Tensor], text: str, *, constrained: bool = True) -> None:
     """
-    :param constrained: look at the constrained values, too, which takes longer.
-    :raises ConfigurationError: a parameter, all of which are public, is not finite.
+    :param constrained: check the constrained values, too, which takes longer.
+    :raises ConfigurationError: a parameter is not finite (all parameters here are public).
     """
     store = pyro.get_param_store()
     values = [

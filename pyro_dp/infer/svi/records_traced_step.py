@@ -1,8 +1,8 @@
 """A step of DPSVI with a graph for the records alone, where the public part has none.
 
-The public part is the guide, and what lies outside the plate: a guide may draw from a distribution
-that no graph knows, or branch on a value. It runs Pyro code in every step. To the records' graph
-its latents are inputs.
+The public part is the guide and the model outside the plate. A guide may draw from a distribution
+that cannot be traced, or branch on a value. So the public part runs Pyro code in every step. Its
+latents are inputs of the records' graph.
 """
 
 import warnings
@@ -31,9 +31,9 @@ _PARTLY = (
 def step_from_graphs(
     eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
 ) -> TracedStep:
-    """With a graph for each part, or for the records alone, and then with a warning.
+    """A step with a graph for each part, or with a warning and a graph for the records alone.
 
-    The arguments, and what raises, are those of :class:`TracedStep`.
+    Its arguments and errors are those of :class:`TracedStep`.
     """
     own = (eager, sum_type, usual_size, compiler)
     try:
@@ -51,11 +51,11 @@ def step_from_graphs(
 class RecordsTracedStep(TracedStep):
     """As :class:`TracedStep`, with public draws that are particles, as those of the eager step.
 
-    A draw whose latents have other names, shapes or supports than the first one's does not fit the
-    graph: then the step is the eager one's.
+    If a draw's latents have other names, shapes or supports than the first draw's, it does not fit
+    the graph. Then the step is the eager one's.
 
-    :raises NotTraceable: the records' terms are more than a fixed sequence of tensor operations,
-        the release is of parameters, or the latents' supports change from draw to draw.
+    :raises NotTraceable: the records' terms are more than a fixed sequence of tensor operations.
+        Or the release is of parameters, or the latents' supports change from draw to draw.
     """
 
     def _first_draw(self) -> list[Particle]:
@@ -63,7 +63,7 @@ class RecordsTracedStep(TracedStep):
             raise NotTraceable("each record is pulled back through the guide")
         self._inside = list(self.eager.term.parameters)
         self._template = self.eager.draw()
-        self._counts = [(0, 0)] * len(self._template)  # of draws as inputs: latents are
+        self._counts = [(0, 0)] * len(self._template)  # no draws are inputs: latents are
         if not self._fits(self.eager.draw()):
             raise NotTraceable("the latents' names, shapes or supports change")
         return self._template
@@ -129,13 +129,13 @@ class RecordsTracedStep(TracedStep):
 
 
 def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
-    """What of a draw the records' terms are a function of."""
+    """The tensors of a draw on which the records' terms depend."""
     kinds = ("latents", "fixed", "indices")
     return {(kind, name): x for kind in kinds for name, x in getattr(particle, kind).items()}
 
 
 def _shape(particle: Particle) -> list[Any]:
-    """What is a constant in a graph."""
+    """The shapes and transforms of a draw, which are constants in a graph."""
     tensors = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
     return [
         tensors,
@@ -144,9 +144,9 @@ def _shape(particle: Particle) -> list[Any]:
 
 
 def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """Of a transform, and of those that it is made of.
+    """Constants of a transform, and of those that it is made of.
 
-    :param known: some know their inverse, which knows them.
+    :param known: the transforms visited before: some refer to their inverse, which refers to them.
     """
     yield type(transform)
     known = known | {id(transform)}

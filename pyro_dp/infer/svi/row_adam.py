@@ -20,8 +20,8 @@ from pyro_dp.utils.validation import require_number
 class RowAdam:
     """Settings of Adam (Kingma & Ba 2015, arXiv 1412.6980, Algorithm 1) for parameters per record.
 
-    Each row has a step count and moments of its own: it moves as if it were trained alone, and does
-    not move in steps in which its record was not sampled.
+    Each row has a step count and moments of its own, so it moves as if it were trained alone. It
+    does not move in steps in which its record was not sampled.
 
     :param lr: step size, > 0, in unconstrained coordinates.
     :param betas: decay of the first and second moment, in [0, 1).
@@ -66,7 +66,7 @@ class RowAdam:
 
 @dataclass
 class _Moments:
-    """Of one parameter; records come first.
+    """Moments of one parameter's gradients; records come first.
 
     :param steps: how often each row has moved, (N,).
     :param mean: decayed mean of the gradients, (N, ...).
@@ -154,7 +154,7 @@ class RowOptimizer:
         return own | self._loaded
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
-        """Take up a saved state; what does not exist yet, when it does."""
+        """Take up a saved state. Parameters that do not exist yet get theirs when they do."""
         self._loaded = dict(state)
         self.use(self._local)
 

@@ -1,4 +1,4 @@
-"""What a state of DPSVI holds beside ledger and counts, and parameters that wait for their step."""
+"""The state of a DPSVI beside ledger and counts, and parameters that wait for their step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class SavedParameters:
             del self.waiting[name]
 
     def require_none(self) -> None:
-        """:raises ConfigurationError: some wait, and all parameters are known."""
+        """:raises ConfigurationError: some still wait, although all parameters exist."""
         if self.waiting:
             names = ", ".join(map(repr, self.waiting))
             raise ConfigurationError(_OTHER_NAMES.format(names=names))
@@ -72,9 +72,9 @@ class SavedRun:
     :param parameters: unconstrained.
     :param optimizer: state of the user's, or of ours.
     :param bound: C.
-    :param averages: of the iterates, if there are any yet.
-    :param num_steps: of a run that chooses it; else None.
-    :param histogram: of norms, if there is one yet.
+    :param averages: the iterates', if there are any yet.
+    :param num_steps: number of steps of a run that chooses it; else None.
+    :param histogram: histogram of norms, if there is one yet.
     :param local: rows of parameters per record, for :meth:`RowOptimizer.load_state_dict`.
     """
 

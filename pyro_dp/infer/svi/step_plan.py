@@ -13,7 +13,7 @@ _OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
 _OF_QUIET_NETWORKS = 0.01, 0.001  # without noise, which makes Adam's steps shorter
 _OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
 _MANY = 4  # steps for each latent
-BETAS = 0.9, 0.95  # of Adam, which soon forgets first gradients that are far too large
+BETAS = 0.9, 0.95  # Adam's: it soon forgets first gradients that are far too large
 
 
 def usual_rate(size: int) -> float:
@@ -32,8 +32,8 @@ class StepPlan:
     :param dim: d, coordinates of a released gradient.
     :param size: N.
     :param noise: sigma / (q sqrt(T)), of all released gradients together, in units of C.
-    :param sees_parameters: whether records see parameters, such as weights of a decoder, beside or
-        in place of latents.
+    :param sees_parameters: whether records see parameters, such as weights of a decoder, beside
+        latents or instead of them.
     """
 
     num_steps: int
@@ -71,7 +71,7 @@ class StepPlan:
         return _OF_NETWORKS if self.noise else _OF_QUIET_NETWORKS
 
     def row_step_size(self, step: int) -> float:
-        """Of parameters per record, whose gradients have no noise of privacy.
+        """The step size of parameters per record, whose gradients have no privacy noise.
 
         It falls in the second half of the run. Rows of discrete latents travel far, and longest
         after the global latents have settled.

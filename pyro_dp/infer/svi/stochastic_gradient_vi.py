@@ -386,7 +386,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def optim(self) -> PyroOptim:
-        """The optimizer; another one may take the place of yours between two steps."""
+        """The optimizer. You may set another one between two steps."""
         return self._optimizer.optim
 
     @optim.setter

@@ -40,8 +40,8 @@ PublicTables = list[list[Tensor]]  # the draws of each particle
 class TracedStep:
     """The same numbers as an :class:`EagerStep`'s, faster.
 
-    :param eager: what is traced, and what the first steps are compared with; kept as ``eager``.
-    :param sum_type: what the records' contributions will be added to.
+    :param eager: the step to trace and to compare the first steps with; kept as ``eager``.
+    :param sum_type: the type of the sum of the records' contributions.
     :param usual_size: number of records that few batches exceed.
     :param compiler: makes the graphs callable.
     :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
@@ -68,7 +68,7 @@ class TracedStep:
         return self.eager.draw()
 
     def draw(self) -> PublicTables:
-        """Public draws, from torch's global generator, in the guide's order of use."""
+        """Draw public numbers from torch's global generator, in the guide's order of use."""
         with torch.no_grad():
             drawn = self._drawing(*(leaf.detach() for leaf in self._leaves))
         return parted(drawn, [sum(each) for each in self._counts])[:-1]
@@ -138,7 +138,7 @@ class TracedStep:
         return [LocalStream(stream) for _ in self._counts]
 
     def _private_rng(self, stream: np.random.Generator | None) -> contextlib.AbstractContextManager:
-        """Where torch's samplers draw for records."""
+        """The context in which torch's samplers draw for records."""
         if stream is None or not self.eager.term.samples:
             return contextlib.nullcontext()
         return private_rng(stream)
@@ -150,7 +150,7 @@ class TracedStep:
     def _modes(
         self, public: PublicTables, substitutes: dict[int, Tensor] | None = None
     ) -> list[RecordMode]:
-        """In which the guide is given these draws."""
+        """The modes in which the guide gets these draws."""
         return [
             RecordMode(
                 LocalDraws(tables[:count], values=tables[count:], in_place=True), substitutes
@@ -173,8 +173,9 @@ class TracedStep:
         return dict(zip(self.eager.parameters, substitutes.values(), strict=True)), particles
 
     def _trace_draws(self) -> tuple[Callable[..., Sequence[Tensor]], list[tuple[int, int]]]:
-        """A graph that draws what the guide draws, some of it at the values of the parameters; and
-        for each particle the numbers of draws that are :class:`Draw`, and of the others.
+        """A graph that makes the guide's draws, some of them at the values of the parameters.
+
+        :returns: it, and each particle's numbers of draws that are :class:`Draw`, and of others.
         """
         made: list[PublicDraws] = []
 
@@ -191,7 +192,7 @@ class TracedStep:
     def _trace_records(
         self, size: int, sum_type: type[ClippedSum], compiler: Compiler
     ) -> PaddedSum:
-        """First per record, to find out what need not be stored; then clipped and summed."""
+        """Trace gradients per record, to find what must be stored; then clipped and summed."""
         eager, term = self.eager, self.eager.term
         names, particles = list(term.local.leaves), len(self._counts)
         local = self._local_streams(np.random.default_rng(0))
@@ -281,7 +282,7 @@ class TracedStep:
     def _check_sums(
         self, clipped: ClippedSum, public: PublicTables, chosen: Tensor, local: LocalStreams
     ) -> None:
-        # Pyro's code holds the gradients of all records, of which a large model affords only a few.
+        # Pyro's code holds the gradients of all records at once. A large model affords only a few.
         chosen = chosen[: max(2, _MOST_CHECKED // max(1, self._size))]
         found, expected = (
             type(clipped)(clipped.blocks, self.eager.term.records.device) for _ in range(2)
@@ -297,7 +298,7 @@ class TracedStep:
             require_same(one, other, exact=self._exact)
 
     def _check_gradients(self, public: PublicTables) -> None:
-        """With a constant in place of a release: before anything is spent."""
+        """Check them at a constant instead of a release, before anything is spent."""
         device = self.eager.term.records.device
         constant = torch.linspace(-1.0, 1.0, self._size, dtype=torch.float64, device=device)
         found = self.gradients(public, constant)

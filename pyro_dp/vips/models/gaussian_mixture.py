@@ -51,12 +51,12 @@ class GaussianMixture(ConjugateModel):
     **Rows of x are clipped to Euclidean norm** ``radius``, in the Pyro model as well. Choose it
     without looking at the data.
 
-    With r the probabilities of a record's assignment, its statistics are r, of norm at most 1; r x'
-    (at most radius); and r (x^2)' (at most radius^2).
+    Let r be the probabilities of a record's assignment. Its statistics are r, of norm at most 1; r
+    x' (at most radius); and r (x^2)' (at most radius^2).
 
-    What variational Bayes finds depends on where it starts: at ``start``, or at means that are far
-    from each other, drawn at random from the ball, whatever the data are. From random ones some
-    components may end at the same place, which is no matter of privacy. The order of the components
+    The result of variational Bayes depends on its start. It starts at ``start``, or at means that
+    are far from each other, drawn at random from the ball without the data. From random means some
+    components may end with equal means, which does not affect privacy. The order of the components
     means nothing.
 
     Data: ``x`` of shape (N, dim).
@@ -64,12 +64,13 @@ class GaussianMixture(ConjugateModel):
     :param components: K.
     :param dim: D.
     :param radius: > 0.
-    :param concentration: of the prior of the weights, > 0.
-    :param mean_precision: of the prior of a mean, in units of the component's precision, > 0.
-    :param shape: of the precisions' prior, > 0.
-    :param rate: of the precisions' prior, > 0; ``None`` for shape (radius / 10)^2, components a
-        tenth as wide as the ball's radius.
-    :param start: means at the beginning, (K, D): what is known of them without these data.
+    :param concentration: concentration of the prior of the weights, > 0.
+    :param mean_precision: precision of the prior of a mean, in units of the component's precision,
+        > 0.
+    :param shape: shape of the precisions' prior, > 0.
+    :param rate: rate of the precisions' prior, > 0. ``None``: shape (radius / 10)^2, for components
+        a tenth as wide as the ball's radius.
+    :param start: means at the beginning, (K, D), from public knowledge.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant

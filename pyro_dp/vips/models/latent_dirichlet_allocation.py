@@ -202,34 +202,36 @@ class LatentDirichletAllocation(ConjugateModel):
         topic_weights_n ~ Dirichlet(alpha, ..., alpha)         n = 1..N, over the topics
         words_n         ~ Multinomial(topic_weights_n . topics)
 
-    A document is a record. **Its word counts are rescaled to a fixed length**, so that a long one
-    weighs no more than a short one. (The paper draws as many words from the document instead, of
-    which this is the mean; the draws only add variance. Held-out perplexity of 20 topics on 3,087
-    blog entries, no noise, length 100: 1831, drawn 1947; length 50: 1831, drawn 2172.)
+    A document is a record. **Its word counts are rescaled to a fixed length**, so a long document
+    weighs no more than a short one. (The paper instead draws that many words from the document. The
+    rescaled counts are the mean of these draws, which only add variance. On 3,087 blog entries with
+    20 topics and no noise, held-out perplexity is 1831 at lengths 100 and 50. With draws it is 1947
+    and 2172.)
 
     A record's statistics are its expected counts by topic and word, and its counts by word, which
-    are static. Both have norm at most ``length``, that of a document of one repeated word, and are
-    clipped to ``clip * length``: a document of m equally frequent words has norm length / sqrt(m).
+    are static. Both have norm at most ``length``, that of a document of one repeated word. They are
+    clipped to ``clip * length``, because a document of m equally frequent words has norm length /
+    sqrt(m).
 
     **M-step.** The paper sets negative counts to zero. With more cells than tokens that leaves the
-    mean of the noise's positive part in every cell. Here a noisy count becomes its expectation
-    given that the count is exponentially distributed: words around length N / words, a word's share
-    in a topic around 1 / topics. What drowns in noise falls back to the word's overall frequency.
-    On the first two splits of the KOS benchmark, perplexity 2382 at epsilon 4 and 2094 at 16; with
-    zeros instead, and the whole budget for the topics, 2922 and 2353; words by their frequencies,
-    without noise, 2675. Without noise there is no difference.
+    mean of the noise's positive part in every cell. Here a noisy count is replaced by its posterior
+    expectation under an exponential prior. The prior's mean is length N / words for words, and 1 /
+    topics for a word's share in a topic. So counts below the noise fall back to the word's overall
+    frequency. On the first two splits of the KOS benchmark, perplexity is 2382 at epsilon 4 and
+    2094 at 16. With zeros instead, and the whole budget for the topics, it is 2922 and 2353. Words
+    by their frequencies, without noise, have 2675. Without noise there is no difference.
 
     Data: ``counts`` of shape (N, words), whole numbers >= 0. A document without words adds nothing.
 
     :param topics: K.
     :param words: V, size of the vocabulary, which is public.
-    :param length: of a document after rescaling, > 0. ``None``: as it is, without a bound, for runs
-        without noise.
+    :param length: length of a document after rescaling, > 0. ``None``: documents keep theirs,
+        without a bound, for runs without noise.
     :param clip: norm of a document's statistics in units of ``length``, in (0, 1]. With m frequent
-        words in a document, 1 / sqrt(m) cuts little, and noise is in proportion to it.
+        words in a document, 1 / sqrt(m) clips little. Noise is proportional to ``clip``.
     :param alpha: concentration of the topic weights, > 0; ``None`` for 1 / topics.
     :param eta: concentration of the topics, > 0; ``None`` for 1 / topics.
-    :param iterations: of the E-step for each document.
+    :param iterations: number of iterations of the E-step for each document.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant
@@ -326,7 +328,7 @@ class LatentDirichletAllocation(ConjugateModel):
         return {"topics": posterior.to_event(1)}
 
     def model(self, counts: Tensor) -> Tensor:
-        """The Pyro model. Where ``words`` is not observed, documents have the fixed length.
+        """The Pyro model. If ``words`` is not observed, documents have the fixed length.
 
         :returns: probabilities of the words, (N, V).
         """
@@ -352,9 +354,9 @@ class LatentDirichletAllocation(ConjugateModel):
         **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
-        :param documents: counts of shape (M, words) of documents that were not learned from.
-        :param seed: the halves'.
+        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
+        :param documents: counts of shape (M, words) of documents outside the fit.
+        :param seed: seed for the halves.
         :raises ModelError: no document has two words, or they do not fit.
         """
         self.check(documents)
@@ -371,10 +373,10 @@ class LatentDirichletAllocation(ConjugateModel):
     ) -> dist.Dirichlet:
         """The variational posterior of each document's topic weights.
 
-        **The result is not private**: it tells what the documents hold. It is for the curator, or
+        **The result is not private**: it reveals the documents' contents. It is for the curator, or
         for documents that need no protection. A :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
+        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words).
         :returns: batch shape (M,), event shape (topics,).
         :raises ModelError: they do not fit.

@@ -51,20 +51,20 @@ class LinearRegression(ConjugateModel):
         y_n       ~ Normal(x_n . weights, precision^-1/2)            n = 1..N
 
     **Rows of x are clipped to Euclidean norm** ``x_bound``, **labels to** [-y_bound, y_bound], in
-    the Pyro model as well. Choose the bounds without looking at the data. There is no intercept but
-    a column that you add.
+    the Pyro model as well. Choose the bounds without looking at the data. There is no intercept
+    unless you add a column.
 
-    A record's only statistic is z z', z = (x / x_bound, y / y_bound), of norm ``|z|^2`` <= 2; it is
-    static, so that one step on all records gives the posterior, which is exact without noise.
+    A record's only statistic is z z', z = (x / x_bound, y / y_bound), of norm ``|z|^2`` <= 2. It is
+    static. So one step on all records gives the posterior, which is exact without noise.
 
     Data: ``x`` of shape (N, dim) and ``y`` of shape (N,).
 
     :param dim: number of features.
     :param x_bound: > 0.
     :param y_bound: > 0.
-    :param weight_precision: of the weights' prior in units of the noise's, > 0.
-    :param concentration: of the noise precision's prior, > 0.
-    :param rate: of the noise precision's prior, > 0.
+    :param weight_precision: precision of the weights' prior in units of the noise's, > 0.
+    :param concentration: concentration of the noise precision's prior, > 0.
+    :param rate: rate of the noise precision's prior, > 0.
 
     >>> from pyro_dp.vips import LinearRegression
     >>> model = LinearRegression(dim=3, x_bound=1.0, y_bound=2.0)

@@ -73,7 +73,7 @@ def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size:
         below = variance * moments(variance)[1].item() < released
         least, most = (variance, most) if below else (least, variance)
     g, g_along, h, h_along = moments(most)
-    # The rows' second moments S: curvature / N = S g + along along' (g_along - g) / variance.
+    # The rows' second moments S: `curvature / N = S g + along along' (g_along - g) / variance`.
     along = curvature @ mean / (size * g_along)  # S mean
     outer = torch.outer(along, along) / most
     second_moment = (curvature / size - outer * (g_along - g)) / g
@@ -109,19 +109,19 @@ class LogisticRegression(ConjugateModel):
         weights_j ~ Normal(0, precision^-1/2)                  j = 1..dim
         y_n       ~ Bernoulli(logit = x_n . weights)           n = 1..N
 
-    **Rows of x are clipped to Euclidean norm 1**, in the Pyro model as well: scale the features so
-    that few rows are longer. There is no intercept but a column that you add.
+    **Rows of x are clipped to Euclidean norm 1**, in the Pyro model as well. Scale the features
+    until few rows are longer. There is no intercept unless you add a column.
 
-    A record's statistics are (y - 1/2) x, of norm at most 1/2, which is static; and E[omega] x x',
-    of norm at most 1/4, with omega the record's Pólya-Gamma variable, of mean tanh(c / 2) / (2 c),
-    c^2 = E[(x . weights)^2].
+    A record has two statistics. The first, (y - 1/2) x, has norm at most 1/2 and is static. The
+    second, E[omega] x x', has norm at most 1/4. Here omega is the record's Pólya-Gamma variable, of
+    mean tanh(c / 2) / (2 c), c^2 = E[(x . weights)^2].
 
     Data: ``x`` of shape (N, dim), and labels ``y`` of shape (N,), each 0 or 1.
 
     :param dim: number of features.
-    :param concentration: of the precision's prior, > 0. Where it and ``rate`` are both large, the
-        precision is as good as known.
-    :param rate: of the precision's prior, > 0.
+    :param concentration: concentration of the precision's prior, > 0. If it and ``rate`` are both
+        large, the precision is practically fixed.
+    :param rate: rate of the precision's prior, > 0.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant

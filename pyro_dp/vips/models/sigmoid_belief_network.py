@@ -112,8 +112,8 @@ _INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step
 def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
     """Means of independent hidden units of value -1/2 or 1/2, (B, K).
 
-    Variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2): units start at
-    zero and are updated in turn, for a fixed number of sweeps.
+    It is variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2). Units start
+    at zero and are updated in turn, for a fixed number of sweeps.
 
     :param field: each image's, (B, K).
     :param coupling: (K, K), symmetric; its diagonal does not matter, since x^2 is 1/4.
@@ -150,32 +150,33 @@ class SigmoidBeliefNetwork(ConjugateModel):
         hidden_nk        ~ Bernoulli(logit = hidden_biases_k)            n = 1..N
         images_nj        ~ Bernoulli(logit = weights_j . (hidden_n - 1/2) + biases_j)
 
-    That hidden units are centred is a choice of what the biases mean.
+    Hidden units are centred, which defines the meaning of the biases.
 
-    With y = image - 1/2 and x = E[hidden] - 1/2, a record's statistics are y, which is static; x;
-    x_k x_l for all pairs; and y x'. What else second moments need is known, since (hidden - 1/2)^2
-    is 1/4. All have the largest norms that a binary image can give them: sqrt(J) / 2, which is
-    every image's; sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
+    Let y = image - 1/2 and x = E[hidden] - 1/2. A record's statistics are y, which is static; x;
+    x_k x_l for all pairs; and y x'. The other second moments are constants, since (hidden - 1/2)^2
+    is 1/4. The bounds are the largest norms for binary images: sqrt(J) / 2, which every image has;
+    sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
 
     **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
     record, and so needs a matrix of second moments for each pixel: J (K + 1) (K + 2) / 2 numbers of
     norm up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
-    smaller family, and K (K + 1) / 2 numbers will do. (Pixel accuracy on those digits, K = 10, no
+    smaller family, and K (K + 1) / 2 numbers suffice. (Pixel accuracy on those digits, K = 10, no
     noise: 0.879, with the paper's 0.873.)
 
-    **M-step.** Noisy second moments are projected to what has no negative eigenvalue. How noisy the
-    other statistics are is public, and enters the posterior of weights and biases as the noise of a
-    measurement. (Taken for exact, noise asks for weights without limit: on scikit-learn's digits at
-    epsilon 4 hidden pixels were predicted by chance, 0.53, instead of 0.85.)
+    **M-step.** Noisy second moments are projected to matrices without negative eigenvalues. The
+    noise of the other statistics has a public size, and enters the posterior of weights and biases
+    as the noise of a measurement. (Statistics taken as exact would make weights grow without limit.
+    On scikit-learn's digits at epsilon 4, hidden pixels were then predicted by chance, 0.53 instead
+    of 0.85.)
 
     Data: ``images`` of shape (N, pixels), each 0 or 1.
 
     :param pixels: J.
     :param units: K, number of hidden units.
-    :param a: of the prior of the weights, > 0.
-    :param b: of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
+    :param a: parameter of the prior of the weights, > 0.
+    :param b: parameter of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
     :param bias_scale: > 0.
-    :param sweeps: of the E-step over the hidden units of each record.
+    :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant
@@ -342,16 +343,17 @@ class SigmoidBeliefNetwork(ConjugateModel):
     def pixel_accuracy(
         self, posterior: Mapping[str, Distribution], images: Tensor, *, seed: int = 0
     ) -> float:
-        """Fraction of hidden pixels of new images that are predicted rightly.
+        """Fraction of hidden pixels of new images that are predicted correctly.
 
-        The pixels are dealt at random into ten groups. Each group is hidden in all images and
-        predicted from the others: they tell the hidden units, and these the pixel. All of it is at
-        the posterior means. **The result is not private: use images that need no protection.** A
+        The pixels are dealt at random into ten groups. Each group is hidden in all images. The
+        other pixels determine the hidden units, and these predict the group. All of it is at the
+        posterior means. **The result is not private: use images that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``weights``, ``biases`` and ``hidden_biases``: ``vips.posterior()``.
-        :param images: shape (M, pixels), not learned from.
-        :param seed: the groups'.
+        :param posterior: those of ``weights``, ``biases`` and ``hidden_biases``:
+            ``vips.posterior()``.
+        :param images: images outside the fit, (M, pixels).
+        :param seed: seed for the groups.
         :raises ModelError: the images do not fit.
         """
         self.check(images)
