@@ -69,13 +69,13 @@ class Schema:
     >>> import pandas as pd
     >>> from pyro_dp.tabular import Category, Number, Schema
     >>> schema = Schema({"age": Number(18, 100), "region": Category(("north", "south"))})
-    >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "islands"]}))
-    >>> encoded["age"], encoded["region"]  # beyond: the bound, and the last code
-    (tensor([ 30., 100.]), tensor([1, 2]))
+    >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "north"]}))
+    >>> encoded["age"], encoded["region"]  # beyond: the bound
+    (tensor([ 30., 100.]), tensor([1, 0]))
     >>> schema.decode(encoded)
          age region
     0   30.0  south
-    1  100.0  other
+    1  100.0  north
     """
 
     def __init__(
