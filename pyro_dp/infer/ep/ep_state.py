@@ -445,11 +445,8 @@ class EPState:
         if count := self._num_convex():
             reason = _NOT_CONCAVE.format(count=count, dim=self.plan.dim)
             return Status(CHECK, reason, STEPS)
-        inverse = torch.linalg.inv(pooled.curvature)
-        noise = pooled.noise(mean)
-        whole = self.plan.dim + (inverse @ noise).trace().item()
-        bent = (inverse @ pooled.bending(mean)).trace().item() / whole
-        cut = self.squared_bias * (inverse @ pooled.geometry).trace().item() / whole
+        bent = pooled.relative(pooled.bending(mean), mean)
+        cut = pooled.relative(self.squared_bias * pooled.geometry, mean)
         if bent + cut > 1:
             share = math.sqrt(bent + cut)
             if cut > bent:
