@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from pyro_dp.utils.validation import require_count
 T = TypeVar("T")
 _REDRAWS = 100
 _SHOWN = 10
+_LONGEST = 1000  # characters of all columns in a note
 _VERSION = 1
 _KINDS: dict[str, type[Column]] = {
     kind.__name__: kind for kind in (Number, Count, Category, Binary, Date)
@@ -164,11 +166,14 @@ class Schema:
 
     @property
     def note(self) -> str:
-        """For the ledger of what was fitted: :attr:`protected`, whatever else is said of it."""
+        """For the ledger of a fit: :attr:`protected`, and the bounds and levels that it assumes."""
         lost = "anyone with several rows is protected less"
         if self.unit is not None:
             lost = "rows beyond these were left out, and results say nothing about them"
-        return f"By the schema of a run, one record is {self.protected}; {lost}."
+        columns = ", ".join(f"{name}: {column!r}" for name, column in self.columns.items())
+        assumed = textwrap.shorten(columns, _LONGEST, placeholder=" ...")
+        text = f"By the schema of a run, one record is {self.protected}; {lost}."
+        return f"{text} Bounds and levels are public: {assumed}."
 
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """

@@ -74,7 +74,7 @@ def without_noise(*args, **kwargs):
 
 def fitted(glm, data):
     found = glm.fit(data[["person", *glm.schema.names]], progress=False)
-    assert glm.schema.note in glm.accountant.notes  # whom it protects, whoever reads the report
+    assert glm.schema.note in glm.accountant.notes  # whom it protects, and by which bounds
     return found
 
 
