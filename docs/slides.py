@@ -192,7 +192,7 @@ DECK = (
     ),
     Slide(
         "Does the run say ok?",
-        "The last line of a posterior is its status. It is made from releases alone.\n\n"
+        "Below a posterior stands its status. It is made from releases alone.\n\n"
         "ok: no release speaks against the intervals. Use them.\n\n"
         "check: read the reason, then decide.\n\n"
         "do not publish: the result says little about the data. Ask a smaller question,\n"

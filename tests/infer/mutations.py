@@ -952,6 +952,13 @@ MUTATIONS = [
         "test_explanation.py",
     ),
     Mutation(
+        "DPSEP: a level that nobody has hides that clipping moves the others",
+        "PooledLooks.relative",
+        "torch.linalg.solve(variance, error).trace().item() / len(mean)",
+        "error.trace().item() / variance.trace().item()",
+        "test_pooled_looks.py",
+    ),
+    Mutation(
         "explain: the largest share limits, whatever the status",
         "Explanation.limit",
         "self.status.cause or max",

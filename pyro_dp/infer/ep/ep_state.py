@@ -451,11 +451,8 @@ class EPState:
         if count := self._num_convex():
             reason = _NOT_CONCAVE.format(count=count, dim=self.plan.dim)
             return Status(CHECK, reason, STEPS)
-        inverse = torch.linalg.inv(pooled.curvature)
-        noise = pooled.noise(mean)
-        whole = self.plan.dim + (inverse @ noise).trace().item()
-        bent = (inverse @ pooled.bending(mean)).trace().item() / whole
-        cut = self.squared_bias * (inverse @ pooled.geometry).trace().item() / whole
+        bent = pooled.relative(pooled.bending(mean), mean)
+        cut = pooled.relative(self.squared_bias * pooled.geometry, mean)
         if bent + cut > 1:
             share = math.sqrt(bent + cut)
             if cut > bent:
@@ -464,7 +461,7 @@ class EPState:
             reason = f"the looks were {share:.1f} standard deviations too far away to be sure"
             return Status(CHECK, reason, STEPS)
         dispersion = self._dispersion()
-        varies = 1 + (dispersion - 1) * self.plan.dim / whole
+        varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
         if varies > _TOO_NARROW:
             ratios = {"dispersion": dispersion, "ratio": math.sqrt(varies)}
             return Status(CHECK, _OVERDISPERSED.format(**ratios), MODEL)
