@@ -31,7 +31,7 @@ _WARNINGS = """\
 ## Warnings and status
 
 After a warning, the run has happened and its budget is spent. The
-[status](explain.md#what-the-status-means) is the last line of a printed posterior. Both come from
+[status](explain.md#what-the-status-means) stands below a printed posterior. Both come from
 released numbers, and cost nothing. The examples are in
 [tests/first_warnings.py](../tests/first_warnings.py).
 """

@@ -28,7 +28,7 @@ OUTCOMES = {
     "poisson": Count(0, 40),
     "linear": Number(-10.0, 10.0),
     "negative_binomial": Count(0, 40),
-    "ordinal": Category(LEVELS, other=False, ordered=True),
+    "ordinal": Category(LEVELS, ordered=True),
 }
 # Each row of the table has a family, covariates that may be missing, and a column of groups.
 ROWS = {
@@ -72,7 +72,7 @@ def seconds(size: int, family: str, missing: tuple[str, ...], group: str | None)
     columns = {name: Number(-1.0, 1.0, missing=name in missing) for name in ("age", "dose", "fat")}
     columns["treated"] = Binary(missing="treated" in missing)
     if group:
-        columns[group] = Category(GROUPS, other=False)
+        columns[group] = Category(GROUPS)
     schema = Schema(columns | {"y": OUTCOMES[family]})
     frame = people(size, family, missing)[schema.names]
     pyro.clear_param_store()

@@ -35,7 +35,7 @@ COLUMNS = {
     "family": Number(0, 3),  # logarithm of its size
     "disease": Number(0, 60),  # index of chronic diseases
     "limited": Number(0, 1),
-    "health": Category(("excellent", "good", "fair", "poor"), other=False),
+    "health": Category(("excellent", "good", "fair", "poor")),
 }
 CAPPED = ("visits", Count(0, 12), "poisson")
 VISITS, ANY = ("visits", Count(0, 80, bins=20), "poisson"), ("any", Binary(), "logistic")

@@ -88,8 +88,9 @@ def listed(results: pd.DataFrame) -> str:
 
 
 def _item(row) -> str:
-    description = re.sub(r"([*_\[\]<>])", r"\\\1", LEAKS[row.Index].description)
-    return f"* `{row.Index}`. {description}\n"
+    parts = re.split("(``.*?``)", LEAKS[row.Index].description)  # code stays as it is
+    parts[::2] = [re.sub(r"([*_\[\]<>])", r"\\\1", part) for part in parts[::2]]
+    return f"* `{row.Index}`. {''.join(parts)}\n"
 
 
 def write(results: pd.DataFrame) -> None:

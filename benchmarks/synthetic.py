@@ -64,7 +64,7 @@ def adult() -> tuple[pd.DataFrame, pd.DataFrame, Schema]:
         "income_gt_50K": Binary((0, 1)),
     }
     levels = {
-        name: Category(tuple(sorted(frame[name].unique())), other=False)  # the codebook's
+        name: Category(tuple(sorted(frame[name].unique())))  # the codebook's
         for name in frame
         if name not in numbers
     }
@@ -78,7 +78,7 @@ def abalone() -> tuple[pd.DataFrame, pd.DataFrame, Schema]:
     most = dict(length=1.0, diameter=0.8, height=0.4, whole_weight=3.0)
     most |= dict(shucked_weight=1.5, viscera_weight=0.8, shell_weight=1.0)
     numbers = {name: Number(0.0, upper, bins=12) for name, upper in most.items()}
-    sex = Category(("M", "F", "I"), other=False)
+    sex = Category(("M", "F", "I"))
     return _split(frame, Schema({"sex": sex, **numbers, "old": Binary((0, 1))}))
 
 

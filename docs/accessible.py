@@ -33,5 +33,6 @@ def _named(body):
 
 def _scrolled(body):
     """Tables and code can be scrolled without a mouse."""
-    body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+    for kind in ("table-wrapper", "output text_html"):
+        body = body.replace(f'<div class="{kind}', f'<div tabindex="0" class="{kind}')
     return body.replace("<pre>", '<pre tabindex="0">').replace("<pre id", '<pre tabindex="0" id')

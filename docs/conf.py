@@ -50,6 +50,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4
+nb_render_markdown_format = "myst"  # outputs have tables, too
 nb_execution_mode = "off"  # the site has them as committed; tests run them
 
 autodoc_class_signature = "mixed"

@@ -22,12 +22,14 @@ class Slide(NamedTuple):
     text: str = ""
     code: str = ""
     picture: tuple[str, int] | None = None  # a notebook, and which of its pictures
+    note: str = ""  # for the speaker: an annotation of the PDF, outside the page
 
 
 DECK = (
     Slide(
         "Private Bayesian inference",
         "A first lesson of two hours\n\n\nNumbers and pictures come from the course's notebooks.",
+        note="Ask how many have used Pyro, and how many have heard of differential privacy.",
     ),
     Slide(
         "Two questions",
@@ -37,6 +39,7 @@ DECK = (
         "All with a body mass index of 42 or less:  67,001\n\n"
         "Alice says that her body mass index is above 42.\n\n"
         "How ill is she? Is an answer about 400 people safe?",
+        note="Let everybody vote on both questions before the next slide.",
     ),
     Slide(
         "Differencing",
@@ -44,6 +47,7 @@ DECK = (
         "Alice is the only patient with such an index. So 242 is her value.\n\n"
         "Each answer is about hundreds of patients.\nTogether they are about one.\n\n"
         "No minimum group size prevents this.",
+        note="Do the subtraction at the board. Ask for a rule that would have stopped it.",
     ),
     Slide(
         "Two posteriors",
@@ -51,6 +55,7 @@ DECK = (
         "means and covariances. On Monday without Alice, on Tuesday with her.\n\n"
         "What do both reveal about her ten facts and her outcome?\n\n"
         "1.  Nothing\n2.  Her outcome, roughly\n3.  All eleven numbers",
+        note="Take a vote by hands. Most people choose 1 or 2.",
     ),
     Slide(
         "All eleven, to the last digit",
@@ -60,6 +65,7 @@ DECK = (
         "          bp:    99.00    99.00\n"
         "          s5:     5.01     5.01\n"
         " progression:   242.00   242.00",
+        note="The answer is 3. Sums of products hide nothing from somebody who has the rest.",
     ),
     Slide(
         "One posterior",
@@ -68,12 +74,14 @@ DECK = (
         "An attacker has the data of one person, and asks:\nwas this person in the study?\n\n"
         "The attack accepts 10 false accusations among 100 others.\n"
         "How many of 100 members will it find: 10, 20 or 50?",
+        note="Collect bets. Stress that there is nothing to subtract.",
     ),
     Slide(
         "Members fit better",
         "The attack finds 19 of 100 members.\n"
         "In 200 such studies with exact posteriors, it finds 24% on average.",
         picture=("0_what_leaks", 0),
+        note="10% would be guessing. The curve shows every threshold, not only this one.",
     ),
     Slide(
         "Is such an attacker realistic?",
@@ -81,6 +89,7 @@ DECK = (
         "People know themselves, their relatives and their colleagues.\n\n"
         "Nobody can predict what an attacker will have in ten years.\n\n"
         "So the guarantee must hold even against an attacker who has all other records.",
+        note="Ask for an attacker from the audience's own field.",
     ),
     Slide(
         "Noise in proportion to one person",
@@ -89,12 +98,14 @@ DECK = (
         "Its standard deviation is 5.28 × 350, for epsilon = 1.\n\n"
         "How far off will the mean of the 442 patients be?\n\n"
         "And Alice's value, by differencing?",
+        note="Ask for both guesses. The noise does not depend on the number of patients.",
     ),
     Slide(
         "The mean is off by 4.2, Alice's value by 2,628",
         "Noise in proportion to one person hides that person.\n"
         "It hardly changes what is true of hundreds.",
         picture=("0_what_leaks", 1),
+        note="Both numbers come from the same noise. Only the question differs.",
     ),
     Slide(
         "Differential privacy",
@@ -104,11 +115,13 @@ DECK = (
         "and the same with both sides exchanged.\n\n"
         "So a result multiplies anybody's odds on one record by at most $e^{\\varepsilon}$,\n"
         "rare results aside: $\\delta$ is the most that they add to any probability.",
+        note="Read the inequality aloud in words. Delta comes last, and is tiny.",
     ),
     Slide(
         "Update your odds",
         "Before the result, you believe with probability 20% that Alice took part.\n"
         "How sure can you be afterwards, at epsilon 0.1, 1 and 4?",
+        note="Let them compute on paper: odds, times e to the epsilon, back to a probability.",
     ),
     Slide(
         "Your odds, updated",
@@ -117,6 +130,7 @@ DECK = (
         "    0.1                 1.11                    22%\n"
         "    1                   2.72                    40%\n"
         "    4                   54.6                    93%",
+        note="Two in ten become four in ten at epsilon 1. At 4 little protection is left.",
     ),
     Slide(
         "Clip, sum, noise, account",
@@ -125,6 +139,7 @@ DECK = (
         "3.  Noise: add a Gaussian with standard deviation σ C. Release the noisy sum.\n\n"
         "4.  Account: enter the release into the ledger, before it happens.\n\n"
         "The model must compute each person's part from this person's row alone.",
+        note="Each step has a reason: without clipping, no noise is large enough.",
     ),
     Slide(
         "Swap SVI for DPSVI",
@@ -134,6 +149,7 @@ DECK = (
         "+ svi = DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant)\n\n"
         "  svi.run(x, y)\n"
         "  print(accountant)",
+        note="Walk around. Stuck pairs mostly have a cell that they did not run.",
     ),
     Slide(
         "Read the ledger aloud",
@@ -145,6 +161,7 @@ DECK = (
         "remaining: 0.0001 of 1\n"
         "delta: 1e-05\n"
         "neighboring: add_or_remove_one",
+        note="One of each pair reads, and the other objects.",
     ),
     Slide(
         "The promise, and the noise",
@@ -152,23 +169,27 @@ DECK = (
         "The noise multiplier is the noise, in units of what one person can add.\n"
         "All nine looks together count as one release with 3.7313.\n\n"
         "The table follows from public numbers and releases.\nAll of it may be published.",
+        note="Ask which of the two numbers a patient cares about: epsilon.",
     ),
     Slide(
         "Two studies of the same people",
         "The budget is epsilon = 1. A first study has cost 0.8.\n\n"
         "How large an epsilon can a second study have, taken by itself?\n\n"
         "1.  0.2\n2.  More than 0.2\n3.  1",
+        note="Most people choose 0.2. Let them say why before you go on.",
     ),
     Slide(
         "Squares add up",
         "Four times as many releases cost about twice as much.\n"
         "After a study of 0.8, one of 0.55 fits into a budget of 1.",
         picture=("2_what_adds_up", 0),
+        note="Squares of 1/noise add up, like the sides of a right triangle.",
     ),
     Slide(
         "One budget, three analyses",
         "Added, they break the budget. Counted by the accountant, they fit.",
         picture=("2_what_adds_up", 2),
+        note="Ask who keeps the ledger in their institution.",
     ),
     Slide(
         "Which intervals hold?",
@@ -176,11 +197,13 @@ DECK = (
         "A naive interval ignores the noise: it is as wide as the exact one, and moved.\n\n"
         "We fit 12 times, at epsilon = 0.3, with different noise.\n"
         "What share of the exact posterior will naive 95% intervals hold: 90%, 70% or 50%?",
+        note="Explain naive again: the width is right for data without noise.",
     ),
     Slide(
         "Naive: 73%. With the noise: 97%, and 95%",
         "C found: DPSEP without any setting chooses its own bound C.\nIts intervals are shorter.",
         picture=("4b_intervals_that_hold", 0),
+        note="Ask who would notice this in a single fit. Nobody can.",
     ),
     Slide(
         "Noise of a public size can be included",
@@ -189,14 +212,16 @@ DECK = (
         "        $\\Sigma_{\\mathrm{aware}} = \\Sigma + v \\, \\Sigma^2$\n\n\n"
         "If people say much about a coefficient, Σ² is tiny, and privacy is nearly free.\n\n"
         "It does not cover the bias of clipping, or a wrong model.",
+        note="If time is short, skip the formula: public noise is like measurement error.",
     ),
     Slide(
         "Does the run say ok?",
-        "The last line of a posterior is its status. It is made from releases alone.\n\n"
+        "Below a posterior stands its status. It is made from releases alone.\n\n"
         "ok: no release speaks against the intervals. Use them.\n\n"
         "check: read the reason, then decide.\n\n"
         "do not publish: the result says little about the data. Ask a smaller question,\n"
         "with more records or the next budget.",
+        note="Stress that no status is proof. It can only find what the releases reveal.",
     ),
     Slide(
         "What no status and no epsilon covers",
@@ -205,6 +230,7 @@ DECK = (
         "Another ledger about the same people.\n\n"
         "A wrong model, or a few people far above all others.\n\n"
         "Facts about people in general.",
+        note="Ask for an example of each. This answers the third question at the end.",
     ),
     Slide(
         "Monday and Tuesday again, privately",
@@ -212,12 +238,14 @@ DECK = (
         "predict the progression? One accountant holds epsilon = 1 for both days.\n\n"
         "Alice's attacker subtracts again. Which of her numbers come out?\n\n"
         "And is the private posterior still useful?",
+        note="Remind them of slide 5, and take a bet on each question.",
     ),
     Slide(
         "The attack fails, and the answer is useful",
         "Stolen index: 42.2 from the exact pair, −435.9 from the private pair.\n"
         "Both of Tuesday's posteriors explain 48% of the variance.",
         picture=("0_what_leaks", 2),
+        note="Alice's index is nonsense, and the finding about everybody stands.",
     ),
     Slide(
         "Three questions for you",
@@ -225,6 +253,7 @@ DECK = (
         "2.  Two private results differ. Which one do you trust, and where do you look?\n\n"
         "3.  Name one thing that the guarantee does not cover.\n\n\n"
         "At home: notebooks 0 and 1, then questions 1 to 4 of the quiz.",
+        note="Give two minutes of silence. The answers are in the course's page for instructors.",
     ),
 )
 
@@ -258,6 +287,7 @@ def write(path: Path) -> None:
     with PdfPages(path, metadata=metadata) as deck:
         for number, slide in enumerate(DECK, start=1):
             figure = page(slide, number)
+            deck.attach_note(slide.note)
             deck.savefig(figure)
             plt.close(figure)
 

@@ -9,7 +9,9 @@ command (:mod:`pyro_dp.tabular.command_line`).
 import argparse
 import math
 import os
+import shutil
 import sys
+import tempfile
 import textwrap
 import warnings
 from pathlib import Path
@@ -25,7 +27,7 @@ from pyro_dp import DPSVI, Posterior, PrivacyAccountant, PrivacyError
 from pyro_dp.accounting.second_opinion import second_opinion
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.utils.display import of_budget, spent_and_left, up
-from pyro_dp.utils.files import read_file
+from pyro_dp.utils.files import read_file, value_of
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
 # an index of diseases. A value outside moves to the nearest bound.
@@ -242,8 +244,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m pyro_dp",
         description="Fit a private logistic regression on public data about visits to a doctor. "
         "Compare it with the exact posterior, in a table and in a picture.",
-        epilog="Two more commands make synthetic rows (python -m pyro_dp synthesize --help) and "
-        "compute the epsilon of a saved ledger again (python -m pyro_dp check FILE).",
+        epilog="Two more commands: python -m pyro_dp synthesize --help makes synthetic rows. "
+        "python -m pyro_dp check FILE computes the epsilon of a ledger or journal again.",
     )
     add, default = parser.add_argument, "(default: %(default)s)"
     text = f"privacy budget, where less is more private {default}"
@@ -279,23 +281,40 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(path: str) -> int:
-    """Compute the epsilon of a file of :meth:`PrivacyAccountant.save` again, by two accountants.
+    """Compute the epsilon of a saved ledger or a journal again, by two accountants.
 
     :returns: an exit code.
     """
     try:
-        state = read_file(path)
-        names = ("epsilon", "delta", "neighboring", "engine")
-        accountant = PrivacyAccountant(**{name: state[name] for name in names})
-        accountant.load_state_dict(state)
+        accountant = _accountant_of(path)
     except (OSError, LookupError, TypeError, PrivacyError) as error:
-        print(f"check: {path} is no saved ledger ({error}).", file=sys.stderr)
+        print(f"check: {path} is no saved ledger or journal ({error}).", file=sys.stderr)
         return 1
     ledger = dict(accountant.counted)
     found, source = second_opinion(ledger, accountant.delta, accountant.neighboring)
     print(accountant)
+    if accountant.journal_digest:
+        print(f"journal: its last line has the digest {accountant.journal_digest}.")
     print(f"dp_accounting: {source if found is None else f'epsilon = {up(found)} ({source})'}.")
     return 0
+
+
+def _accountant_of(path: str) -> PrivacyAccountant:
+    """With the ledger of a file of :meth:`PrivacyAccountant.save`, or of a journal."""
+    with open(path, "rb") as file:
+        header = file.readline()
+    try:
+        (state, _), is_journal = value_of(header.rstrip(b"\n"), ""), True
+    except ValueError:
+        state, is_journal = read_file(path), False
+    names = ("epsilon", "delta", "neighboring", "engine")
+    accountant = PrivacyAccountant(**{name: state[name] for name in names})
+    if is_journal:  # a copy: a run may have the journal open, and a check changes no file
+        with tempfile.TemporaryDirectory() as folder:
+            accountant.journal(shutil.copy(path, folder)).close()
+    else:
+        accountant.load_state_dict(state)
+    return accountant
 
 
 def _synthesize(arguments: list[str]) -> int:

@@ -46,7 +46,7 @@ def people(rows, unlike=0.0, at_the_bound=0):
 
 def regression(frame, epsilon, formula="visits ~ age + ill", **settings):
     """A Poisson regression of such a frame."""
-    regions = Category(("north", "south", "islands"), other=False)
+    regions = Category(("north", "south", "islands"))
     columns = {"age": Number(20, 80), "ill": Binary(), "region": regions, "visits": Count(0, 80)}
     accountant = PrivacyAccountant(epsilon=epsilon)
     settings = {"family": "poisson", "accountant": accountant, "generator": 0} | settings
@@ -152,14 +152,6 @@ def outcomes_that_differ_too_much():
 def a_few_at_the_bound():
     """Sixty of 3,000 people at the outcome's bound: their part is cut off, and counted."""
     return regression(people(3000, at_the_bound=60), epsilon=1.0)
-
-
-@run(
-    do="Take the level out if the codebook is wrong.",
-)
-def a_level_that_nobody_has():
-    """A coefficient without any data, which stays at its prior."""
-    return regression(people(3000), epsilon=1.0, formula="visits ~ age + ill + region")
 
 
 @run(

@@ -28,7 +28,8 @@
   }
 }
 
-// Tables become cards on a phone (site.css). In a first column an empty cell repeats the one above. The archive keeps tables.
+// Tables become cards on a phone (site.css). In a first column an empty cell repeats the one above, and a number needs the
+// column's header. The archive keeps tables.
 
 if (!location.pathname.includes("/benchmarks/")) {
   for (const table of document.querySelectorAll(".table-wrapper > table")) {
@@ -37,6 +38,7 @@ if (!location.pathname.includes("/benchmarks/")) {
     let above = ""
     for (const row of table.querySelectorAll("tbody tr")) {
       ;[...row.cells].forEach((cell, column) => {
+        if (!column && /^[\d.,\s-]+$/.test(cell.textContent)) cell.dataset.header = headers[0]
         if (!column) cell.textContent ? (above = cell.textContent) : (cell.dataset.above = above)
         else if (cell.textContent) cell.dataset.label = headers[column]
       })

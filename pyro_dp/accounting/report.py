@@ -224,6 +224,15 @@ _NEIGHBOURS = {
         "guarantee is about the values in somebody's record."
     ),
 }
+_DIFFER = {
+    "add_or_remove_one": "in one data set this record is empty",
+    "replace_one": "this record may be any other one",
+}
+_PAPER = (
+    "The results{by} (pyro-dp {version}) are together ({epsilon}, {delta:.4g})-differentially "
+    "private. Neighbouring data sets differ in one record{unit}: {differ}."
+)
+_IF_TRUE = "Add this if it is true: bounds, models and settings were fixed without these data."
 _ATTACK = {
     "add_or_remove_one": "an absent record for present",
     "replace_one": "one record for the other",
@@ -271,6 +280,7 @@ def report(accountant: Reported, format: str = "markdown") -> str:
         "Looks at the data without noise": _looks(entries),
         "What was released": releases(accountant),
         "Quality of the result": _quality(accountant),
+        "For a paper": _methods(accountant, entries),
         "What is public": _public(entries),
         "Random numbers": _random_numbers(notes),
         "What is not covered": [Bullets(_NOT_COVERED)],
@@ -448,6 +458,23 @@ def _quality(accountant: Reported) -> list[Block]:
         ),
         Table(("method", "begun (UTC)", "status"), rows, "Status of each run"),
     ]
+
+
+def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+    """The sentence that a methods section needs, with its numbers."""
+    epsilon, unit = accountant.get_epsilon(), accountant.description.unit
+    if not entries or epsilon == math.inf:
+        return []
+    methods = dict.fromkeys(origin.method for origin, _ in accountant.runs() if origin)
+    text = _PAPER.format(
+        by=f" by {' and by '.join(methods)}" if methods else "",
+        version=dict(_versions())["pyro-dp"],
+        epsilon=spent(epsilon, accountant.epsilon),
+        delta=accountant.delta,
+        unit=f" ({unit})" if unit else "",
+        differ=_DIFFER[accountant.neighboring],
+    )
+    return [Paragraph(text), Paragraph(_IF_TRUE)]
 
 
 def _public(entries: Sequence[LedgerEntry]) -> list[Block]:

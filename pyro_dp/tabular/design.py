@@ -46,6 +46,7 @@ class Design:
     :ivar variables: columns of the schema that it reads.
     :ivar to_user: (K, K): coefficients b of :meth:`matrix` are ``to_user @ b`` of the columns that
         the names say.
+    :ivar of_levels: those names whose column is 0 where nobody has a level.
     :ivar scaled: centre and half width of each number, by its text.
     :raises ConfigurationError: a term names no column, is not taken row by row, or follows from
         others.
@@ -101,6 +102,12 @@ class Design:
         self.names = [str(name) for name in made.columns]
         if not self.names:
             raise ConfigurationError("The formula has no term on its right side.")
+        self.of_levels = {
+            self.names[place]
+            for term, places in self._spec.term_indices.items()
+            if any(factor in self._spec.factor_contrasts for factor in term.factors)
+            for place in places
+        }
         plain = self._matrix(rows, raw)
         sizes = np.abs(plain).max(axis=0)
         if np.linalg.matrix_rank(plain / sizes, tol=1e-7 * len(plain) ** 0.5) < len(self.names):

@@ -39,7 +39,7 @@ _NEEDS: dict[str, tuple[Any, str]] = {
     "negative_binomial": (Count, "Count(lower, upper)"),
     "logistic": (Binary, "Binary()"),
     "linear": ((Number, Count), "Number(lower, upper)"),
-    "ordinal": (Category, "Category(levels, other=False, ordered=True)"),
+    "ordinal": (Category, "Category(levels, ordered=True)"),
 }
 
 
@@ -87,8 +87,7 @@ def _ordinal(name: str, outcome: str, column: Column) -> Family:
     if not column.ordered or column.other or count < 3:
         raise ConfigurationError(
             "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
-            f"position in their order. Declare {outcome!r} as Category(levels, other=False, "
-            "ordered=True)."
+            f"position in their order. Declare {outcome!r} as Category(levels, ordered=True)."
         )
     scales = ", ".join(["2.5", *["1.0"] * (count - 2)])
     base = f"dist.Normal(0.0, torch.tensor([{scales}])).to_event(1)"

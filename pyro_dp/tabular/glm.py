@@ -235,6 +235,7 @@ class PrivateGLM:
             centre = -math.log(self._exposure[3])
         return UserScale(
             names=self._design.names,
+            of_levels=self._design.of_levels,
             matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
             prior=torch.tensor(self._written.scales, dtype=torch.float64),
             centre=centre,

@@ -110,10 +110,10 @@ class _Levels(Column):
 
 @dataclass(frozen=True, repr=False)
 class Category(_Levels):
-    """One of some levels; all undeclared levels are one more, "other".
+    """One of several levels.
 
     :param levels: text, integers or booleans, from the codebook, never from the data.
-    :param other: levels that are not declared become "other", the last code. False: they are
+    :param other: undeclared levels become one more, "other", the last code. By default they are
         missing if ``missing`` is declared, and otherwise refused.
     :param missing: values may be missing.
     :param ordered: from low to high.
@@ -122,12 +122,12 @@ class Category(_Levels):
     :raises ConfigurationError: levels or dtype do not fit.
 
     >>> from pyro_dp.tabular import Category
-    >>> Category(("north", "south")).size  # with "other"
-    3
+    >>> Category(("north", "south")).size, Category(("north", "south"), other=True).size
+    (2, 3)
     """
 
     levels: tuple[Any, ...]
-    other: bool = True
+    other: bool = False
     missing: bool = False
     ordered: bool = False
     dtype: str = ""
@@ -137,7 +137,7 @@ class Category(_Levels):
             self._set(name, require_flag(name, getattr(self, name)))
         self._check()
         if self.other and "other" in self.levels:
-            raise ConfigurationError("levels: 'other' is the level of all others; say other=False.")
+            raise ConfigurationError("levels: 'other' needs other=False.")
 
     @property
     def _all(self) -> tuple[Any, ...]:

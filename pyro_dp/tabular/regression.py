@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import CHECK, Status
+from pyro_dp.infer.posterior.summary import CHECK, OK, Status
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.user_scale import UserScale, by_terms
@@ -23,8 +23,9 @@ from pyro_dp.utils.validation import require_count, require_number
 _DRAWS = 10_000  # for intervals of what is not Gaussian
 _PRIOR = (
     "the records say less than the prior about {some} of {all} coefficients. Few records have "
-    "them, noise hides them, or a column is outside its declared units and bounds: {names}"
+    "them{units}, or noise hides them: {names}"
 )
+_UNITS = ", a column is outside its declared units and bounds"
 
 
 class Regression:
@@ -75,13 +76,18 @@ class Regression:
     def status(self) -> Status:
         """Whether the table can be published: the status of :attr:`posterior`.
 
-        If that is ok, it names coefficients on which the prior is more precise than the records.
+        If that is ok, it names coefficients on which the prior is more precise than the records. It
+        stays ok if these are few, and belong to levels: their intervals are about the prior's.
         """
         found = self.posterior.status
         names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
         if not found.is_ok or not names:
             return found
-        return Status(CHECK, _PRIOR.format(some=len(names), all=count, names=", ".join(names)))
+        rare = self._scale.of_levels >= {*names} and 2 * len(names) < count
+        reason = _PRIOR.format(
+            some=len(names), all=count, names=", ".join(names), units="" if rare else _UNITS
+        )
+        return Status(OK if rare else CHECK, reason)
 
     def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
         """A row for each coefficient and other unknown quantity.
@@ -162,10 +168,10 @@ class Regression:
     def __repr__(self) -> str:
         table = self._shown()
         rows = [("", *table.columns), *table.itertuples(name=None)]
-        return "\n".join([self._text, *aligned(rows), self.status.line])
+        return "\n".join([self._text, *aligned(rows), *self.status.lines])
 
     def _repr_html_(self) -> str:
-        status = f"<p>{html.escape(self.status.line)}</p>"
+        status = "".join(f"<p>{html.escape(line)}</p>" for line in self.status.lines)
         body = self._shown().to_html(border=0)
         start, rest = body.split(">", 1)
         return f"{start}><caption>{html.escape(self._text)}</caption>{rest}{status}"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from pyro_dp.utils.validation import require_count
 T = TypeVar("T")
 _REDRAWS = 100
 _SHOWN = 10
+_LONGEST = 1000  # characters of all columns in a note
 _VERSION = 1
 _KINDS: dict[str, type[Column]] = {
     kind.__name__: kind for kind in (Number, Count, Category, Binary, Date)
@@ -70,13 +72,13 @@ class Schema:
     >>> import pandas as pd
     >>> from pyro_dp.tabular import Category, Number, Schema
     >>> schema = Schema({"age": Number(18, 100), "region": Category(("north", "south"))})
-    >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "islands"]}))
-    >>> encoded["age"], encoded["region"]  # beyond: the bound, and the last code
-    (tensor([ 30., 100.]), tensor([1, 2]))
+    >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "north"]}))
+    >>> encoded["age"], encoded["region"]  # beyond: the bound
+    (tensor([ 30., 100.]), tensor([1, 0]))
     >>> schema.decode(encoded)
          age region
     0   30.0  south
-    1  100.0  other
+    1  100.0  north
     """
 
     def __init__(
@@ -165,11 +167,14 @@ class Schema:
 
     @property
     def note(self) -> str:
-        """A note on :attr:`protected`, for the ledger of a fit."""
+        """:attr:`protected`, and the assumed bounds and levels, for the ledger of a fit."""
         lost = "anyone with several rows is protected less"
         if self.unit is not None:
             lost = "rows beyond these were left out, and results say nothing about them"
-        return f"By the schema of a run, one record is {self.protected}; {lost}."
+        columns = ", ".join(f"{name}: {column!r}" for name, column in self.columns.items())
+        assumed = textwrap.shorten(columns, _LONGEST, placeholder=" ...")
+        text = f"By the schema of a run, one record is {self.protected}; {lost}."
+        return f"{text} Bounds and levels are public: {assumed}."
 
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """

@@ -48,13 +48,14 @@ def _column(name: str, series: pd.Series) -> Column:
     if found == "categories":
         levels = tuple(x.item() if isinstance(x, np.generic) else x for x in dtype.categories)
         ordered = bool(dtype.ordered)
-        return Category(levels, other=False, missing=missing, ordered=ordered, dtype="category")
+        return Category(levels, missing=missing, ordered=ordered, dtype="category")
     if found == "booleans":
         return Binary((False, True), missing=missing, dtype=str(dtype))
     if found == "text":
-        levels = tuple(sorted(map(str, some.value_counts().index[:_MOST_LEVELS])))
-        levels = tuple(level for level in levels if level != "other")
-        return Category(levels, missing=missing, dtype=str(dtype))
+        counted = some.value_counts().index
+        levels = tuple(sorted({*map(str, counted[:_MOST_LEVELS])} - {"other"}))
+        other = len(levels) < len(counted)
+        return Category(levels, other=other, missing=missing, dtype=str(dtype))
     if found == "dates":
         return _date(some, missing, str(dtype))
     if found == "numbers":

@@ -1,6 +1,6 @@
 """A regression's latents on the scale of the user's columns, with an explanation."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ _SEED = 0
 class UserScale:
     """
     :param names: names of the user's K coefficients.
+    :param of_levels: those of them that only records of a level inform.
     :param matrix: (K, k): of the model's coefficients they are ``matrix @ b``.
     :param prior: standard deviations of these before the data, (k,).
     :param centre: the outcome's, which the intercept takes up.
@@ -29,6 +30,7 @@ class UserScale:
     """
 
     names: Sequence[str]
+    of_levels: Set[str]
     matrix: Tensor
     prior: Tensor
     centre: float

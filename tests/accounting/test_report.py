@@ -46,6 +46,24 @@ def test_the_guarantee_in_words():
     assert "Looks at the data" not in text
 
 
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_a_sentence_for_a_paper(relation):
+    """It has the method, the unit, the relation and the numbers, and makes no claim of its own."""
+    accountant = PrivacyAccountant(8.0, 1e-6, neighboring=relation)
+    assert "For a paper" not in accountant.report()
+    origin = Origin.now("DPSEP", seeded=False, secure=False)
+    with accountant.next_position(origin):
+        accountant.record(FULL)
+    assert "differ in one record: " in accountant.report()
+    accountant.describe(unit="a person")
+    _, text = accountant.report().split("## For a paper")
+    assert "The results by DPSEP (pyro-dp " in text
+    assert f"({up(accountant.get_epsilon())}, 1e-06)-differentially private" in text
+    assert "differ in one record (a person)" in text and "Add this if it is true" in text
+    assert ("is empty" in text.split("##")[0]) == (relation == "add_or_remove_one")
+    assert "For a paper" not in ledger((SubsampledGaussian(0.0, 1.0), 1)).report()
+
+
 @pytest.mark.parametrize("relation, mu", [("add_or_remove_one", 0.5), ("replace_one", 1.0)])
 def test_the_best_attackers_power(relation, mu):
     """A Gaussian's is in closed form: Dong, Roth & Su 2022, equation (6)."""

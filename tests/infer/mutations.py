@@ -952,6 +952,13 @@ MUTATIONS = [
         "test_explanation.py",
     ),
     Mutation(
+        "DPSEP: a level that nobody has hides that clipping moves the others",
+        "PooledLooks.relative",
+        "torch.linalg.solve(variance, error).trace().item() / len(mean)",
+        "error.trace().item() / variance.trace().item()",
+        "test_pooled_looks.py",
+    ),
+    Mutation(
         "explain: the largest share limits, whatever the status",
         "Explanation.limit",
         "self.status.cause or max",
@@ -999,6 +1006,20 @@ MUTATIONS = [
         "_usual_steps = None",
         "_usual_steps = 500",
         "test_stochastic_gradient_vi.py",
+    ),
+    Mutation(
+        "outcomes that vary more than the model says",
+        "EPState.status",
+        "if varies > _TOO_NARROW:",
+        "if False:",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
+        "a dispersion that counts curvature, too",
+        "EPState._dispersion",
+        " - (frame.weight * curvature) ** 2",
+        " + 8 * curvature",
+        "test_automatic_dpsep.py",
     ),
     Mutation(
         "steps of the automatic DPSVI without an end",

@@ -279,6 +279,20 @@ def test_a_likelihood_that_is_not_concave():
     assert status.level == "check" and "is not concave in 4 of 4 directions" in status.reason
 
 
+@pytest.mark.parametrize(("dispersion", "level"), [(1.0, "ok"), (2.0, "ok"), (6.0, "check")])
+def test_counts_that_vary_more_than_the_model_says(dispersion, level):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([np.ones((4000, 1)), rng.normal(size=(4000, 2))], axis=1)
+    mean = np.exp(x @ [0.5, 0.3, -0.3])
+    if dispersion > 1:
+        mean = rng.gamma(mean / (dispersion - 1), dispersion - 1)
+    data = [torch.tensor(each).float() for each in (x, rng.poisson(mean))]
+    status = fitted(poisson, data, epsilon=4.0).posterior().status
+    assert status.level == level and status.cause == ("" if level == "ok" else "model")
+    if level == "check":
+        assert "times too narrow" in status.reason
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_among_outliers(seed):
     """There every record's curvature has the wrong sign, and noise hides it."""

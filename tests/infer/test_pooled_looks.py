@@ -133,6 +133,19 @@ def test_biased_looks_count_less(rng):
     torch.testing.assert_close(found.estimate, peak, rtol=0.0, atol=1e-2)
 
 
+def test_a_direction_that_noise_hides_does_not_hide_the_others_error(rng):
+    """As that of a level that nobody has, beside three that clipping moves by two deviations."""
+    found = pooled(
+        [look(torch.zeros(DIM), torch.zeros(DIM), precision(rng), torch.eye(DIM), rng)], 9, 0.0
+    )
+    noise = torch.tensor([0.0, 0.0, 0.0, 1e12]).diag()
+    found = replace(found, curvature=torch.eye(DIM), score_noise=noise, curvature_sd=0.0)
+    error = 4 * torch.eye(DIM)
+    assert found.relative(error, found.centre) == pytest.approx(4 * 3 / DIM)
+    same = replace(found, score_noise=3 * torch.eye(DIM))  # with noise, deviations are longer
+    assert same.relative(error, found.centre) == pytest.approx(1.0)
+
+
 def test_a_step_over_a_saddle_goes_up(rng):
     """Newton's step would go down where the log likelihood is convex."""
     zero, score = torch.zeros(DIM), torch.ones(DIM)

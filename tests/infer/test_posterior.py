@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal, biject_to, constraints, kl_d
 
 import pyro_dp
 from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior, PrivacyAccountant
-from pyro_dp.infer.posterior.summary import Status, element_names
+from pyro_dp.infer.posterior.summary import REMEDIES, Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.vips.models.noisy_sums import mostly_in
 
@@ -168,16 +168,27 @@ def test_the_status_stays():
 
 def test_it_reads_as_a_table():
     text = repr(posterior(status=CHECK)).splitlines()
-    assert text[0].split() == ["median", "95%", "interval", "by", "noise"]
-    assert text[1].startswith("w[0]  ") and len(text) == 2 + 13
-    assert text[-1] == f"status: {CHECK}"
-    assert len({len(line) for line in text[:-1]}) == 1
+    assert text[0].split() == ["median", "95%", "interval", "privacy"]
+    assert text[1].startswith("w[0]  ") and len(text) == 3 + 13
+    assert text[-2:] == CHECK.lines and text[-2] == f"status: {CHECK}"
+    assert len({len(line) for line in text[:-2]}) == 1
     many = Latent("many", torch.Size([100]), biject_to(constraints.real), 0, 100)
     wide = Posterior([many], torch.zeros(100), torch.ones(100))
     assert repr(wide).splitlines()[-2:] == [
         "... and 70 more: posterior.intervals()",
         "status: ok",
     ]
+
+
+@pytest.mark.parametrize("cause", REMEDIES)
+def test_the_next_step(cause):
+    """Level and cause decide it: one part may be published, another needs new budget."""
+    assert Status().lines == ["status: ok"]
+    assert Status("ok", "few have it", cause).lines == ["status: ok: few have it"]
+    for level, published in (("check", "together with its"), ("do not publish", "not the interv")):
+        line, advice = Status(level, "why", cause).lines
+        assert line == f"status: {level}: why" and published in advice
+        assert advice.endswith(REMEDIES[cause]) and "new budget" in advice
 
 
 def test_columns_keep_their_trailing_zeros():
@@ -195,7 +206,7 @@ def test_notebooks_show_the_same_table():
     for line in repr(found).splitlines():
         for cell in line.split("  "):
             assert html.escape(cell.strip()) in shown
-    assert shown.count("<tr>") == len(repr(found).splitlines()) - 1
+    assert shown.count("<tr>") == len(repr(found).splitlines()) - 2
     assert "<p>status: check: 1 &lt; 2</p>" in shown
     latent = Latent("<b>w</b>", torch.Size([]), biject_to(constraints.real), 0, 1)
     assert "<b>" not in Posterior([latent], torch.zeros(1), torch.ones(1))._repr_html_()

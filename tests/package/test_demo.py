@@ -11,9 +11,10 @@ import pyro
 import pytest
 import torch
 
-from pyro_dp import SubsampledGaussian
+from pyro_dp import PrivacyAccountant, SubsampledGaussian
 from pyro_dp import __main__ as demo
 from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.utils.display import up
 
 pytest.importorskip("matplotlib")
 
@@ -270,6 +271,20 @@ def test_a_saved_ledger_is_checked(name, capsys):
         re.DOTALL,
     ).groups()
     assert float(theirs) == pytest.approx(float(ours), rel=5e-3)
+
+
+def test_a_journal_is_checked_while_a_run_has_it(tmp_path, capsys):
+    """Its last line is torn, as in a run that writes. The file stays as it is."""
+    pytest.importorskip("fcntl")
+    path, accountant = tmp_path / "journal", PrivacyAccountant(3.0, 1e-5)
+    with accountant.journal(path) as journal:
+        accountant.record(SubsampledGaussian(4.0, 1.0, "full"), 2)
+        path.write_bytes(path.read_bytes() + b"0123 [0,")
+        before = path.read_bytes()
+        assert demo.main(["check", str(path)]) == 0
+        found = capsys.readouterr().out
+        assert path.read_bytes() == before
+        assert up(accountant.get_epsilon()) in found and journal.digest in found
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', None])

@@ -23,6 +23,7 @@ def slides(monkeypatch):
 def test_pdf_has_all_slides(slides):
     pdf = (DOCS / "slides.pdf").read_bytes()
     assert len(re.findall(rb"/Type /Page\b", pdf)) == len(slides.DECK)
+    assert re.findall(rb"/Contents \((.*)\)\n", pdf) == [each.note.encode() for each in slides.DECK]
     assert len(pdf) < 1_000_000
 
 

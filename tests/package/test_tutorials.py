@@ -9,6 +9,7 @@ import base64
 import io
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS = 60  # processor time, the start of the kernel included
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 CLOSE, ROUNDED, PIXELS = 0.02, 0.003, 0.02  # numbers: relative, absolute; of white, in the mean
+HIDDEN = {("source_hidden", True), ("outputs_hidden", True)}
+BEYOND = r"<details>|## |\*\*(?:Exercise )?\d\."  # an explanation that is folded, or what is next
 PATIENCE = 20  # wall time of a cell, in units of the deadline
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds} + 5))"
 
@@ -184,7 +187,10 @@ def test_is_kept_with_outputs(notebook):
 
 
 def test_is_a_lesson(notebook):
-    """Level, goals, questions to predict, exercises with folded solutions, no long cell."""
+    """Level, goals, questions to predict, exercises with folded solutions, no long cell.
+
+    Jupyter, too, shows neither a solution nor its outputs or the text after it.
+    """
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     first = notebook.cells[0].source
     assert re.search(r"\*\*Level:.* \*\*Time:\*\* \d+ minutes\. \*\*Prerequisites:", first)
@@ -193,6 +199,8 @@ def test_is_a_lesson(notebook):
     assert text.lower().count("predict before you run") >= 2
     solutions = [c for c in code_cells(notebook) if "hide-cell" in c.metadata.get("tags", [])]
     assert 2 <= len(solutions)
-    assert all(cell.metadata.jupyter.source_hidden for cell in solutions)
+    assert all({*cell.metadata.jupyter.items()} >= HIDDEN for cell in solutions)
+    for cell, following in pairwise(notebook.cells):
+        assert cell not in solutions or re.match(BEYOND, following.source), following.source
     longest = max(code_cells(notebook), key=lambda cell: cell.source.count("\n"))
     assert len(longest.source.splitlines()) < 25, longest.source

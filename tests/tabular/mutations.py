@@ -88,6 +88,27 @@ MUTATIONS = [
         "test_schema.py",
     ),
     Mutation(
+        "glm: an unused level marks the whole table",
+        "Regression.status",
+        "OK if rare else CHECK",
+        "CHECK",
+        "test_glm.py::test_levels_that_nobody_has",
+    ),
+    Mutation(
+        "glm: levels that nobody has are most of the table, and it is ok",
+        "Regression.status",
+        " and 2 * len(names) < count",
+        "",
+        "test_glm.py::test_levels_that_nobody_has",
+    ),
+    Mutation(
+        "glm: a column in other units passes as a rare level",
+        "Design._settle",
+        "if any(factor in self._spec.factor_contrasts for factor in term.factors)",
+        "if True",
+        "test_glm.py::test_a_column_in_other_units",
+    ),
+    Mutation(
         "schema: 1 is True",
         "_level",
         "if type(value) is wanted or _is_text(value, wanted) else -1",

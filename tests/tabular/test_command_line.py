@@ -19,11 +19,11 @@ from pyro_dp.utils.errors import SchemaError
 SECRET = "Zweifelhoff-4711"
 COLUMNS = {
     "age": Number(0, 100, bins=5, missing=True),
-    "sex": Category(("m", "f", "")),
+    "sex": Category(("m", "f", ""), other=True),
     "visits": Count(0, 3),
     "born": Date("1950-01-01", "2010-01-01", bins=4),
     "smokes": Binary(),
-    "region": Category((1, 2)),
+    "region": Category((1, 2), other=True),
 }
 LINES = [
     "visits,age,sex,born,smokes,region",

@@ -10,7 +10,7 @@ from pyro_dp.tabular.drawn_rows import unit_rows
 from pyro_dp.tabular.margin_mixture import Mixture
 
 COLUMNS = {
-    "sex": Category(("m", "f"), other=False),
+    "sex": Category(("m", "f")),
     "height": Number(140, 200, bins=6, missing=True),
     "visits": Count(0, 5),
     "smokes": Binary(),

@@ -18,10 +18,10 @@ ALL = [
     Count(0, 20),
     Count(-5, 1000, bins=7, missing=True),
     Count(0, 20, bins=(0, 1, 5, 20), missing=True, dtype="float64"),
-    Category(("a b", "c")),
+    Category(("a b", "c"), other=True),
     Category((3, 1, 2), missing=True),
-    Category((3, 1, 2), other=False, missing=True),
-    Category(("lo", "hi"), other=False, ordered=True),
+    Category((3, 1, 2), missing=True),
+    Category(("lo", "hi"), ordered=True),
     Category(("a", "b"), missing=True, dtype="string"),
     Binary(),
     Binary((0, 1), missing=True),
@@ -81,7 +81,7 @@ def test_labels_say_what_a_bin_holds():
         "2020-01-01 to 2020-01-02",
         "2020-01-03 to 2020-01-04",
     ]
-    assert Category(("a",), missing=True).code_labels == ["a", "other", "missing"]
+    assert Category(("a",), other=True, missing=True).code_labels == ["a", "other", "missing"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_labels_say_what_a_bin_holds():
         (lambda: Category(("a", 1)), "all text"),
         (lambda: Category(("a", "a")), "different"),
         (lambda: Category((["a"],)), "all text"),
-        (lambda: Category(("a", "other")), "other"),
+        (lambda: Category(("a", "other"), other=True), "other"),
         (lambda: Category(("a",), other="no"), "other"),
         (lambda: Category(("a",), dtype="float64"), "dtype"),
         (lambda: Category((2**60,)), "2**53"),
@@ -350,6 +350,7 @@ def test_a_draft_of_public_data():
     assert kinds[:7] == ["Count", "Number", "Count", "Category", "Binary", "Date", "Date"]
     assert kinds[7:] == ["Number", "Binary", "Category", "Category", "Binary", "Count", "Date"]
     assert schema.columns["income"] == Number(1000, 99000)
+    assert not schema.columns["town"].other
     back = schema.decode(schema.encode(frame))
     pd.testing.assert_frame_equal(back, frame, check_categorical=False)
     names = {name: getattr(tabular, name) for name in tabular.__all__}
@@ -364,6 +365,12 @@ def test_what_no_draft_can_hold_is_named():
         Schema.suggest(pd.DataFrame([[1, 2]], columns=["a", "a"]))
     with pytest.raises(SchemaError, match="lacks column 'id'"):
         Schema.suggest(people(), unit="id")
+    with pytest.warns(NotPrivateWarning):
+        more = pd.DataFrame({"few": ["a", "other"], "many": ["b", "b"]})
+        many = pd.DataFrame({"many": [f"{place:02}" for place in range(60)]})
+        few, cut = Schema.suggest(more).columns, Schema.suggest(many).columns["many"]
+    assert few["few"] == Category(("a",), other=True) and few["many"] == Category(("b",))
+    assert cut.other and len(cut.levels) == 50  # the others have no level of their own
     with pytest.warns(NotPrivateWarning):
         drafted = Schema.suggest(people().assign(id=[1, 2]), unit="id", max_rows=3)
     assert drafted.unit == "id" and "id" not in drafted.names

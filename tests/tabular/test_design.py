@@ -12,7 +12,7 @@ COLUMNS = {
     "age": Number(20, 80),
     "year": Number(2000, 2010),
     "chronic": Binary(),
-    "income": Category(("low", "mid", "high")),
+    "income": Category(("low", "mid", "high"), other=True),
     "since": Date("2020-01-01", "2020-12-31"),
     "net worth": Number(-5, 5),
 }

@@ -28,12 +28,12 @@ from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Regress
 COLUMNS = {
     "age": Number(20, 80),
     "chronic": Binary(),
-    "income": Category(("low", "high"), other=False),
-    "clinic": Category(("a", "b", "c", "d"), other=False),
+    "income": Category(("low", "high")),
+    "clinic": Category(("a", "b", "c", "d")),
     "visits": Count(0, 40),
     "any": Binary(),
     "cost": Number(-100, 300),
-    "severity": Category(("none", "some", "bad"), other=False, ordered=True),
+    "severity": Category(("none", "some", "bad"), ordered=True),
 }
 TRUTH = {"Intercept": 0.3, "age": 0.02, "chronic[T.True]": 0.5, "income[T.high]": -0.4}
 
@@ -74,7 +74,7 @@ def without_noise(*args, **kwargs):
 
 def fitted(glm, data):
     found = glm.fit(data[["person", *glm.schema.names]], progress=False)
-    assert glm.schema.note in glm.accountant.notes  # the report says whom it protects
+    assert glm.schema.note in glm.accountant.notes  # the protected unit, and the assumed bounds
     return found
 
 
@@ -246,7 +246,7 @@ def test_levels_that_nobody_has():
     """A clinic, and a level of income, without a row: their columns are there, as in the prior."""
     data = frame()
     glm = without_noise(
-        schema(*MAIN, "clinic", "visits", income=Category(("low", "high", "top"))),
+        schema(*MAIN, "clinic", "visits", income=Category(("low", "high", "top"), other=True)),
         f"visits ~ {RIGHT}",
         family="poisson",
         group="clinic",
@@ -256,8 +256,11 @@ def test_levels_that_nobody_has():
     for name in ("income[T.top]", "income[T.other]"):
         assert table.loc[name, "sd"] == pytest.approx(2.5, rel=1e-3)
         assert table.loc[name, "mean"] == pytest.approx(0.0, abs=1e-3)
-    assert "less than the prior about 2 of 6 coefficients" in result.status.reason
-    assert str(result.status).endswith(": income[T.top], income[T.other]")
+    told = "less than the prior about 2 of 6 coefficients. Few records have them, or noise"
+    assert result.status.is_ok and told in result.status.reason
+    assert repr(result).endswith(": income[T.top], income[T.other]")  # and no next step
+    few = fitted(without_noise(glm.schema, "visits ~ income", family="poisson"), data)
+    assert few.status.level == "check" and "about 2 of 4 coefficients" in few.status.reason
     assert table.loc["clinic[d]", "sd"] > 2 * table.loc["clinic[a]", "sd"] - 0.3
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
 
@@ -270,7 +273,8 @@ def test_a_column_in_other_units():
     wrong = data.assign(age=data.age / 100)
     table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), wrong)
     assert table.status.level == "check" and table.posterior.status.is_ok
-    assert "outside its declared units and bounds: age" in repr(table).splitlines()[-1]
+    assert "outside its declared units and bounds, or noise hides them: age" in repr(table)
+    assert repr(table).splitlines()[-1].startswith("next: You may publish it together with its")
     assert table.explain().status == table.status and table.explain().limit == "data"
 
 
@@ -516,7 +520,7 @@ def test_a_private_fit():
     assert ratios.index.name == "odds ratio" and "Intercept" not in ratios.index
     np.testing.assert_allclose(ratios["upper"], np.exp(table["upper"][1:]))
     assert "any ~ age" in repr(result) and not result.status.is_ok
-    assert repr(result).splitlines()[-1] == f"status: {result.status}"
+    assert repr(result).splitlines()[-len(result.status.lines)] == f"status: {result.status}"
     told = result.explain()
     assert told.names == tuple(table.index)
     noise = told.shares["privacy noise"] + told.shares["clipping"]

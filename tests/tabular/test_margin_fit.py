@@ -124,8 +124,7 @@ class TestRows:
 
     def schema(self, impossible):
         columns = {
-            name: Category(tuple(range(size)), other=False)
-            for name, size in zip("abcd", SIZES, strict=True)
+            name: Category(tuple(range(size))) for name, size in zip("abcd", SIZES, strict=True)
         }
         return Schema(columns, impossible=impossible)
 

@@ -22,11 +22,11 @@ COLUMNS = {
     "age": Number(0, 100, missing=True),
     "weekly visits": Count(0, 50, bins=(0, 1, 5, 50), missing=True),
     "sex": Binary(("m", "f")),
-    "job": Category(("office clerk", "nurse"), missing=True),
+    "job": Category(("office clerk", "nurse"), other=True, missing=True),
     "smokes": Binary(missing=True),
-    "region": Category((1, 2, 3), other=False),
+    "region": Category((1, 2, 3)),
     "born": Date("1900-01-01", "2020-12-31", missing=True),
-    "grade": Category(("low", "mid", "high"), other=False, ordered=True),
+    "grade": Category(("low", "mid", "high"), ordered=True),
 }
 
 

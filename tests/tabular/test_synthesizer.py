@@ -40,7 +40,7 @@ def _short_fits(monkeypatch):
 def schema(**settings):
     columns = {
         "age": Number(0.0, 100.0, bins=10),
-        "marital": Category(MARITAL, other=False),
+        "marital": Category(MARITAL),
         "visits": Count(0, 4, missing=True),
         "sick": Binary(("no", "yes")),
     }
@@ -187,7 +187,7 @@ class TestPrivacy:
     @pytest.mark.parametrize("secure", [False, True])
     def test_noise_has_the_size_that_is_accounted(self, secure):
         """With 5,000 cells, seven standard deviations of the variance are 0.14."""
-        of = Schema({name: Category(tuple(range(41)), other=False) for name in "abc"})
+        of = Schema({name: Category(tuple(range(41))) for name in "abc"})
         data = pd.DataFrame(np.zeros((3, 3), dtype=int), columns=list("abc"))
         settings = dict(keep=(), components=1, noise_multiplier=2.0)
         settings |= dict(secure=True, generator=None) if secure else {}

@@ -42,6 +42,7 @@ from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
     DO_NOT_PUBLISH,
+    MODEL,
     NOISE,
     STEPS,
     Status,
@@ -62,6 +63,7 @@ _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per
 _LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
 _MEDIAN = 0.455  # a squared standard normal number has this median
 _FAR_TOO_SMALL = 3.0  # median of the squared residuals, in units of the scale
+_TOO_NARROW = 3.0  # variance of the estimate, relative to the posterior's
 _FASTEST = 4.0  # change of the scale in one step
 _NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
 _TOO_MANY = (
@@ -71,6 +73,10 @@ _TOO_MANY = (
 _CURVED = (
     "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
     "Name what they see by pyro.deterministic, outside the plate"
+)
+_OVERDISPERSED = (
+    "outcomes vary {dispersion:.0f} times as much as the model says, and intervals may be "
+    "{ratio:.1f} times too narrow"
 )
 _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 
@@ -445,11 +451,8 @@ class EPState:
         if count := self._num_convex():
             reason = _NOT_CONCAVE.format(count=count, dim=self.plan.dim)
             return Status(CHECK, reason, STEPS)
-        inverse = torch.linalg.inv(pooled.curvature)
-        noise = pooled.noise(mean)
-        whole = self.plan.dim + (inverse @ noise).trace().item()
-        bent = (inverse @ pooled.bending(mean)).trace().item() / whole
-        cut = self.squared_bias * (inverse @ pooled.geometry).trace().item() / whole
+        bent = pooled.relative(pooled.bending(mean), mean)
+        cut = pooled.relative(self.squared_bias * pooled.geometry, mean)
         if bent + cut > 1:
             share = math.sqrt(bent + cut)
             if cut > bent:
@@ -457,9 +460,31 @@ class EPState:
                 return Status(CHECK, reason, CLIPPING)
             reason = f"the looks were {share:.1f} standard deviations too far away to be sure"
             return Status(CHECK, reason, STEPS)
+        dispersion = self._dispersion()
+        varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
+        if varies > _TOO_NARROW:
+            ratios = {"dispersion": dispersion, "ratio": math.sqrt(varies)}
+            return Status(CHECK, _OVERDISPERSED.format(**ratios), MODEL)
         if self.problem.moments.turns and self.plan.multiplier > 0:
             return Status(CHECK, _CURVED.format(dim=self.plan.dim), STEPS)
         return Status()
+
+    def _dispersion(self) -> float:
+        """The scores' variance, relative to the curvature; 1 if nothing can be said.
+
+        If the model holds, the two are equal (the information identity; White 1982). Norms of
+        bounded residuals do not depend on the outcome, and say nothing.
+
+        It is an estimate: records' curvatures count as if they were all alike.
+        """
+        if not self.histograms.counts or self.plan.residuals == Residuals.BOUNDED:
+            return 1.0
+        frame, pooled = self._required_frame, self._required_pooled
+        norms = self._norms(self.posterior.mean[self.problem.places], self.histograms, self.looks)
+        squared = (norms.norms**2 @ norms.counts).item() / self.plan.size
+        curvature = (frame.root @ pooled.curvature @ frame.root).trace().item() / self.plan.size
+        scores = squared - frame.counted**2 - (frame.weight * curvature) ** 2
+        return scores / curvature
 
     def _num_convex(self) -> int:
         """In how many directions the posterior's log density is convex at the last look.

@@ -62,7 +62,8 @@ class Explanation:
     :param shares: shares in each interval's squared width, (d,), by cause. They sum to 1. "data" is
         the uncertainty that the N records and the prior leave. The others are "privacy noise",
         "sampling" if steps see a part of the records, and "clipping" if the width includes it. The
-        division among these others is an estimate.
+        division among these others is an estimate. Their sum is the column "privacy" of the
+        posterior's table.
     :param status: the posterior's.
     :param clipped: fraction of the records that were clipped; ``None``: it is unknown.
     :param epsilon: spent, of the accountant's whole ledger.
@@ -148,7 +149,7 @@ class Explanation:
         return figure
 
     def __repr__(self) -> str:
-        return "\n".join([self._headline(), *self._table(), *self._advice(), self.status.line])
+        return "\n".join([self._headline(), *self._table(), *self._advice(), *self.status.lines])
 
     def _headline(self) -> str:
         if self.status.cause:
@@ -164,11 +165,13 @@ class Explanation:
 
     def _table(self) -> list[str]:
         shown = self.names[:MOST_LINES]
-        columns = [share.tolist() for share in self.shares.values()]
-        rows = [("", *(_COLUMNS.get(name, name) for name in self.shares))]
+        data, *parts = self.shares.values()
+        columns = [data, 1 - data, *parts]
+        signed = [f"{sign} {name}" for sign, name in zip("=++", [*self.shares][1:], strict=False)]
+        rows = [("", _COLUMNS[DATA], "privacy", *signed)]
         for place, name in enumerate(shown):
             rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
-        rows.append(("on average", *(f"{share:.0%}" for share in self.mean_shares.values())))
+        rows.append(("on average", *(f"{column.mean():.0%}" for column in columns)))
         more = len(self.names) - len(shown)
         return aligned(rows) + [f"... and {more} more: explanation.shares"] * (more > 0)
 

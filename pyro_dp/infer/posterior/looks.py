@@ -118,6 +118,17 @@ class PooledLooks:
         spread = 2 * length * torch.outer(slope, slope) + length**2 / 4 * self.curvature
         return self.bend**2 / self.size * spread
 
+    def relative(self, error: Tensor, mean: Tensor) -> float:
+        """A squared error of the score divided by its variance, on average over directions.
+
+        Each direction has its own variance: one that noise hides does not hide the others' error.
+
+        :param error: (d, d).
+        :param mean: the point, (d,).
+        """
+        variance = self.curvature + self.noise(mean)
+        return torch.linalg.solve(variance, error).trace().item() / len(mean)
+
     def information(self, mean: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """The precision that the noise leaves of K, (K^-1 + K^-1 V K^-1)^-1, (d, d).
 

@@ -15,12 +15,20 @@ from pyro_dp.utils.validation import require_number
 
 OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
 LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
-STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
+STEPS, NOISE, CLIPPING, MODEL = "steps", "privacy noise", "clipping", "model"  # causes
 
 REMEDIES = {
-    STEPS: "A larger epsilon, more records or other coordinates would help.",
-    NOISE: "Fewer latents, more records or a larger epsilon would help.",
-    CLIPPING: "A larger epsilon, more records, or features without extreme values would help.",
+    STEPS: "A new run needs new budget: a larger epsilon, more records or features scaled alike.",
+    NOISE: "A new run needs new budget: fewer latents, more records or a larger epsilon.",
+    CLIPPING: "A new run needs new budget: lower bounds where a few records are far above all "
+    "others, more records or a larger epsilon.",
+    MODEL: "A new run needs new budget: a model that lets outcomes vary more. Use a negative "
+    "binomial for counts, or an unknown scale for numbers.",
+    "": "Another prior costs nothing (Evidence.posterior). Another model needs new budget.",
+}
+_PUBLISH = {
+    CHECK: "You may publish it together with its status.",
+    DO_NOT_PUBLISH: "You may publish this status, but not the intervals.",
 }
 MOST_LINES = 30
 _LEVEL = 0.95
@@ -31,8 +39,8 @@ class Status:
     """How good a posterior is, by released numbers alone.
 
     :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
-    :param reason: a clause with a number; empty for ``"ok"``.
-    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty if it is none of them.
+    :param reason: a clause with a number; empty if there is nothing to say.
+    :param cause: ``"steps"``, ``"privacy noise"``, ``"clipping"``, ``"model"``, or empty.
 
     >>> from pyro_dp.infer.posterior.summary import Status
     >>> print(Status("check", "the last step was 3.2 interval widths long", "steps"))
@@ -58,8 +66,14 @@ class Status:
 
     @property
     def line(self) -> str:
-        """The last line of a text that shows a posterior."""
+        """The status in a text that shows a posterior."""
         return f"status: {self}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The same, and the next step if there is something to check."""
+        next_step = [] if self.is_ok else [f"next: {_PUBLISH[self.level]} {REMEDIES[self.cause]}"]
+        return [self.line, *next_step]
 
 
 NOTHING_TO_CHECK = Status()
@@ -91,8 +105,8 @@ class Line:
     aware: tuple[float, float]
 
     @property
-    def noise(self) -> float:
-        """How much of the interval's squared width the noise makes, in [0, 1]."""
+    def privacy(self) -> float:
+        """The share of privacy in the interval's squared width, in [0, 1]."""
         without, width = (end - start for start, end in (self.plain, self.aware))
         if not 0.0 < width < math.inf:
             return 0.0
@@ -193,14 +207,14 @@ class Summary(abc.ABC):
         """Names of the columns, and a row for each element; the lines below."""
         lines = self._lines(_LEVEL)
         shown = lines[:MOST_LINES]
-        rows: list[tuple[str, ...]] = [("", "median", f"{_LEVEL:.0%} interval", "by noise")]
+        rows: list[tuple[str, ...]] = [("", "median", f"{_LEVEL:.0%} interval", "privacy")]
         medians = display.numbers([line.median for line in shown])
         ends = display.numbers([end for line in shown for end in line.aware])
         for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
-            rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
+            rows.append((line.name, median, f"{low} to {high}", f"{line.privacy:.0%}"))
         more = len(lines) - len(shown)
         below = [f"... and {more} more: posterior.intervals()"] * (more > 0)
-        return rows, [*below, self.status.line]
+        return rows, [*below, *self.status.lines]
 
     def _lines(self, level: float) -> list[Line]:
         lower, upper = _ends(level)
