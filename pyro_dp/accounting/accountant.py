@@ -86,7 +86,7 @@ class PrivacyAccountant:
     PrivacyBudgetExceeded: ...
     """
 
-    silent = False  # whether nobody may see the progress of what is recorded here
+    silent = False  # whether the progress of releases recorded here stays hidden
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autodp.autodp_core import Mechanism
 
 _WORDS = {"add_or_remove_one": "add_remove", "replace_one": "replace_one"}  # autodp's
-# What its own mechanisms leave in their parameters, with the relation that it needs.
+# The parameters that its own mechanisms keep, with the relation that they need.
 _NEEDS = dict.fromkeys(("PoissonSample", "PoissonSampling", "prob"), "add_or_remove_one")
 _NEEDS["Subsample"] = "replace_one"
 _ROUNDING = 1e-6  # relative, of its divergences

@@ -35,7 +35,7 @@ from pyro_dp.accounting.single_release import (
 )
 from pyro_dp.utils.errors import ConfigurationError
 
-ENGINES = {  # by name, and what they compose costs by, in words
+ENGINES = {  # by name, with the method of composition in words
     "pld": "privacy loss distributions",
     "rdp": "Rényi differential privacy",
 }

@@ -95,7 +95,7 @@ class Journal:
         # Also where the journal is forgotten without close(): an open file would stay locked.
         self._finalizer = weakref.finalize(self, os.close, self._file)
         try:
-            sync_folder(self.path)  # also where who made the file was killed before this
+            sync_folder(self.path)  # even if the process that made the file was killed before
             self._identity = os.fstat(self._file).st_ino
             torn = self._read(settings)
             self._require_contained(counts)

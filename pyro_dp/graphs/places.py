@@ -73,7 +73,7 @@ class Names(Place):
 class PublicAttributes(Place):
     """The attributes of a library's object that users set, without its own caches."""
 
-    hidden = "_"  # what names that do not count begin with
+    hidden = "_"  # names that do not count begin with it
 
     def values(self) -> dict[str, Any]:
         return {k: x for k, x in vars(self.owner).items() if not k.startswith(self.hidden)}

@@ -31,7 +31,7 @@ from pyro_dp.utils.validation import require_number
 
 T = TypeVar("T")
 _LONGEST = 1e6  # seconds
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these
 _NO_GROUP = (
     "Cluster: there is no torch.distributed process group. Start the processes with torchrun "
     "(torchrun --nproc-per-node 2 script.py), or call torch.distributed.init_process_group first."
@@ -119,7 +119,7 @@ class Cluster:
                 raise ConfigurationError(_NO_GROUP)
             self._heard("meeting", lambda: dist.init_process_group("gloo", timeout=limit))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # Sums are small, and noise is drawn on the host: there they meet, also beside nccl.
+        # Sums are small, and noise is drawn on the host. So sums go there, even with nccl.
         self._group = self._heard("meeting", lambda: dist.new_group(backend="gloo", timeout=limit))
         set_torch_states(Draws(torch_states()).of_all(self.exchange, "rank")[0].states)
 

@@ -71,7 +71,7 @@ class FlowerLine:
         self.index = require_count("index", index, least=0)
         self.timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST_TIMEOUT)
         self._address = Path(address).absolute()
-        self._relay: socket.socket | None = None  # who waits for the next message
+        self._relay: socket.socket | None = None  # the connection that waits for the next message
         self._begun = self._over = False
         _require_private_folder(self._address)
         self._listener = _listen(self._address)
@@ -183,7 +183,7 @@ def _listen(address: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(os.fspath(address))
-        address.chmod(0o660)  # the folder says who comes this far
+        address.chmod(0o660)  # the folder's permissions decide on access
         listener.listen()
     except OSError as error:
         listener.close()

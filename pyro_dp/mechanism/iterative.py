@@ -117,13 +117,13 @@ class IterativeMechanism(abc.ABC):
         self._reserves = self._calibrates  # the steps that are left, with the next release
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, but without a result
-        self._ahead = _ONE_BY_ONE  # what drew the last sample
+        self._ahead = _ONE_BY_ONE  # the sampler of the last sample
         self._interrupts = Interrupts()
         self._last_event: SubsampledGaussian | None = None
         self._last_noise = 0.0  # in the first block
         self._last_run: RunResult | None = None
 
-    _measure = "change"  # what a step returns
+    _measure = "change"  # the name of a step's result
     _plan_kind = PLANNED  # the plan of a run that reserves its releases
     _method = ""  # in reports, if that is not the name
     _known_as = ""  # to users, if that is not the name of the class

@@ -29,7 +29,7 @@ from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 
 _MOST = 500.0  # trials, on average: e^-mean is the first probability of a Poisson draw
-_LEAST = 1e-6  # away from what divides by zero
+_LEAST = 1e-6  # away from divisions by zero
 _NEGLIGIBLE = 1e-18  # probability of so many trials: below the resolution of a draw
 
 

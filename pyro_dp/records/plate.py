@@ -235,7 +235,7 @@ def _plate_of(
         raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")
     frame = candidates[name]
     size, subsample = frame.full_size, frame.size
-    if size is None or size < 0:  # a plate without a size takes what comes
+    if size is None or size < 0:  # a plate without a size has any number of rows
         size = subsample = max(lengths, default=0)
     marked = any(
         site["infer"].get("enumerate")

@@ -63,7 +63,7 @@ def build_record_term(
         with marked.shown(marked.constants()):
             initialise(model, guide, records)
         local = find_local_parameters(model, guide, records, marked)
-        # With what the first run made.
+        # With the objects that the first run made.
         state = CapturedState(model, guide, *user_code(loss), *records.constants)
         outside = Runs(model, guide, records, Outside, local, state)
         check_outside(outside)

@@ -15,7 +15,7 @@ import pandas as pd
 from pyro_dp.utils.errors import ConfigurationError
 
 _LONGEST = 2_000  # characters
-_DEEPEST = 200  # levels; whether the interpreter's own limit is met depends on who calls
+_DEEPEST = 200  # levels; the caller's depth decides whether the interpreter's own limit is met
 _BINARY: dict[type, Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

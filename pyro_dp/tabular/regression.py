@@ -20,7 +20,7 @@ from pyro_dp.utils.display import aligned, numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 
-_DRAWS = 10_000  # for intervals of what is not Gaussian
+_DRAWS = 10_000  # for intervals of quantities that are not Gaussian
 _PRIOR = (
     "the records say less than the prior about {some} of {all} coefficients. Few records have "
     "them{units}, or noise hides them: {names}"

@@ -249,7 +249,7 @@ class Schema:
             again = again[~possible_values(chosen, self.impossible, self.columns)]
             if not len(again):
                 break
-            if self.constant:  # what all rows of a unit have is drawn anew in all of them
+            if self.constant:  # constant values are drawn anew in all rows of a unit
                 again = np.flatnonzero(np.isin(unit, unit[again]))
             for name, (values, seen) in self._drawn(codes[rows][again], rng, unit[again]).items():
                 drawn[name][0][again], drawn[name][1][again] = values, seen

@@ -212,7 +212,7 @@ def as_dates(days: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
     """
     dates = pd.Series(days.astype("datetime64[D]").astype("datetime64[s]"))
     wanted = pd.api.types.pandas_dtype(dtype)
-    if isinstance(wanted, pd.DatetimeTZDtype):  # midnight, or what comes after it
+    if isinstance(wanted, pd.DatetimeTZDtype):  # midnight, or the first time after it
         first = np.ones(len(dates), dtype=bool)
         zoned = dates.dt.tz_localize(wanted.tz, nonexistent="shift_forward", ambiguous=first)
         return zoned.astype(wanted).mask(~observed)

@@ -152,7 +152,7 @@ class StatisticsSum:
 
         batches = records.passes(indices.to(records.device), limit or len(indices))
         with guarded("The E-step"):
-            if isinstance(self.model, IsolatedModel):  # which changes what is global
+            if isinstance(self.model, IsolatedModel):  # it changes global state
                 for batch in batches:
                     total.add(*contributions(batch))
             else:

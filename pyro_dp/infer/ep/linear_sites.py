@@ -30,7 +30,7 @@ from pyro_dp.utils.linalg import times
 
 _TOLERANCE = {torch.float64: 1e-9}
 _COARSE_TOLERANCE = 1e-5
-_ROOM = 1 + 1e-12  # for what turning a row by Q may add to its norm by rounding
+_ROOM = 1 + 1e-12  # rounding may add this to a row's norm when Q turns it
 
 
 class LinearSites:

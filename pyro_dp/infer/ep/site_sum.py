@@ -26,7 +26,7 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import dense, restricted
 from pyro_dp.utils.torch_state import forked_rng, private_rng
 
-Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts depend on
+Public = Sequence[Tensor]  # mean and spread of the cavity, and all else that parts depend on
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -110,7 +110,7 @@ class SiteSum:
     def _linear(self, public: Public) -> LinearSites | SteinSites | None:
         """For models whose sites come of one product."""
         mean, spread, *rest = public
-        if not self._by_one_product or self._term.state.changed:  # its graph is of what was then
+        if not self._by_one_product or self._term.state.changed:  # its graph is of an older state
             return None
         root = rest[0] if rest else None
         if isinstance(self._moments, LinearMoments):

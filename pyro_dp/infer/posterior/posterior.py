@@ -19,7 +19,7 @@ from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import cholesky, covariance, dense
 
 _NO_GAUSSIAN = "A posterior's mean and covariance must be finite, and the covariance positive."
-_NUM_DRAWS = 10_000  # for quantiles of what is no monotone function of one coordinate
+_NUM_DRAWS = 10_000  # for quantiles of elements that are not monotone functions of one coordinate
 
 
 class Posterior(Summary, MultivariateNormal):

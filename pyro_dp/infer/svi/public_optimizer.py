@@ -78,7 +78,7 @@ def _adam(
     if decoupled or len(kinds) > 1 or kinds.pop()[0] != "cpu":
         adam(*tensors, fused=fused, decoupled_weight_decay=decoupled, **own)
         return
-    torch._foreach_add_(steps, 1)  # what it does on the CPU, in half of the time
+    torch._foreach_add_(steps, 1)  # as it does on the CPU, in half of the time
     torch._fused_adam_(*tensors, **own)
 
 
@@ -147,7 +147,7 @@ class PublicOptimizer:
         finally:
             for leaf in leaves.values():
                 leaf.grad = None
-        # To look means to wait for a device: beside the CPU, rarely.
+        # A look waits for the device, so on devices other than the CPU it is rare.
         if rarely or all(leaf.device.type == "cpu" for leaf in leaves.values()):
             require_finite(leaves, _LEFT, constrained=rarely)
         self.failed = False

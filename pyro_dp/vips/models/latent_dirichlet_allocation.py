@@ -248,7 +248,7 @@ class LatentDirichletAllocation(ConjugateModel):
     torch.Size([2, 6])
     """
 
-    microbatch_size = 256  # what is worked on fits the processor's cache
+    microbatch_size = 256  # a batch fits the processor's cache
 
     def __init__(
         self,
