@@ -300,7 +300,7 @@ def check(path: str) -> int:
 
 
 def _accountant_of(path: str) -> PrivacyAccountant:
-    """With the ledger of a file of :meth:`PrivacyAccountant.save`, or of a journal."""
+    """An accountant with the ledger of a :meth:`PrivacyAccountant.save` file or a journal."""
     with open(path, "rb") as file:
         header = file.readline()
     try:

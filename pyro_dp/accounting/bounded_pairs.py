@@ -92,7 +92,7 @@ class Response(Bounded):
 
 
 def _few(losses: Counter[float]) -> Counter[float]:
-    """At most :data:`_MOST_KINDS` losses, none below its own: each is rounded up to a common grid.
+    """Round losses up to a common grid: at most :data:`_MOST_KINDS`, none below its own.
 
     The time of a composition grows with the number of kinds. Grids of twice the width are nested.
     """

@@ -162,7 +162,7 @@ def _most(steps: Side) -> float:
 
 
 def _without_rare(steps: Side, left: float) -> tuple[Side, float]:
-    """Without sums in which a record hardly ever takes part, where ``left`` of delta covers it."""
+    """Leave out sums in which a record hardly ever takes part, if ``left`` of delta covers that."""
     rare = _taking_part(steps)
     return (_bounded(steps), left - rare) if rare <= left else (steps, left)
 

@@ -187,7 +187,7 @@ def _text(left: float, top: float, text: str, anchor: str) -> str:
 
 
 def _round_numbers(end: float, whole: bool = False) -> list[float]:
-    """From 0 to the end, at steps of 1, 2 or 5 times a power of ten."""
+    """Numbers from 0 to the end, in steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(end))
     step = next(
         each * power

@@ -350,7 +350,7 @@ _OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a forked process: one journal, one process. The child's files would stay locked."""
+    """Close the journal in a forked process. Otherwise the child's files would stay locked."""
     for journal in list(_OPEN):
         journal._problem = "belongs to the process that forked this one"
         journal.close()

@@ -234,7 +234,7 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
 
 
 def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
-    """With one row for sums over all records, where there are many kinds of them.
+    """The rows, with a single one for sums over all records if there are many kinds of them.
 
     Gaussians compose to a Gaussian, whose noise multiplier the row has.
     """

@@ -130,7 +130,7 @@ def _inner(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks, and without characters that are invisible or turn the text around."""
+    """Remove line breaks, and characters that are invisible or turn the text around."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 

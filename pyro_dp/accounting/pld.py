@@ -104,7 +104,7 @@ class DominatingPair(NamedTuple):
         return _moments(self)
 
     def on_grid(self, least: float, most: float, gap: float) -> Distribution:
-        """On multiples of ``gap``, with a delta that is nowhere below."""
+        """The distribution on multiples of ``gap``, with a delta that is nowhere below."""
         return _grid(self, least, most, gap)
 
 
@@ -348,7 +348,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
 
 
 def _power(base: Any, count: int) -> Any:
-    """By squaring: several times as fast as ``base**count`` for arrays of complex numbers."""
+    """A power by squaring: several times as fast as ``base**count`` for complex arrays."""
     found = base.copy() if count % 2 else np.ones_like(base)
     while count := count // 2:
         base *= base

@@ -145,7 +145,7 @@ def releases(accountant: Reported) -> list[Block]:
 
 
 def _planned(accountant: Reported) -> list[Block]:
-    """In words: the runs' planned releases."""
+    """The runs' planned releases, in words."""
     left = [
         f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved
@@ -370,7 +370,7 @@ def _second_opinion(
 def _third_opinion(
     accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
-    """By the engine "rdp". The theorems of the teaching engines may be looser than that."""
+    """An opinion by the engine "rdp". Theorems of the teaching engines may be looser than that."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None or accountant.engine != "pld":
         return []

@@ -184,7 +184,7 @@ def _gap(
 
 
 def _span(event: Event, count: int, neighboring: str) -> float:
-    """Between the least and the largest loss of a release, ten standard deviations out, about."""
+    """The span of a release's losses, about ten standard deviations out."""
     event, _ = _merged(event, count)
     if not isinstance(event, SubsampledGaussian):
         return 2.0 * float(event.pair(neighboring).most)

@@ -51,7 +51,7 @@ class TradeOff:
 
     @staticmethod
     def of(accountant: PrivacyCurve) -> "TradeOff":
-        """At or below the ledger's curve, as :func:`trade_off` says."""
+        """A curve at or below the ledger's, as :func:`trade_off` says."""
         # A release that has a delta of its own leaves no epsilon at a smaller one.
         deltas = (_LEAST_DELTA, accountant.delta, 1e-3, 0.1)
         last = next((e for e in map(accountant.get_epsilon, deltas) if e < math.inf), None)

@@ -241,7 +241,7 @@ _DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # to b
 def chosen_thresholds(
     scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, float]:
-    """Those (low, high) that would give the best bound on these scores."""
+    """The thresholds (low, high) that would give the best bound on these scores."""
     levels = np.concatenate([_TAILS, 1.0 - _TAILS])
     quantiles = np.quantile(scores, levels, method="lower")
     tried = np.unique(np.concatenate([[-math.inf, math.inf], quantiles]))

@@ -50,7 +50,7 @@ class CurveTest:
         correct: int,
         rejected: Callable[[TradeOff], bool],
     ) -> "CurveTest":
-        """By :func:`largest_share`."""
+        """The test by :func:`largest_share`."""
         share = largest_share(claim, rejected)
         allowed = with_noise(claim, min(max(share, 2.0**-_WIDEST), 2.0**_WIDEST))
         epsilon = allowed.get_epsilon(delta) if delta and share < math.inf else 0.0

@@ -218,7 +218,7 @@ def _items(values: Any) -> dict[Any, Any]:
 
 
 def _key(name: Any) -> str:
-    """Equal for the same variable in another run, where objects have other addresses."""
+    """A key that is equal for the same variable in another run, with other addresses."""
     return str(name) if isinstance(name, (*_PLAIN, tuple)) else type(name).__name__
 
 
@@ -259,6 +259,6 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """For comparisons in which NaN equals itself."""
+    """The bits of numbers, for comparisons in which NaN equals itself."""
     tensor = tensor.detach()
     return tensor.nan_to_num(nan=1.2345e30) if tensor.is_floating_point() else tensor

@@ -216,7 +216,7 @@ class JetGraph:
         given = dict(zip(self._inputs, inputs, strict=True))
 
         def seen(node: Node) -> Any:
-            """In the axes of jets."""
+            """A tensor in the axes of jets."""
             x = known[node]
             if isinstance(x, Tensor):
                 if x.dim() and x.shape[0] == self._length:
@@ -331,7 +331,7 @@ def _moved(name: str, jet: Jet, args: Sequence[Any], dim: int) -> Jet:
 
 
 def _whole(jet: Jet) -> Jet:
-    """With tensors for all numbers."""
+    """The jet with tensors for all numbers."""
 
     def whole(x: Number) -> Tensor:
         return x if isinstance(x, Tensor) else jet.value.new_full(jet.value.shape[:-2] + (1, 1), x)

@@ -60,7 +60,7 @@ def are_written(graph: GraphModule, nodes: Iterable[Node]) -> bool:
 
 
 def arguments(node: Node) -> tuple[Any, ...]:
-    """Those of a node by position. Their types follow from the operation."""
+    """A node's arguments by position. Their types follow from the operation."""
     return node.args
 
 

@@ -179,7 +179,7 @@ def _product_layout(left: Tensor, right: Tensor) -> Layout:
 
 
 def _sum_layout(one: Tensor, other: Any) -> Layout | None:
-    """That of two tensors which lie in memory alike and without gaps."""
+    """The layout of a sum of two tensors that lie in memory alike and without gaps."""
     if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
         return None
     shape, strides = tuple(one.shape), one.stride()
@@ -254,7 +254,7 @@ def tracing() -> bool:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Within: results are constants of a graph that is being traced, and modes are off."""
+    """Inside, results are constants of the graph that is being traced, and modes are off."""
     with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
         yield
 

@@ -102,7 +102,7 @@ class PaddedSum:
     def batch(
         self, public: Sequence[Tensor], chosen: Tensor, local: LocalStreams = ()
     ) -> PaddedBatch:
-        """At most ``size`` records, with draws of their own."""
+        """A batch of at most ``size`` records, with draws of their own."""
         padding, padded = self.size - len(chosen), chosen
         if padding:
             padded = torch.cat([chosen, chosen[:1].expand(padding)])

@@ -55,7 +55,7 @@ class ClippedFractions:
     def add(
         self, released: Tensor, size: int, rate: float, noise_multiplier: float, share: float
     ) -> None:
-        """One more step.
+        """Add one step.
 
         :param released: estimate of the sum of all records' bits, (1,).
         :param size: number N of records.

@@ -129,7 +129,7 @@ class ClippedSum:
         )
 
     def rounding(self, count: int) -> float:
-        """By how much sums of so many equal records may differ, in units of the bound."""
+        """The largest difference of sums of so many equal records, in units of the bound."""
         return 0.0
 
     def require_noise(self, sigmas: Sequence[float]) -> None:
@@ -143,7 +143,7 @@ class ClippedSum:
         )
 
     def _noisy(self, sigmas: Sequence[float], noise: Stream) -> list[Tensor]:
-        """For :func:`release` only: the sums with noise.
+        """The sums with noise, for :func:`release` only.
 
         :param sigmas: standard deviation of each block's noise in units of the block's bound.
         """

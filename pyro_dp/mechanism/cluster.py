@@ -193,7 +193,7 @@ class Ranks(Peers):
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
-        """On rank 0 the sum becomes the total, elsewhere it is emptied."""
+        """Turn the sum into the total on rank 0, and empty it elsewhere."""
         self._agree_on(clipped, event, step, public, time.perf_counter() - self._began)
         clipped.over_ranks(self._cluster.reduce)
 
@@ -227,7 +227,7 @@ class Ranks(Peers):
         return [block.to(clipped.device, copy=True) for block in torch.split(shared[1:], sizes)]
 
     def warnings(self) -> list[Warning]:
-        """On rank 0, where its share of the computing was small."""
+        """Warnings on rank 0, if computing took a small share of its time."""
         if not self.leads or len(self._times) < _FEW_STEPS or self._cluster.size == 1:
             return []
         step, own = (1e3 * float(np.median(each)) for each in zip(*self._times, strict=True))

@@ -192,7 +192,7 @@ class Federation:
 
     @property
     def note(self) -> str:
-        """For the ledger: towards whom the guarantee holds."""
+        """A note for the ledger: towards whom the guarantee holds."""
         numbers = {"dropouts": self.dropouts, "colluders": self.colluders}
         return self._channel.note.format(holders=self.size, **numbers)
 

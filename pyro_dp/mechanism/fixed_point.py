@@ -118,7 +118,7 @@ class FixedPointSum(ClippedSum):
         )
 
     def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
-        """From here on, noise is one share of the noise that hides a record; a release is a total.
+        """Make later noise one share of the noise that hides a record. A release is then a total.
 
         :param shares: number of shares that make up the whole noise, by their variances.
         :param add: from this owner's noisy units, of all blocks one after the other, to the sum of

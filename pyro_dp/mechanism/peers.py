@@ -76,7 +76,7 @@ class _LooksAnew(Exception):
 
 
 class Group(Protocol):
-    """Those who talk: what one of them says reaches all.
+    """Peers that talk: a message of one reaches all.
 
     :ivar rank: this one's, from 0.
     """
@@ -102,7 +102,7 @@ class Alone:
     due = False  # whether this rank needs a common look, as a state was loaded
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Within: all ranks learn where one fails."""
+        """Inside, all ranks learn that one fails."""
         return contextlib.nullcontext()
 
     def step(self, step: Callable[[], T]) -> T:
@@ -137,13 +137,13 @@ class Alone:
         """A callback stopped the run here: it does so everywhere."""
 
     def agreed_noise(self, noise_multiplier: float) -> float:
-        """That of all ranks, if each has calibrated it to the rest of its budget."""
+        """The noise of all ranks, if each has calibrated it to the rest of its budget."""
         return noise_multiplier
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
-        """Before a release: all agree on it, and the sum is made ready for it.
+        """Agree on a release, and prepare the sum for it.
 
         :param clipped: sums of this rank.
         :param event: that will be recorded.

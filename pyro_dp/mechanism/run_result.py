@@ -254,7 +254,7 @@ class RunResult(Sequence[float]):
             self.seconds = time.perf_counter() - start
 
     def add(self, step: ReleasedStep, seconds: float) -> None:
-        """One more. Its numbers are kept, and not the object, which holds the inference."""
+        """Add a step. Its numbers are kept, and not the object, which holds the inference."""
         self.returned.append(step.value)
         self.bounds.append(step.bound)
         self.noise_multiplier, self.noise = step.noise_multiplier, step.noise

@@ -151,7 +151,7 @@ class ShamirSums:
         return [each // 2 for each in said]
 
     def _opened(self, numbers: list[int], doing: str) -> list[list[Any]]:
-        """These of each holder, equally many, to all."""
+        """Open these numbers of each holder, equally many, to all."""
         shared = self._party.input([self._field(number) for number in numbers])
         flat = [each for own in shared for each in own]
         opened = self._heard(doing, _awaited(self._party.output(flat)))

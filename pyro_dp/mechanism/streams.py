@@ -181,7 +181,7 @@ def _mixed_words(words: Tensor) -> Tensor:
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros on the left."""
+    """Shift bits to the right, with zeros on the left."""
     shifted: Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
     return shifted
 

@@ -138,7 +138,7 @@ class TrustedAggregator:
         return {index: each.packed() for index, each in said.items()}
 
     def _answer(self, stay: Mapping[int, Message]) -> Message:
-        """To all that stay: at least as many as must be there."""
+        """The answer to all that stay, which are at least as many as required."""
         present = {"present": list(stay)}
         if all(each.kind == "talk" for each in stay.values()):
             sizes = [len(each.content) for each in stay.values()]

@@ -89,7 +89,7 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
 
 
 def in_memory(arguments: T, *, below: int | None = None) -> T:
-    """With columns as tensors of all of their rows.
+    """The arguments with columns as tensors of all of their rows.
 
     :param below: only those with fewer rows.
     """

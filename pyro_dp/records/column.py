@@ -249,7 +249,7 @@ def has_rows(leaf: Any) -> TypeGuard[Tensor | Column]:
 
 
 def like(leaf: Any) -> Any:
-    """For a column, a tensor of its shape without its numbers; all else as it is."""
+    """A tensor of a column's shape without its numbers; all else as it is."""
     return leaf.like if isinstance(leaf, Column) else leaf
 
 

@@ -122,7 +122,7 @@ def holds_rows(value: Tensor, column: Column) -> bool:
 
 
 def _is_telling(values: Tensor) -> Tensor:
-    """Not round: 0, 1, 0.5 or 0.25 are nobody's."""
+    """Whether a number is not round: 0, 1, 0.5 or 0.25 are nobody's."""
     values = values.double()
     return values.isfinite() & ((values * 1000 - (values * 1000).round()).abs() > 1e-3)
 

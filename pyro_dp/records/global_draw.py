@@ -119,7 +119,7 @@ class Particle:
         return {name: u.detach() for name, u in self.latents.items()}
 
     def restricted(self, names: Collection[str]) -> "Particle":
-        """With gradients for these latents only: latents that records do not see get no noise."""
+        """The particle with gradients for these latents only. Latents unseen by records get no noise."""
         kept = {name: u for name, u in self.latents.items() if name in names}
         dropped = {
             name: self.transforms[name](u.detach())
@@ -214,7 +214,7 @@ class _Sites(Messenger):
 
 
 def _to_support(support: Constraint) -> Transform | None:
-    """From unconstrained space, as a constant: a bound that is itself a latent has its own u."""
+    """Map from unconstrained space, as a constant. A bound that is a latent has its own u."""
     try:
         return biject_to(_detached(support))
     except NotImplementedError:

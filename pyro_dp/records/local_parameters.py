@@ -357,7 +357,7 @@ def find_local_parameters(
 
 
 def _parameters(model: Callable, guide: Callable, records: Records) -> poutine.Trace:
-    """Those of a run on all records; on fewer, if that shows that none has a row per record."""
+    """Parameters of a run on all records; on fewer if that shows that none has a row per record."""
     size, shown = records.plate.size, records.shown
     if records.slice_data and shown < size:
         with contextlib.suppress(ModelError):

@@ -103,7 +103,7 @@ def _dice_loss(loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **
 
 @contextlib.contextmanager
 def _no_numbers_read() -> Iterator[None]:
-    """Within, Pyro's losses keep to tensor operations, in whatever loss they are used."""
+    """Inside, Pyro's losses keep to tensor operations, also as parts of other losses."""
     with contextlib.ExitStack() as stack:
         for module in (trace_elbo, trace_mean_field_elbo):
             stack.enter_context(mock.patch.object(module, "torch_item", _detached))
@@ -245,7 +245,7 @@ def as_elbo(loss: Any) -> ELBO:
 
 
 def _depth(kind: type, name: str) -> int:
-    """In how distant a base a method is defined."""
+    """The distance of the base class that defines a method."""
     return next(i for i, base in enumerate(kind.__mro__) if name in vars(base) or base is ELBO)
 
 

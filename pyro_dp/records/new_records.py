@@ -96,7 +96,7 @@ class NewRecords:
 
     @property
     def parameters(self) -> LocalParameters:
-        """With a row for each record of the fit."""
+        """Parameters with a row for each record of the fit."""
         return marked_parameters(self.fitted.plate.size)
 
     def given(self, args: tuple, kwargs: dict) -> "Given":

@@ -92,7 +92,7 @@ class RecordGradients:
     otherwise: list[Tensor] = field(default_factory=list)
 
     def with_rows(self, places: Tensor, own: "RecordGradients") -> "RecordGradients":
-        """Those of some records from elsewhere; then all count."""
+        """Replace the gradients of some records by others; then all count."""
 
         def replaced(mine: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: x.index_copy(0, places, others[name].to(x)) for name, x in mine.items()}
@@ -141,7 +141,7 @@ class RecordTerm:
     answers: tuple[bool, ...] = ()
 
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
-        """By the fastest method that this model allows.
+        """Compute gradients by the fastest method that this model allows.
 
         A record on which the model fails (a matrix that is not positive definite, say) counts as
         broken, and its numbers are NaN. An error would tell the world that there is such a record.

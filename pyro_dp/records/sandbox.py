@@ -150,7 +150,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 class _RecordByRecord(TorchFunctionMode):
-    """Without statistics of a batch; numbers of different dtypes may meet."""
+    """A mode without statistics of a batch, in which numbers of different dtypes may meet."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

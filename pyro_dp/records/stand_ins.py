@@ -100,7 +100,7 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
 
 @dataclass
 class FewIndices:
-    """Within: plates of this size have the first ``count`` indices, also within Pyro's blocks.
+    """Inside, plates of this size have the first ``count`` indices, also within Pyro's blocks.
 
     :param size: the plates' size.
     :ivar declared: the batch size that each of them declares, by name.

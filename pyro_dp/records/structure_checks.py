@@ -72,7 +72,7 @@ def check_coupling(inside: Runs) -> None:
     indices = records.apart(count, length)
 
     def pair(integers: bool) -> tuple[Traces, Traces]:
-        """On two sets of rows, with the same latents."""
+        """Run on two sets of rows, with the same latents."""
         rows = [records.varied(length, seed, integers=integers) for seed in (1, 2)]
         one = inside.on(rows[0], public=True, indices=indices)
         return one, inside.on(rows[1], public=True, indices=indices, replayed=one)
@@ -216,7 +216,7 @@ def _largest(rows: Sequence[Tensor]) -> float:
 
 
 def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) -> bool:
-    """Equal up to rounding, relative to the largest gradient of all.
+    """Whether gradients are equal up to rounding, relative to the largest of all.
 
     :param scale: the rows' scale. Terms that cancel in a gradient, as for a nearly certain outcome,
         leave rounding of this size.

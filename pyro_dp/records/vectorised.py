@@ -56,7 +56,7 @@ def promoted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _tensors(values: Sequence) -> Iterator[Tensor]:
-    """Also those of lists, as einsum may have one. This is asked in every product of every step."""
+    """The tensors, also those in lists, as for einsum. Every product of every step calls it."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

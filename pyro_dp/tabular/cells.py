@@ -123,7 +123,7 @@ class Cells:
 
 
 class CellCounts:
-    """For each record how often it counts in which cell.
+    """How often each record counts in each cell.
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a record has some hundred cells
     of tens of thousands.

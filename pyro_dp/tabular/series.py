@@ -159,7 +159,7 @@ def _is_text(value: Any, wanted: type) -> bool:
 
 
 def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: type) -> None:
-    """Not all of another type: then the declaration is wrong, and all would be unknown."""
+    """Refuse values that are all of another type: the declaration is wrong, and all are unknown."""
     kinds = (wanted, np.bool_) if wanted is bool else (wanted, float, np.number)
     kinds = (str,) if wanted is str else kinds
     if observed.any() and not any(isinstance(x, kinds) for x in series):

@@ -90,7 +90,7 @@ class UserScale:
         return [name for name, each in zip(self.coefficients, mostly, strict=True) if each]
 
     def draws(self, posterior: Posterior, num: int) -> dict[str, Tensor]:
-        """By variable, (num, ...), always the same ones: coefficients, thresholds, and the others.
+        """Draws by variable, (num, ...), always the same: coefficients, thresholds, and the others.
 
         Student's t mixes normals over an inverse gamma variance. So, conditional on these, the
         squared standard deviation of groups' intercepts is inverse gamma.

@@ -133,7 +133,7 @@ def warn_user(warning: Warning) -> None:
 
 
 def warn_not_private(function: str, about: str, instead: str) -> None:
-    """For functions that know no ledger; to be called by the function itself.
+    """Warn about a function without a ledger. The function itself calls this.
 
     :param function: its name.
     :param about: the subject of its result.

@@ -33,7 +33,7 @@ def require_same(
 
 
 def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool:
-    """Equal up to rounding, relative to the largest entry."""
+    """Whether tensors are equal up to rounding, relative to the largest entry."""
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
     if tolerance is None:

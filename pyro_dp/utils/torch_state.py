@@ -116,7 +116,7 @@ def rows_in_cache(size: int) -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Within: torch uses one thread for an operation.
+    """Inside, torch uses one thread for an operation.
 
     A microbatch is too small for more threads. They wait for each other and for NumPy's, up to ten
     times as long as one takes. (Python threads, one microbatch each, were not faster than one:

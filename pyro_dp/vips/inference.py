@@ -315,7 +315,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)
 
     def _prepare(self, data: tuple[Tensor, ...]) -> Prepared:
-        """Before a step: refuse one too many, and check new data. Spends nothing."""
+        """Refuse a step too many, and check new data. It spends nothing."""
         self._refuse_steps_beyond_calibration()
         if not self._each and self._steps:
             raise ConfigurationError(

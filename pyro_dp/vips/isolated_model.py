@@ -50,7 +50,7 @@ class IsolatedModel:
         return self._alone(e_step, draws, rows, static=False)
 
     def check(self, posterior: Any, records: Records) -> None:
-        """On public rows, and on single records.
+        """Check the model on public rows, and on single records.
 
         :raises ModelError: the E-step fails, reads other rows, or keeps something of them.
         """

@@ -58,7 +58,7 @@ class AverageFactor:
         return self._average.with_precision(precision, self._centre)
 
     def hidden(self) -> int:
-        """In how many directions the next step's precision is less than the noise in it may be."""
+        """The number of directions in which the next step's precision may be below its noise."""
         stepping = self._stepping
         values = stepping if stepping.dim() == 1 else torch.linalg.eigvalsh(stepping)
         return int((values < self._radius).sum())

@@ -55,7 +55,7 @@ class _Marginal:
         return _Marginal(latent, middle, ((high - low) / _SDS).clamp(min=_LEAST_SD))
 
     def distribution(self, event_dim: int) -> TransformedDistribution:
-        """In the site's own space."""
+        """A distribution in the site's own space."""
         found = TransformedDistribution(Normal(self.mean, self.sd), self.latent.transform)
         return found.to_event(event_dim - found.event_dim)
 

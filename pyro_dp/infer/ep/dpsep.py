@@ -350,7 +350,7 @@ class DPSEP(StochasticEP[EPState]):
         return anew
 
     def _catch_up(self) -> None:
-        """With the ledger, which has releases that came after the loaded state.
+        """Catch up with the ledger, which has releases after the loaded state.
 
         Ranks go on with the largest share that one of them has spent.
         """

@@ -44,7 +44,7 @@ class ElementSites:
     largest: Tensor
 
     def replaced(self, places: Tensor, other: "ElementSites") -> "ElementSites":
-        """Those of the elements where ``places``, (B, E), is true are others."""
+        """Replace the sites of the elements where ``places``, (B, E), is true."""
         parts = zip(vars(self).values(), vars(other).values(), strict=True)
         return ElementSites(*(one.index_put((places,), new) for one, new in parts))
 
@@ -100,7 +100,7 @@ def _logits_in_part(
 def _near_mean_in_part(
     family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> tuple[ElementSites, Tensor]:
-    """By few nodes, and where fewer nodes say the same, (B, E)."""
+    """Sites by few nodes, and where fewer nodes agree with them, (B, E)."""
     density = partial(family.derivatives, rest=rest)
     few, fewer = (moments_near_mean(density, mean, variance, count) for count in _FEW)
     sites = _sites(family, few, mean, rest)

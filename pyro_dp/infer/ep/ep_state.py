@@ -487,7 +487,7 @@ class EPState:
         return scores / curvature
 
     def _num_convex(self) -> int:
-        """In how many directions the posterior's log density is convex at the last look.
+        """The number of directions in which the posterior's log density is convex at the last look.
 
         The noise's largest eigenvalue is about sqrt(2 d) times its standard deviation.
         """

@@ -118,7 +118,7 @@ def _moments(
     width: Tensor | None,
     count: int,
 ) -> Tilted:
-    """By nodes z = centre + width n, with lower triangular matrices; None: by nodes n."""
+    """Moments by nodes z = centre + width n, with lower triangular matrices; None: by nodes n."""
     rank, batch = mean.shape[-1], mean.shape[:-1]
     axes, features, log_weights = _rule(rank, count, mean)
     axes = [n.reshape(*n.shape, *(1,) * len(batch)) for n in axes]

@@ -37,7 +37,7 @@ class Likelihood:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the model computes."""
+        """The dtype in which the model computes."""
         return torch.cat([u.flatten() for u in self.particle.latents.values()]).dtype
 
     def for_each(

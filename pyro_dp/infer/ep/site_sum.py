@@ -108,7 +108,7 @@ class SiteSum:
             self._unchecked = max(0, self._unchecked - 1)
 
     def _linear(self, public: Public) -> LinearSites | SteinSites | None:
-        """For models whose sites come of one product."""
+        """The sites of models that compute them by one product."""
         mean, spread, *rest = public
         if not self._by_one_product or self._term.state.changed:  # its graph is of an older state
             return None

@@ -157,7 +157,7 @@ class FewPredictors:
     def _own_columns(
         self, wanted: Sequence[Node], moving: set[Node], affine: set[Node]
     ) -> list[int]:
-        """Those of a predictor of each component."""
+        """The columns of a predictor of each component."""
         found = {
             leaf
             for numbers, _, logits in self._by_site(wanted)

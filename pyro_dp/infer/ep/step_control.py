@@ -115,7 +115,7 @@ class StepControl:
 
 
 def _excess(gradient: Tensor, precision: Tensor, noise: Tensor) -> float:
-    """By how much G' P^-1 G is more than noise explains."""
+    """The excess of G' P^-1 G over what noise explains."""
     covariance = inverse(precision)
     squared = gradient @ apply(covariance, gradient)
     # If there were noise only, it would have this mean and variance.

@@ -107,7 +107,7 @@ class LinearMoments:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the model computes."""
+        """The dtype in which the model computes."""
         return self._likelihood.dtype
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:

@@ -180,7 +180,7 @@ class Evidence:
         return tuple(look for part in self.parts for look in part.looks)
 
     def log_likelihood(self, values: Mapping[str, Tensor]) -> Tensor:
-        """For ``pyro.factor`` in any Pyro model with these sites.
+        """The log likelihood, for ``pyro.factor`` in any Pyro model with these sites.
 
         :param values: the value of each site, in the model's own space, with the site's shape.
         :returns: the log likelihood up to a constant, differentiable.

@@ -238,7 +238,7 @@ def _shares(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _epsilon_at_half_noise(accountant: PrivacyAccountant) -> float | None:
-    """None, if the ledger has events other than Gaussian ones, or some without noise."""
+    """Epsilon at half the noise. None: some events are not Gaussian, or have no noise."""
     halved = {}
     for event, count in accountant.counted:
         if not isinstance(event, SubsampledGaussian) or not event.noise_multiplier:

@@ -261,7 +261,7 @@ class OnPlaceholders:
 
     @contextmanager
     def public(self) -> Iterator[None]:
-        """Within: user code may run on these arguments."""
+        """Inside, user code may run on these arguments."""
         doing = "Running guide and model on placeholder data"
         with self._few.shown(), guarded(doing, public=True):
             yield

@@ -161,7 +161,7 @@ class EagerStep:
         return blocks
 
     def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
-        """From the released estimate."""
+        """Gradients of the parameters from the released estimate."""
         coordinates = self.coordinates(draws, self.parameters)
         return Gradients(coordinates.gradients(released), mean_loss(draws))
 

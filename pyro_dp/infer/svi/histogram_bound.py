@@ -169,7 +169,7 @@ class HistogramBound:
     typical: float | None = None
 
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
-        """With one more histogram.
+        """The bound with one more histogram.
 
         :param counts: released estimate of all records' bins, (SIZE,).
         :param sd: standard deviation of its noise in a bin.

@@ -166,7 +166,7 @@ class PublicOptimizer:
         self.optim(set(leaves.values()))
 
     def set(self, **settings: Any) -> None:
-        """For the next step, of optimizers that were made and of those that will be."""
+        """Set options for the next step, also of optimizers that are made later."""
         self.optim.pt_optim_args.update(settings)
         for made in self.optim.optim_objs.values():
             for group in made.param_groups:

@@ -117,7 +117,7 @@ class RowOptimizer:
                 value.copy_(saved[key])
 
     def set_step_size(self, size: float) -> None:
-        """For the next step, of all parameters."""
+        """Set the step size of all parameters for the next step."""
         self._adams = {name: replace(adam, lr=size) for name, adam in self._adams.items()}
 
     @torch.no_grad()

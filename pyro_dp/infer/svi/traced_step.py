@@ -159,7 +159,7 @@ class TracedStep:
         ]
 
     def _substitutes(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
-        """For the parameters, by ``id``: leaves with these values."""
+        """Leaves with these values that replace the parameters, by ``id``."""
         values = [value.detach().requires_grad_() for value in values]
         return {id(x): y for x, y in zip(self._leaves, values, strict=True)}
 

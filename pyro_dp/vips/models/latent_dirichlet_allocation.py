@@ -72,7 +72,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class WordCounts:
-    """For each document the counts (K, V) of its words, the same word perhaps in several topics.
+    """Each document's counts (K, V) of its words; a word may be in several topics.
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a document is as large as its
     words.

@@ -82,7 +82,7 @@ def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size:
 
 
 def _within(information: Tensor, curvature: Tensor, least: float) -> Tensor:
-    """Between ``least`` times the curvature and the curvature: noise may have driven it out."""
+    """Clamp to between ``least`` times the curvature and the curvature, against noise."""
     root = torch.linalg.cholesky(curvature)
     half = torch.linalg.solve_triangular(root, information, upper=False)
     ratio = torch.linalg.solve_triangular(root, half.mT, upper=False)

@@ -133,7 +133,7 @@ class NoisySecondMoment:
         return mostly_in(self.vectors, variances, self.values < self.radius)
 
     def matrix(self, values: Tensor) -> Tensor:
-        """With these eigenvalues, (d, d)."""
+        """The matrix with these eigenvalues, (d, d)."""
         return (self.vectors * values) @ self.vectors.T
 
 
