@@ -119,7 +119,7 @@ class Particle:
         return {name: u.detach() for name, u in self.latents.items()}
 
     def restricted(self, names: Collection[str]) -> "Particle":
-        """The particle with gradients for these latents only. Latents unseen by records get no noise."""
+        """The particle with gradients for these latents alone: others get no noise."""
         kept = {name: u for name, u in self.latents.items() if name in names}
         dropped = {
             name: self.transforms[name](u.detach())
