@@ -3,6 +3,7 @@
 import re
 
 _SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', flags=re.DOTALL)
+_EMPTY_HEADER = re.compile("<th( [^>]*)?>(?:<p></p>)?</th>")  # it is no header
 
 
 def setup(app):
@@ -17,7 +18,8 @@ def _mend(app, page, template, context, doctree):
             'role="heading"', 'role="heading" aria-level="2"'
         )
     if "body" in context:
-        context["body"] = _scrolled(_named(_SIGNATURE.sub(_as_lines, context["body"])))
+        body = _EMPTY_HEADER.sub(r"<td\1></td>", _SIGNATURE.sub(_as_lines, context["body"]))
+        context["body"] = _scrolled(_named(body))
 
 
 def _as_lines(signature):

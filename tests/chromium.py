@@ -15,7 +15,6 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 AXE = Path(__file__).parent / "browser" / "node_modules" / "axe-core" / "axe.min.js"
-IMPACTS = ("minor", "moderate", "serious", "critical")
 _FLAGS = [
     "--headless=new",
     "--no-sandbox",  # it shows our own pages only, and containers have no namespaces
@@ -125,7 +124,7 @@ class Chromium:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def violations(self, impacts=IMPACTS, contrast=True):
+    def violations(self, contrast=True):
         """Axe-core's findings, by rule, with the elements.
 
         :param contrast: False leaves colours out, which take most of the time.
@@ -133,11 +132,7 @@ class Chromium:
         self.run(AXE.read_text() + ";0")
         rules = json.dumps({"color-contrast": {"enabled": contrast}})
         found = self.run(f"axe.run({{rules: {rules}}}).then(found => found.violations)")
-        return {
-            each["id"]: [node["html"] for node in each["nodes"]]
-            for each in found
-            if each["impact"] in impacts
-        }
+        return {each["id"]: [node["html"] for node in each["nodes"]] for each in found}
 
     def picture(self):
         """All of the page, as PNG."""

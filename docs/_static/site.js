@@ -34,7 +34,7 @@
 if (!location.pathname.includes("/benchmarks/")) {
   for (const table of document.querySelectorAll(".table-wrapper > table")) {
     table.classList.add("cards")
-    const headers = [...table.querySelectorAll("th")].map((header) => header.textContent)
+    const headers = [...table.tHead.rows[0].cells].map((header) => header.textContent)
     let above = ""
     for (const row of table.querySelectorAll("tbody tr")) {
       ;[...row.cells].forEach((cell, column) => {
@@ -45,6 +45,11 @@ if (!location.pathname.includes("/benchmarks/")) {
     }
   }
 }
+
+// The page of the search has no heading.
+
+const search = document.querySelector("#search-results")
+search?.before(Object.assign(document.createElement("h1"), { textContent: "Search" }))
 
 // Two asides need two names.
 
