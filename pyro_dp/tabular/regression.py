@@ -37,7 +37,7 @@ class Regression:
 
     :param text: the formula and the family.
     :param source: the model's code.
-    :param posterior: its latents have a joint Gaussian.
+    :param posterior: the Gaussian of the model's own latents.
     :param evidence: the likelihood that was released.
     :param inference: that was run; None: the result was read from a file.
     :param run: its account of itself.
