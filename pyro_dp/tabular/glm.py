@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events.event import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.design import Design, Formula, levels
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.expressions import bounds
@@ -24,13 +28,16 @@ from pyro_dp.tabular.glm_model import Source
 from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.ranges import Count, Number
-from pyro_dp.tabular.regression import Regression
+from pyro_dp.tabular.regression import MODEL, Regression
 from pyro_dp.tabular.schema import ROW_OBSERVED, Schema
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.files import read_file
+from pyro_dp.utils.torch_state import forked_rng
 
 # The first q's. If sites come from derivatives at draws, the draws should be near.
 _WIDE, _NARROW = 0.1, 0.02
+_SEED = 0
 _guides = itertools.count(1)
 
 
@@ -76,6 +83,7 @@ class PrivateGLM:
         common one. Their standard deviation is unknown, and integrated out of the prior.
     :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
     :ivar model: the Pyro model.
+    :ivar prior: its latents alone, a Pyro model without data, for :meth:`Evidence.posterior`.
     :ivar source: its code.
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
         column or the term.
@@ -141,6 +149,7 @@ class PrivateGLM:
         self._scale = scale_of(self._family, columns[outcome], centred=centred)
         self._written = self._source()
         self.source, self.model = self._written.text(), self._written.model()
+        self.prior = self._written.prior()
 
     def fit(self, frame: pd.DataFrame, *, progress: bool = True) -> Regression:
         """Compute the posterior privately, and charge the accountant.
@@ -158,12 +167,54 @@ class PrivateGLM:
             init_loc_fn=init_to_value(values=self._written.start()),
             init_scale=_NARROW if self._incomplete or self._family.name == "ordinal" else _WIDE,
         )
-        text = f"{self._formula.text} ({self._family.name})"
-        inference = _called(text)(self.model, guide, accountant=self.accountant, **self._settings)
+        kind = _called(self._text)
+        inference = kind(self.model, guide, accountant=self.accountant, **self._settings)
         run = inference.run(*tensors, progress=progress)
         self.accountant.note(self.schema.note)
+        return self._result(inference.posterior(), inference.evidence, inference, run)
+
+    def load(self, path: str | os.PathLike[str]) -> Regression:
+        """The result that :meth:`Regression.save` wrote. It needs no data, and costs nothing.
+
+        The schema, the formula and the family must be those of the fit.
+
+        :param path: the file's.
+        :raises ConfigurationError: the file is damaged, or has the result of another model.
+        :raises OSError: it cannot be read.
+        """
+        evidence = Evidence.load(path)
+        if read_file(path).get(MODEL) != self.source:
+            raise ConfigurationError(
+                f"{os.fspath(path)} has no result of this model. Use the schema, formula and "
+                "family of the fit."
+            )
+        with forked_rng():  # the same numbers whenever it is read
+            torch.manual_seed(_SEED)
+            posterior = evidence.posterior(self.prior)
+        return self._result(posterior, evidence)
+
+    def __str__(self) -> str:
+        return self.source
+
+    def __repr__(self) -> str:
+        return f"PrivateGLM({self._formula.text!r}, family={self._family.name!r})"
+
+    @property
+    def _text(self) -> str:
+        return f"{self._formula.text} ({self._family.name})"
+
+    def _result(
+        self,
+        posterior: Posterior,
+        evidence: Evidence,
+        inference: DPSEP | None = None,
+        run: RunResult | None = None,
+    ) -> Regression:
         return Regression(
-            text=text,
+            text=self._text,
+            source=self.source,
+            posterior=posterior,
+            evidence=evidence,
             inference=inference,
             run=run,
             scale=self._user_scale(),
@@ -172,12 +223,6 @@ class PrivateGLM:
             encoded=lambda new: self._tensors(self.schema.encode(new)),
             masked=self._written.masked,
         )
-
-    def __str__(self) -> str:
-        return self.source
-
-    def __repr__(self) -> str:
-        return f"PrivateGLM({self._formula.text!r}, family={self._family.name!r})"
 
     def _shown_columns(self) -> list[int]:
         """The design's names; thresholds of ordered levels replace the intercept."""
@@ -199,7 +244,7 @@ class PrivateGLM:
             f"{text} as ({text} - {centre:g}) / {half:g}"
             for text, (centre, half) in self._design.scaled.items()
         ]
-        notes = [f"{self._formula.text} ({self._family.name})", f"x: {', '.join(names)}", *seen]
+        notes = [self._text, f"x: {', '.join(names)}", *seen]
         if self._scale != (0.0, 1.0):
             notes.append(f"y: ({outcome} - {self._scale[0]:g}) / {self._scale[1]:g}")
         if self._exposure:

@@ -61,12 +61,11 @@ class Source:
 
     def model(self) -> Callable:
         """The function, which knows its source."""
-        text, file = self.text(), f"<PrivateGLM {next(_numbers)}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        names: dict[str, Any] = {"torch": torch, "pyro": pyro, "dist": dist, "__name__": __name__}
-        exec(compile(text, file, "exec"), names)
-        model: Callable = names["model"]
-        return model
+        return _function("model", self.text())
+
+    def prior(self) -> Callable:
+        """A function of no arguments, which has the latents alone."""
+        return _function("prior", "\n    ".join(["def prior():", *self._latents()]) + "\n")
 
     @property
     def arguments(self) -> list[str]:
@@ -174,6 +173,15 @@ class Source:
         if self.slotted:
             given += ".to_event(1)"
         return f"pyro.sample({site!r}, {given}, obs={value})"
+
+
+def _function(name: str, text: str) -> Callable:
+    file = f"<PrivateGLM {next(_numbers)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"torch": torch, "pyro": pyro, "dist": dist, "__name__": __name__}
+    exec(compile(text, file, "exec"), names)
+    function: Callable = names[name]
+    return function
 
 
 def _rounded(numbers: np.ndarray) -> list[float]:

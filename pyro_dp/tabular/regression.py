@@ -1,6 +1,7 @@
 """The result of a private regression: a table, a posterior, and a form for ArviZ."""
 
 import html
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.posterior.evidence import Evidence, to_plain
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CHECK, OK, Status
@@ -18,8 +20,10 @@ from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.user_scale import UserScale, by_terms
 from pyro_dp.utils.display import aligned, numbers
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.files import write_file
 from pyro_dp.utils.validation import require_count, require_number
 
+MODEL = "model"  # the model's source, in a file
 _DRAWS = 10_000  # for intervals of quantities that are not Gaussian
 _PRIOR = (
     "the records say less than the prior about {some} of {all} coefficients. Few records have "
@@ -32,7 +36,10 @@ class Regression:
     """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
 
     :param text: the formula and the family.
-    :param inference: that was run.
+    :param source: the model's code.
+    :param posterior: the Gaussian of the model's own latents.
+    :param evidence: the likelihood that was released.
+    :param inference: that was run; None: the result was read from a file.
     :param run: its account of itself.
     :param scale: from the model's latents to the user's.
     :param outcome: its name.
@@ -40,6 +47,7 @@ class Regression:
     :param encoded: arguments of the model, of a frame.
     :param masked: whether the third of them says which slots have an outcome.
     :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
+    :ivar evidence: for other priors, an :class:`~pyro_dp.Evidence`.
 
     >>> import numpy as np
     >>> import pandas as pd
@@ -59,17 +67,24 @@ class Regression:
         self,
         *,
         text: str,
+        source: str,
+        posterior: Posterior,
+        evidence: Evidence,
         inference: Any,
-        run: RunResult,
+        run: RunResult | None,
         scale: UserScale,
         outcome: str,
         ratios: str | None,
         encoded: Callable[[pd.DataFrame], list[Tensor]],
         masked: bool = False,
     ):
-        self.inference, self.run = inference, run
-        self.posterior: Posterior = inference.posterior()
-        self._text, self._scale, self._outcome = text, scale, outcome
+        self.posterior, self.evidence, self.inference, self.run = (
+            posterior,
+            evidence,
+            inference,
+            run,
+        )
+        self._text, self._source, self._scale, self._outcome = text, source, scale, outcome
         self._ratios, self._encoded, self._masked = ratios, encoded, masked
 
     @property
@@ -112,6 +127,14 @@ class Regression:
         found.index.name = self._ratios
         return found.join(table[["privacy"]])
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for :meth:`PrivateGLM.load` and :meth:`Evidence.load`: releases alone.
+
+        :param path: the file's, which is JSON.
+        :raises OSError: it cannot be written.
+        """
+        write_file(path, to_plain(self.evidence) | {MODEL: self._source})
+
     def explain(self) -> Explanation:
         """The limits of the table's intervals, and the epsilon or number of units that would help.
 
@@ -120,7 +143,7 @@ class Regression:
         there (thresholds, standard deviations) use the model's unconstrained latents:
         ``cutpoints[1]`` is the logarithm of a gap. It costs nothing.
         """
-        found = replace(self.inference.explain(), status=self.status)
+        found = replace(self._run("explain()").explain(), status=self.status)
         return by_terms(found, self.posterior, self._scale)
 
     def to_arviz(self, frame: pd.DataFrame | None = None, num_samples: int = 1000) -> Any:
@@ -133,10 +156,10 @@ class Regression:
             far as it is recognised.
         :param num_samples: number of draws.
         :raises PrivacyError: the frame holds records of the fit.
-        :raises ConfigurationError: ArviZ is not installed.
+        :raises ConfigurationError: ArviZ is not installed, or the result is from a file.
         """
         require_count("num_samples", num_samples)
-        predictive = self.inference.predictive(num_samples)
+        predictive = self._run("to_arviz()").predictive(num_samples)
         tensors = [] if frame is None else self._encoded(frame)
         found = predictive.to_arviz(*tensors)  # which refuses the frame of the fit
         import arviz
@@ -164,6 +187,12 @@ class Regression:
             dims=dims,
             **groups,
         )
+
+    def _run(self, name: str) -> Any:
+        """:raises ConfigurationError: there is no inference."""
+        if self.inference is None:
+            raise ConfigurationError(f"{name} needs the run. A file has none.")
+        return self.inference
 
     def __repr__(self) -> str:
         table = self._shown()

@@ -305,6 +305,13 @@ MUTATIONS = [
         "test_markup.py",
     ),
     Mutation(
+        "report: a sentence for a paper without a guarantee",
+        "_methods",
+        "if not entries or epsilon == math.inf:",
+        "if not entries:",
+        "test_report.py",
+    ),
+    Mutation(
         "report: the power is that of guessing",
         "best_power",
         "power = 1.0 - float(trade_off(accountant, FALSE_POSITIVES))",

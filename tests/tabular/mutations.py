@@ -88,6 +88,13 @@ MUTATIONS = [
         "test_schema.py",
     ),
     Mutation(
+        "glm: the result of another model is read",
+        "PrivateGLM.load",
+        "read_file(path).get(MODEL) != self.source",
+        "False",
+        "test_glm.py::test_a_result_is_read_again_without_the_data",
+    ),
+    Mutation(
         "glm: an unused level marks the whole table",
         "Regression.status",
         "OK if rare else CHECK",

@@ -1,8 +1,8 @@
 """A regression from a frame: its model, its records, its scale, and missing values."""
 
+import json
 import re
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from pyro_dp import (
     ClippingWarning,
     ConfigurationError,
     ConvergenceWarning,
+    Evidence,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -265,6 +266,26 @@ def test_levels_that_nobody_has():
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_rare_and_unused_levels_are_ok(other):
+    """3,000 rows at epsilon 1, a region of four levels; with "other", nobody has the fifth."""
+    rng, levels = np.random.default_rng(0), ("north", "east", "south", "islands")
+    people = pd.DataFrame({"age": rng.uniform(20, 80, 3000)})
+    people["region"] = rng.choice(levels, 3000, p=[0.4, 0.3, 0.25, 0.05])
+    people["ill"] = rng.random(3000) < 1 / (1 + np.exp(0.5 - 0.02 * (people.age - 50)))
+    columns = {"age": COLUMNS["age"], "region": Category(levels, other=other), "ill": Binary()}
+    glm = PrivateGLM(
+        Schema(columns),
+        "ill ~ age + region",
+        family="logistic",
+        accountant=PrivacyAccountant(1.0, 1e-6),
+        generator=0,
+    )
+    result = glm.fit(people, progress=False)
+    assert result.status.is_ok and result.posterior.status.is_ok
+    assert ("region[T.other]" in result.status.reason) == other
+
+
 def test_a_column_in_other_units():
     """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
     data, columns = frame(), schema("age", "chronic", "visits")
@@ -444,7 +465,10 @@ def test_a_linear_model_in_the_units_of_its_outcome():
     posterior = Posterior(latents, mean, covariance, plain=covariance / 4)
     table = Regression(
         text="",
-        inference=SimpleNamespace(posterior=lambda: posterior),
+        source="",
+        posterior=posterior,
+        evidence=None,
+        inference=None,
         run=None,
         scale=glm._user_scale(),
         outcome="cost",
@@ -557,6 +581,59 @@ def test_two_fits_do_not_know_of_each_other():
     assert torch.equal(first.posterior.mean, before)
     assert torch.equal(again.posterior.mean, before)
     assert not torch.equal(second.posterior.mean, before)
+
+
+SAVED = {
+    "logistic": dict(formula=f"any ~ {RIGHT}", family="logistic"),
+    "negative binomial": dict(formula=f"visits ~ {RIGHT}", family="negative_binomial"),
+    "linear, by groups": dict(formula="cost ~ age", family="linear", group="clinic"),
+    "ordinal": dict(formula="severity ~ age + chronic", family="ordinal"),
+    "incomplete": dict(formula="visits ~ age + chronic", family="poisson"),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_result_is_read_again_without_the_data(name, tmp_path):
+    """As another process has it: the same table and status, from released numbers alone."""
+    other = {"chronic": Binary(missing=name == "incomplete")}
+    columns, path = schema(*COLUMNS, **other), tmp_path / "result.json"
+    settings = SAVED[name] | {"accountant": PrivacyAccountant(30.0, 1e-6)}
+    data = frame(600)
+    data["chronic"] = data["chronic"].astype("boolean")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", ClippingWarning)
+        result = fitted(PrivateGLM(columns, generator=0, **settings), data)
+    result.save(path)
+    accountant = PrivacyAccountant()
+    glm = PrivateGLM(columns, **(settings | {"accountant": accountant}))
+    again = glm.load(path)
+    found, wanted = again.summary(), result.summary()
+    assert ((found["mean"] - wanted["mean"]) / wanted["sd"]).abs().max() < 0.1
+    rel = 0.15 if name == "linear, by groups" else 0.01  # draws approximate a prior with tails
+    np.testing.assert_allclose(found["sd"], wanted["sd"], rtol=rel)
+    assert again.posterior.status == result.posterior.status
+    assert not accountant.ledger and again.run is None
+    with pytest.raises(ConfigurationError, match="explain.* needs the run"):
+        again.explain()
+    assert {*json.loads(path.read_text())} == {
+        "format",
+        "version",
+        "sites",
+        "disjoint",
+        "parts",
+        "model",
+    }
+    assert torch.equal(glm.load(path).posterior.mean, again.posterior.mean)
+    own = Evidence.load(path).posterior(glm.prior)
+    assert ((own.mean - again.posterior.mean) / own.stddev).abs().max() < 0.1
+    again.evidence.save(path)
+    with pytest.raises(ConfigurationError, match="no result of this model"):
+        glm.load(path)  # whose model is unknown
+    wider = PrivateGLM(schema(*COLUMNS, age=Number(20, 90), **other), **settings)
+    result.save(path)
+    with pytest.raises(ConfigurationError, match="no result of this model"):
+        wider.load(path)
 
 
 def test_arviz():

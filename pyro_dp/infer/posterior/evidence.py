@@ -305,7 +305,7 @@ class Evidence:
         :raises ConfigurationError: the support of a site cannot be written.
         :raises OSError: the file cannot be written.
         """
-        write_file(path, self._plain())
+        write_file(path, to_plain(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Evidence":
@@ -320,30 +320,6 @@ class Evidence:
             if isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(f"{path} is no evidence, or damaged: {error}.") from None
-
-    def _plain(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "sites": _described(self.latents),
-            "disjoint": self.disjoint,
-            "parts": [
-                {
-                    "records": part.size,
-                    "squared_bias": part.squared_bias,
-                    "bend": part.bend,
-                    **vars(part.cost),
-                    "gaussian": part.gaussian(),
-                    "status": vars(part.status),
-                    "looks": [
-                        {name: getattr(look, name).tolist() for name in _LOOK}
-                        | {name: getattr(look, name) for name in _NUMBERS}
-                        for look in part.looks
-                    ],
-                }
-                for part in self.parts
-            ],
-        }
 
     def _gaussian(self, model: Callable) -> Posterior:
         density = prior_density(model)
@@ -475,6 +451,32 @@ def _described(latents: Sequence[Latent]) -> list[dict[str, Any]]:
         }
         for each in latents
     ]
+
+
+def to_plain(evidence: Evidence) -> dict[str, Any]:
+    """As numbers, texts and lists."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "sites": _described(evidence.latents),
+        "disjoint": evidence.disjoint,
+        "parts": [
+            {
+                "records": part.size,
+                "squared_bias": part.squared_bias,
+                "bend": part.bend,
+                **vars(part.cost),
+                "gaussian": part.gaussian(),
+                "status": vars(part.status),
+                "looks": [
+                    {name: getattr(look, name).tolist() for name in _LOOK}
+                    | {name: getattr(look, name) for name in _NUMBERS}
+                    for look in part.looks
+                ],
+            }
+            for part in evidence.parts
+        ],
+    }
 
 
 def _from_plain(saved: Mapping[str, Any]) -> Evidence:

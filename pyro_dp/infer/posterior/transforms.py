@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from pyro.distributions.transforms import OrderedTransform
 from torch import Tensor
 from torch.distributions import ComposeTransform, IndependentTransform, Transform, transforms
 from torch.distributions.transforms import identity_transform
@@ -16,6 +17,7 @@ _PLAIN = {
     "stick_breaking": transforms.StickBreakingTransform,
     "corr_cholesky": transforms.CorrCholeskyTransform,
     "lower_cholesky": transforms.LowerCholeskyTransform,
+    "ordered": OrderedTransform,
 }
 _NAMES = {kind: name for name, kind in _PLAIN.items()}
 
@@ -36,7 +38,7 @@ def to_plain(transform: Transform) -> list[dict[str, Any]]:
     if name is None:
         raise ConfigurationError(
             f"A {type(transform).__name__} cannot be written to a file. Give the site a support "
-            "of real, positive or bounded numbers, or a simplex."
+            "of real, positive, bounded or ordered numbers, or a simplex."
         )
     return [{"name": name}]
 
