@@ -137,7 +137,7 @@ def _coverage_table(runs: pd.DataFrame) -> str:
             f"({each.covered.mean():.3f}) | {each.naive.mean():.3f} | {each.wider.median():.2f} | "
             f"{doubtful.sum()} of {len(doubtful)} |"
         )
-    lines += ["", "| term | without privacy | private, seed 0 | by noise | covered, of 20 |"]
+    lines += ["", "| term | without privacy | private, seed 0 | privacy | covered, of 20 |"]
     lines.append("| --- | --- | --- | --- | --- |")
     first = [name for name, cell in CELLS.items() if cell[0] == SHORT]
     for (name, term), each in runs[runs.outcome.isin(first)].groupby(

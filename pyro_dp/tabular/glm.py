@@ -83,7 +83,7 @@ class PrivateGLM:
         common one. Their standard deviation is unknown, and integrated out of the prior.
     :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
     :ivar model: the Pyro model.
-    :ivar prior: its latents alone, a Pyro model without data, for :meth:`Evidence.posterior`.
+    :ivar prior: its latents alone, a model without data for :meth:`~pyro_dp.Evidence.posterior`.
     :ivar source: its code.
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
         column or the term.

@@ -128,7 +128,7 @@ class Regression:
         return found.join(table[["privacy"]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file for :meth:`PrivateGLM.load` and :meth:`Evidence.load`: releases alone.
+        """Write a file of released numbers, for :meth:`PrivateGLM.load`. An evidence loads it, too.
 
         :param path: the file's, which is JSON.
         :raises OSError: it cannot be written.
