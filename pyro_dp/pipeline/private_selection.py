@@ -160,7 +160,7 @@ def private_selection(
     if epsilon == math.inf:
         raise ConfigurationError("releases must have noise: a selection has a finite cost only so.")
     name = f"private_selection among {len(candidates)} settings, {trials!r}"
-    randomness = Randomness(generator, secure=generator is None)
+    randomness = Randomness("system" if generator is None else generator)
     if randomness.seeded:
         accountant.note(SEEDED)
     origin = Origin.now("private_selection", seeded=randomness.seeded, secure=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events.event import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
+from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.design import Design, Formula, levels
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.expressions import bounds
@@ -74,7 +75,7 @@ class PrivateGLM:
         work. Counts are a rate times it, so its logarithm is added to the linear predictor.
     :param group: a column of levels, each with an intercept of its own. These are normal around the
         common one. Their standard deviation is unknown, and integrated out of the prior.
-    :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
+    :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``noise`` and ``execution``.
     :ivar model: the Pyro model.
     :ivar source: its code.
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
@@ -95,6 +96,7 @@ class PrivateGLM:
     ['Intercept', 'age', 'ill[T.True]']
     """
 
+    @old_names_explained()
     def __init__(
         self,
         schema: Schema,
