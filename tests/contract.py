@@ -17,6 +17,7 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
+from grouped import grouped
 from releases import Releases, take
 from run_contract import STEPS, RunContract, same
 from scipy import stats
@@ -65,14 +66,14 @@ class ReleaseContract:
     bad_settings = ()
     _bad_settings = (
         ({"accountant": None}, "accountant"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier"),
-        ({"noise_multiplier": "1"}, "noise_multiplier"),
-        ({"noise_multiplier": None}, "noise_multiplier"),  # nothing to calibrate it from
-        ({"generator": "seed"}, "generator"),
-        ({"generator": -1}, "generator"),
-        ({"secure": 1}, "secure"),
+        ({"noise_multiplier": -1.0}, "Noise.multiplier"),
+        ({"noise_multiplier": math.nan}, "Noise.multiplier"),
+        ({"noise_multiplier": math.inf}, "Noise.multiplier"),
+        ({"noise_multiplier": "1"}, "Noise.multiplier"),
+        ({"noise_multiplier": None}, "Noise.multiplier"),  # nothing to calibrate it from
+        ({"generator": "seed"}, "Noise.source"),
+        ({"generator": -1}, "Noise.source"),
+        ({"generator": True}, "Noise.source"),
     )
 
     def make(self, variant="model", **options):
@@ -332,12 +333,8 @@ class ReleaseContract:
                     units = each / (block.bound / 2**30)
                     assert ((units - units.round()).abs() < 1e-4).all()
 
-    def test_secure_refuses_a_generator(self):
-        with pytest.raises(ConfigurationError, match="generator"):
-            self.stepped(secure=True, generator=0)
-
     def test_secure_needs_noise(self):
-        with pytest.raises(ConfigurationError, match="secure=True needs noise"):
+        with pytest.raises(ConfigurationError, match="adds none"):
             self.stepped(secure=True, noise_multiplier=0)
 
     # Errors.
@@ -389,11 +386,10 @@ class InferenceContract(ReleaseContract, RunContract):
         *ReleaseContract._bad_settings,
         ({"num_steps": 0}, "num_steps"),
         ({"num_steps": 1.5}, "num_steps"),
-        ({"sample_rate": 0.0}, "sample_rate"),
-        ({"sample_rate": 1.5}, "sample_rate"),
+        ({"sample_rate": 0.0}, "PoissonSampling.rate"),
+        ({"sample_rate": 1.5}, "PoissonSampling.rate"),
         ({"sampling": "shuffle"}, "sampling"),
-        ({"sampling": "fixed"}, "replace_one"),
-        ({"sampling": "full", "sample_rate": 0.5}, "sample_rate"),
+        ({"sampling": "fixed", "sample_rate": 0.5}, "replace_one"),
         ({"microbatch_size": 0}, "microbatch_size"),
     )
 
@@ -410,7 +406,8 @@ class InferenceContract(ReleaseContract, RunContract):
     def settings_out_of_range(self):
         settings = super().settings_out_of_range()
         if self.bound:
-            settings += [({self.bound: value}, self.bound) for value in (0.0, -1.0, math.nan, "1")]
+            name = "Clip.bound" if self.bound.startswith("max_") else self.bound
+            settings += [({self.bound: value}, name) for value in (0.0, -1.0, math.nan, "1")]
             settings.append(({self.bound: math.inf}, "infinite bound"))  # with noise
         return settings
 
@@ -656,7 +653,7 @@ def foreign_states(inference):
     settings = dict(accountant=PrivacyAccountant(), num_steps=STEPS, noise_multiplier=1.0)
     scales = {"radius": 1.0, "start_variance": 1.0, "least_variance": 1e-4}
     others = (
-        DPEM(torch.zeros(2, 3), **scales, **settings),
-        VIPS(LogisticRegression(3), **settings),
+        DPEM(torch.zeros(2, 3), **grouped(**scales, **settings)),
+        VIPS(LogisticRegression(3), **grouped(**settings)),
     )
     return [each.state_dict() for each in others if type(each) is not type(inference)]

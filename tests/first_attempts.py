@@ -18,6 +18,7 @@ import pyro
 import pyro.distributions as dist
 import scipy.sparse
 import torch
+from grouped import grouped
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -65,19 +66,21 @@ def dpsvi(model, guide=None, optim=None, loss=None, **settings):
     optim = pyro.optim.Adam({"lr": 0.01}) if optim is None else optim
     loss = Trace_ELBO() if loss is None else loss
     settings = {"accountant": PrivacyAccountant(epsilon=1.0), "num_steps": 3} | settings
-    return DPSVI(model, guide, optim, loss, **settings)
+    return DPSVI(model, guide, optim, loss, **grouped(**settings))
 
 
 def dpsep(model, guide=None, **settings):
     """The same of DPSEP."""
     guide = AutoNormal(model) if guide is None else guide
     settings = {"accountant": PrivacyAccountant(epsilon=1.0)} | settings
-    return DPSEP(model, guide, **settings)
+    return DPSEP(model, guide, **grouped(**settings))
 
 
 def vips(model, **settings):
     """The same of VIPS."""
-    return VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **settings)
+    return VIPS(
+        model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **grouped(**settings)
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ _OBJECTS = {
     ),
     "factors": (
         Factors,
-        {"precision": "precision", "precision_weight": "weight", "centred": "centred"},
+        {
+            **{name: name for name in ("precision", "centred")},
+            **{"precision_weight": "weight", "site_moments": "moments"},
+        },
     ),
     "execution": (
         Execution,
@@ -35,7 +38,7 @@ _SAMPLINGS = {"poisson": PoissonSampling, "fixed": FixedSizeSampling}
 
 def grouped(**flat: Any) -> dict[str, Any]:
     """The arguments of an inference."""
-    if flat.pop("secure", False):
+    if flat.pop("secure", False) is True:
         flat["generator"] = "system"
     for argument, (kind, names) in _OBJECTS.items():
         given = {new: flat.pop(old) for old, new in names.items() if old in flat}
@@ -47,6 +50,8 @@ def grouped(**flat: Any) -> dict[str, Any]:
     kind = flat.pop("sampling", "poisson")
     if kind == "full":
         flat["sampling"] = FullBatch(plate=plate)
+    elif not (isinstance(kind, str) and kind in _SAMPLINGS):
+        flat["sampling"] = kind
     elif rate is not None or plate is not None or kind == "fixed":
         flat["sampling"] = _SAMPLINGS[kind](rate, plate=plate)
     return flat

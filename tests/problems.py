@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import ELBO, SVI, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
@@ -320,7 +321,9 @@ def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
     """With an accountant of its own, and settings that are beside the point."""
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
     optim = settings.pop("optim", None) or pyro.optim.Adam({})
-    return PaperDPSVI(model, guide, optim, settings.pop("loss", Trace_ELBO()), **settings)
+    return PaperDPSVI(
+        model, guide, optim, settings.pop("loss", Trace_ELBO()), **grouped(**settings)
+    )
 
 
 def in_turns(*lists: Iterable) -> list:
@@ -385,10 +388,9 @@ def fit_paper_dpsvi(
         pyro.optim.Adam({"lr": lr}),
         problem.loss,
         accountant=PrivacyAccountant(),
-        noise_multiplier=0,
-        max_grad_norm=math.inf,
-        sampling="full",
-        **(problem.options | options),
+        **grouped(
+            noise_multiplier=0, max_grad_norm=math.inf, sampling="full", **problem.options | options
+        ),
     )
     for _ in range(steps):
         svi.step(*problem.data)

@@ -65,7 +65,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     :param report: a bit of each record, whether it was clipped, joins the release.
     """
 
-    _traces = True  # by default
+    _usual_jit = "trace"
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self.model = model
         self.guide = guide
         jit = self.execution.jit
-        self._jit = ("trace" if self._traces else "none") if jit == "auto" else jit
+        self._jit = self._usual_jit if jit == "auto" else jit
         self._traces_left = 0 if self._jit == "none" else _MOST_TRACES
         # An infinite bound clips nothing.
         self._bit = Block(1, 0.5, SHARE) if report and self._bound < math.inf else None

@@ -45,8 +45,8 @@ class DPStandardScaler:
     :param accountant: keeps the ledger and the budget, together with whatever is fitted next.
     :param noise: sigma of the event, or a :class:`Noise` with sigma. The noise of a mean has
         standard deviation sigma sqrt(2 d) h / N, h half of the distance between the bounds. For a
-        release that costs epsilon by itself: ``PrivacyAccountant(epsilon, delta).noise_multiplier(num_steps=1,
-        sampling="full")``. 0: not private.
+        release that costs epsilon by itself: ``PrivacyAccountant(epsilon,
+        delta).noise_multiplier(num_steps=1, sampling="full")``. 0: not private.
 
     :ivar mean_: (d,) in float64, within the bounds, as are
     :ivar var_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and

@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 
-from pyro_dp import DPSEP, DPSVI, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 
 GROUPS = 6
@@ -169,7 +169,9 @@ def test_a_state_goes_on():
     for _ in range(2):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        sep = DPSEP(not_centred, AutoNormal(not_centred), accountant=accountant, generator=0)
+        sep = DPSEP(
+            not_centred, AutoNormal(not_centred), accountant=accountant, noise=Noise(source=0)
+        )
         if first is None:
             for _ in range(4):
                 sep.step(*arguments)

@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import through_a_file
+from grouped import grouped
 from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data
 from pyro import poutine
 from pyro.infer import Trace_ELBO
@@ -20,6 +21,7 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     ModelError,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -69,7 +71,7 @@ def swap(model=logistic, guide=None, optim=None, **options):
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(model) if guide is None else guide(model)
     settings = {"accountant": PrivacyAccountant(epsilon=1.0), "generator": 0} | options
-    return DPSVI(model, guide, optim, **settings)
+    return DPSVI(model, guide, optim, **grouped(**settings))
 
 
 def outcomes(model, data):
@@ -147,7 +149,9 @@ def test_other_problems_take_gradients(name):
     problem = PROBLEMS[name]()
     accountant = PrivacyAccountant(epsilon=1.0)
     options = {"num_steps": 2} | problem.options
-    svi = DPSVI(problem.model, problem.guide, accountant=accountant, loss=problem.loss, **options)
+    svi = DPSVI(
+        problem.model, problem.guide, accountant=accountant, loss=problem.loss, **grouped(**options)
+    )
     svi.run(*problem.data, progress=False)
     assert type(svi._inference) is StochasticGradientVI
 
@@ -247,7 +251,7 @@ def test_after_a_release_the_method_stays():
 def test_the_posterior_is_that_of_dpsep(change):
     data, guide = regression_data(300), AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=1.0)
-    sep = DPSEP(logistic, guide, accountant=accountant, generator=0)
+    sep = DPSEP(logistic, guide, accountant=accountant, noise=Noise(source=0))
     pyro.set_rng_seed(0)
     sep.run(*data, progress=False)
     svi = swap(**change)

@@ -12,7 +12,7 @@ from problems import logistic as plain_logistic
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
-from pyro_dp import DPSEP, PaperDPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
 from pyro_dp.infer.ep.linear_design import Axes, _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
@@ -395,7 +395,7 @@ def test_runs_are_as_before():
                 patch.setattr(SiteSum, "_linear", lambda self, public: None)
             guide = AutoMultivariateNormal(plain_logistic)
             accountant = PrivacyAccountant(epsilon=3.0)
-            sep = DPSEP(plain_logistic, guide, accountant=accountant, generator=0)
+            sep = DPSEP(plain_logistic, guide, accountant=accountant, noise=Noise(source=0))
             sep.run(x, y, progress=False)
             found.append((sep.posterior().mean, sep.posterior().covariance_matrix))
     close(found)

@@ -7,6 +7,7 @@ import pyro
 import pytest
 import torch
 from contract import same, through_a_file
+from grouped import grouped
 from problems import PROBLEMS, handwritten_guide, logistic, regression_data, values
 from pyro import poutine
 from pyro.infer.autoguide import (
@@ -52,7 +53,7 @@ def swapped(model=logistic, guide=None, optim=OPTIMIZERS["Adam"], **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
-    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **settings)
+    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **grouped(**settings))
 
 
 def told(run, kind):
@@ -288,7 +289,7 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
     del old["num_steps"]
     pyro.clear_param_store()
     paper = PaperDPSVI(
-        logistic, handwritten_guide, optim, accountant=PrivacyAccountant(), **settings
+        logistic, handwritten_guide, optim, accountant=PrivacyAccountant(), **grouped(**settings)
     )
     paper.step(*data)
     for state in (old, paper.state_dict()):
@@ -296,7 +297,9 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
             swapped(num_steps=5).load_state_dict(state)
     pyro.clear_param_store()
     settings |= dict(num_steps=9, accountant=PrivacyAccountant())
-    longer = PaperDPSVI(logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **settings)
+    longer = PaperDPSVI(
+        logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **grouped(**settings)
+    )
     with pytest.raises(ConfigurationError, match="has a plan. DPSVI takes it"):
         longer.load_state_dict(planned.state_dict())
     longer.load_state_dict(paper.state_dict())
@@ -313,4 +316,4 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
 def test_the_paper_chooses_nothing(options, words):
     settings = dict(accountant=PrivacyAccountant(), optim=pyro.optim.Adam({})) | options
     with pytest.raises(ConfigurationError, match=words):
-        PaperDPSVI(logistic, handwritten_guide, **settings)
+        PaperDPSVI(logistic, handwritten_guide, **grouped(**settings))

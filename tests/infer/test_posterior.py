@@ -300,6 +300,6 @@ def test_dpsep_says_that_many_were_clipped():
 
 def test_dpsep_before_it_knows_anything_of_the_records():
     guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=2.0)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=2.0)
     sep.step(*regression_data())  # of norms alone
     assert sep.posterior().status.level == "do not publish"

@@ -33,6 +33,7 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     ModelError,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -155,7 +156,7 @@ def test_draws_are_those_of_the_posterior():
     """Joint ones, in the model's own space, and their outcomes."""
     x, y = regression_data(400)
     guide, accountant = AutoMultivariateNormal(logistic), PrivacyAccountant(epsilon=1.0)
-    sep = DPSEP(logistic, guide, accountant=accountant, generator=0)
+    sep = DPSEP(logistic, guide, accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     posterior = sep.posterior()
     predictive = sep.predictive(4000)
@@ -172,7 +173,7 @@ def test_the_noise_is_in_the_draws():
     """The guide holds the noise-aware posterior."""
     x, y = regression_data(400)
     accountant = PrivacyAccountant(epsilon=0.3)
-    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
+    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     spread = sep.predictive(4000).posterior_samples["w"].std(0)
     aware, plain = (sep.posterior(flag).stddev for flag in (True, False))

@@ -18,8 +18,10 @@ from run_contract import ctrl_c, same
 from pyro_dp import (
     DPSEP,
     DPSVI,
+    Clip,
     ConfigurationError,
     ConvergenceWarning,
+    Noise,
     PoissonTrials,
     PrivacyAccountant,
     PrivacyWarning,
@@ -107,9 +109,8 @@ def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
         logistic,
         guide,
         accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
+        noise=Noise(1.0, source=0),
         num_steps=60,
-        generator=0,
     )
     with pytest.warns(ConvergenceWarning, match="The guide holds the last iterate"):
         svi.run(*data, progress=False, callbacks=[lambda step: step.step == 10])
@@ -155,9 +156,9 @@ def test_a_selection_may_return_a_run():
             pyro.optim.Adam({"lr": rate}),
             accountant=accountant,
             num_steps=3,
-            noise_multiplier=2.0,
-            sample_rate=0.5,
-            loss_clip=1.0,
+            noise=2.0,
+            sampling=0.5,
+            clip=Clip(loss=1.0),
         )
         result = svi.run(*data, callbacks=[lambda step: step.step == 2])
         return result, -sum(result)

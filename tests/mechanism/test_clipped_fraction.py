@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import Fixture, logistic, regression_data
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
@@ -45,14 +46,14 @@ def new_svi(model=location, guide=None, **options):
     settings |= dict(max_grad_norm=0.7, sampling="full")
     guide = delta(model) if guide is None else guide
     optim = pyro.optim.Adam({"lr": 0.05})
-    return PaperDPSVI(model, guide, optim, Trace_ELBO(), **(settings | options))
+    return PaperDPSVI(model, guide, optim, Trace_ELBO(), **grouped(**settings | options))
 
 
 def new_sep(model=location, **options):
     pyro.clear_param_store()
     settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0)
     settings |= dict(max_factor_norm=1.5)
-    return PaperDPSEP(model, AutoMultivariateNormal(model), **(settings | options))
+    return PaperDPSEP(model, AutoMultivariateNormal(model), **grouped(**settings | options))
 
 
 def true_fractions(monkeypatch, inference, y):

@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import scipy.sparse
 import torch
+from grouped import grouped
 from problems import linear, logistic, logistic_whole, new_paper_dpsvi, regression_data
 from pyro.infer.autoguide import AutoNormal
 from torch.utils.data import (
@@ -385,7 +386,7 @@ FORMS = {
 
 
 def vips(model, guide, **settings):
-    return VIPS(LogisticRegression(dim=3), num_steps=1, **settings)
+    return VIPS(LogisticRegression(dim=3), num_steps=1, **grouped(**settings))
 
 
 class Sums(LogisticRegression):
@@ -395,7 +396,12 @@ class Sums(LogisticRegression):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "make",
-    [DPSVI, DPSEP, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)],
+    [
+        DPSVI,
+        DPSEP,
+        vips,
+        lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **grouped(**kw)),
+    ],
 )
 def test_every_inference_takes_every_form(make, form):
     """And releases the same numbers as for tensors of the default dtype."""

@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.utils.data import (
@@ -23,7 +24,7 @@ from torch.utils.data import (
 )
 
 import pyro_dp
-from pyro_dp import DPSEP, VIPS, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, ModelError, Noise, PrivacyAccountant
 from pyro_dp.records import column, stand_ins
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.column import ArrayColumn, Column, TensorColumn
@@ -225,7 +226,7 @@ def dpsep(model, *data):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     accountant, guide = PrivacyAccountant(), AutoNormal(model)
-    sep = DPSEP(model, guide, accountant=accountant, noise_multiplier=1.0, generator=0)
+    sep = DPSEP(model, guide, accountant=accountant, noise=Noise(1.0, source=0))
     for _ in range(2):
         sep.step(*data)
     return torch.cat([x.detach().flatten() for x in guide.parameters()])
@@ -234,7 +235,7 @@ def dpsep(model, *data):
 def vips(_, *data):
     pyro.set_rng_seed(0)
     own = {"accountant": PrivacyAccountant(), "num_steps": 2, "noise_multiplier": 1.0}
-    run = VIPS(LogisticRegression(3), **own, generator=0, microbatch_size=64)
+    run = VIPS(LogisticRegression(3), **grouped(generator=0, microbatch_size=64, **own))
     run.run(*data, progress=False)
     return run.posterior()["weights"].mean
 
@@ -320,7 +321,7 @@ def test_a_user_check_sees_all_blocks(tmp_path, monkeypatch):
                 file.write(f"{len(data[0])} ")
             super().check(*data)
 
-    run = VIPS(Watched(3), accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0)
+    run = VIPS(Watched(3), accountant=PrivacyAccountant(), num_steps=1, noise=1.0)
     run.run(pyro_dp.columns(X.numpy()), Y, progress=False)
     assert Path(path).read_text() == "100 " * 5
 
@@ -366,7 +367,7 @@ def test_predictions_on_columns(tmp_path):
 def test_mixtures_of_a_column():
     """A model with one argument."""
     model = GaussianMixture(2, 3, radius=5.0)
-    run = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0)
+    run = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise=1.0)
     run.run(pyro_dp.columns(X.numpy()), progress=False)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from problems import handwritten_guide, logistic, logistic_whole, regression_data
 
-from pyro_dp import DPSEP, DPSVI, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, ConfigurationError, Execution, ModelError, PrivacyAccountant
 from pyro_dp.records.first_look import find_reading
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading
@@ -146,4 +146,9 @@ def test_where_neither_fits(model, more):
 @pytest.mark.parametrize("value", ["whole", None, 2, "True"])
 def test_unknown_settings(value):
     with pytest.raises(ConfigurationError, match="slice_data must be"):
-        DPSVI(logistic, handwritten_guide, accountant=PrivacyAccountant(1, 1e-5), slice_data=value)
+        DPSVI(
+            logistic,
+            handwritten_guide,
+            accountant=PrivacyAccountant(1, 1e-5),
+            execution=Execution(slice_data=value),
+        )

@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import (
     PROBLEMS,
     handwritten_guide,
@@ -68,7 +69,7 @@ def attempt(model=logistic, guide=None, data=None, loss=None, optim=None, **opti
             AutoNormal(model) if guide is None else guide,
             optim or pyro.optim.Adam({"lr": 0.01}),
             loss or Trace_ELBO(),
-            **options,
+            **grouped(**options),
         )
         return svi.step(*(regression_data() if data is None else data))
     except Exception as error:

@@ -66,7 +66,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     """
 
     _measure = "change of the factor"
-    _traces = False
+    _usual_jit = "none"
     _remedy: str  # for a posterior that left the finite numbers
     _remedies = REMEDIES  # for a posterior that is not ok
     _state_names: tuple[str, ...]
