@@ -17,7 +17,7 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
-from grouped import grouped
+from grouped import grouped, said
 from releases import Releases, take
 from run_contract import STEPS, RunContract, same
 from scipy import stats
@@ -66,14 +66,14 @@ class ReleaseContract:
     bad_settings = ()
     _bad_settings = (
         ({"accountant": None}, "accountant"),
-        ({"noise_multiplier": -1.0}, "Noise.multiplier"),
-        ({"noise_multiplier": math.nan}, "Noise.multiplier"),
-        ({"noise_multiplier": math.inf}, "Noise.multiplier"),
-        ({"noise_multiplier": "1"}, "Noise.multiplier"),
-        ({"noise_multiplier": None}, "Noise.multiplier"),  # nothing to calibrate it from
-        ({"generator": "seed"}, "Noise.source"),
-        ({"generator": -1}, "Noise.source"),
-        ({"generator": True}, "Noise.source"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"noise_multiplier": "1"}, "noise_multiplier"),
+        ({"noise_multiplier": None}, "noise_multiplier"),  # nothing to calibrate it from
+        ({"generator": "seed"}, "generator"),
+        ({"generator": -1}, "generator"),
+        ({"generator": True}, "generator"),
     )
 
     def make(self, variant="model", **options):
@@ -346,7 +346,7 @@ class ReleaseContract:
             try:
                 self.stepped(**({"accountant": accountant, "generator": None} | options))
             except ConfigurationError as error:
-                assert word in str(error), options
+                assert said(word) in str(error), options
             else:
                 pytest.fail(f"{options} are not refused")
             assert not accountant.ledger and not accountant.notes, options
@@ -386,8 +386,8 @@ class InferenceContract(ReleaseContract, RunContract):
         *ReleaseContract._bad_settings,
         ({"num_steps": 0}, "num_steps"),
         ({"num_steps": 1.5}, "num_steps"),
-        ({"sample_rate": 0.0}, "PoissonSampling.rate"),
-        ({"sample_rate": 1.5}, "PoissonSampling.rate"),
+        ({"sample_rate": 0.0}, "sample_rate"),
+        ({"sample_rate": 1.5}, "sample_rate"),
         ({"sampling": "shuffle"}, "sampling"),
         ({"sampling": "fixed", "sample_rate": 0.5}, "replace_one"),
         ({"microbatch_size": 0}, "microbatch_size"),
@@ -406,8 +406,7 @@ class InferenceContract(ReleaseContract, RunContract):
     def settings_out_of_range(self):
         settings = super().settings_out_of_range()
         if self.bound:
-            name = "Clip.bound" if self.bound.startswith("max_") else self.bound
-            settings += [({self.bound: value}, name) for value in (0.0, -1.0, math.nan, "1")]
+            settings += [({self.bound: value}, self.bound) for value in (0.0, -1.0, math.nan, "1")]
             settings.append(({self.bound: math.inf}, "infinite bound"))  # with noise
         return settings
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fuzz_contract import Case, NotBuilt, Watch, odd_values, parameters, require_finite
-from grouped import grouped
+from grouped import grouped, with_rows
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -343,8 +343,7 @@ class Svi(OnModel):
         loss = "TraceEnum_ELBO" if enumerates else self.loss
         optim, loss = own(made.OPTIMIZERS[self.optim]), own(made.LOSSES[loss])
         settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        if "local_optim" in settings:
-            optim = (optim, settings.pop("local_optim"))
+        optim = with_rows(optim, settings)
         return self.kind(self.made_model(), self.made_guide(), optim, loss, **grouped(**settings))
 
     def results(self, inference: DPSVI) -> Any:

@@ -41,7 +41,7 @@ class ReleasedStep:
     :param step: its number, from 1.
     :param num_steps: how many are planned.
     :param value: the step's result: for :class:`DPSVI` the private loss in nats, NaN without
-        ``loss_clip``.
+        ``Clip.loss``.
     :param bound: C, to which a record's part is clipped in the next step; where a release has
         several blocks with bounds of their own, the largest.
     :param noise_multiplier: sigma.
@@ -107,7 +107,7 @@ class RunResult(Sequence[float]):
     """The steps of one call of ``run``, as far as it came.
 
     It is a sequence of what the steps returned, where that is a number: of :class:`DPSVI` the
-    private losses, and empty without ``loss_clip``. It prints as a few lines, and :meth:`plot`
+    private losses, and empty without ``Clip.loss``. It prints as a few lines, and :meth:`plot`
     draws what there is. All but the times was released or is public. **Times are not private**:
     they may depend on the data, and are for the curator.
 

@@ -26,6 +26,7 @@ from pyro_dp.utils.validation import (
     require_flag,
     require_number,
     require_scale,
+    same,
 )
 
 S = TypeVar("S", bound="Setting")
@@ -34,6 +35,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 _SYSTEM = "system"
 
 
+@dataclass(frozen=True)
 class Setting:
     """Base of the settings."""
 
@@ -64,7 +66,7 @@ class Setting:
         """
         :raises ConfigurationError: a field beside these is set, and ``who`` has no use for it.
         """
-        for each in fields(self):  # type: ignore[arg-type]
+        for each in fields(self):
             if each.name not in names and getattr(self, each.name) != each.default:
                 raise ConfigurationError(
                     f"{who} has no use for {type(self).__name__}.{each.name}: leave it out."
@@ -72,8 +74,9 @@ class Setting:
         return self
 
     def _check(self, name: str, require: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Check a field that may be None, and keep it as the check returns it."""
-        if (value := getattr(self, name)) is not None:
+        """Check a field, and keep it as the check returns it. It may be None if its default is."""
+        value = getattr(self, name)
+        if value is not None or type(self).__dataclass_fields__[name].default is not None:
             checked = require(f"{type(self).__name__}.{name}", value, *args, **kwargs)
             object.__setattr__(self, name, checked)
 
@@ -310,8 +313,10 @@ class Execution(Setting):
         # As Python's own integers: torch takes no others for sizes.
         self._check("microbatch_size", require_count)
         self._check("jit", require_choice, ("auto", "trace", "compile", "none"))
-        if self.slice_data is not True and self.slice_data is not False:
-            self._check("slice_data", require_choice, ("auto",))
+        if not isinstance(self.slice_data, bool) and not same(self.slice_data, "auto"):
+            raise ConfigurationError(
+                f"Execution.slice_data must be True, False or 'auto'; it is {self.slice_data!r}."
+            )
         if not isinstance(self.peers, Cluster | Federation | None):
             raise ConfigurationError(
                 "Execution.peers must be a pyro_dp.Cluster, a pyro_dp.federated.Federation, or "
@@ -384,7 +389,7 @@ _NOW = {
     "loss_clip": "clip=Clip(loss={})",
     "loss_share": "clip=Clip(loss=..., loss_share={})",
     "report_clipping": "clip=Clip(..., report={})",
-    "local_optim": "optim={}, or optim=(optim, {})",
+    "local_optim": "optim={0}, or optim=(optim, {0})",
     "precision": "factors={}",
     "precision_weight": "factors=Factors(weight={})",
     "centred": "factors=Factors(centred={})",

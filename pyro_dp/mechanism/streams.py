@@ -207,7 +207,7 @@ def counted_normals(stream: np.random.Generator, size: int, device: torch.device
 
     The function is Threefry-2x64 with 20 rounds (Salmon, Moraes, Dror & Shaw 2011, Parallel random
     numbers: as easy as 1, 2, 3). No statistical test has distinguished this block cipher from
-    random bits. Like the stream itself it is no cryptographic generator, which ``secure=True`` has.
+    random bits. Like the stream itself it is no cryptographic generator, which secure mode has.
     Box and Muller's transform makes two normals of two words. The radius has 63 random bits, and is
     cut off at 9.4, beyond which a pair lies with probability 6e-20. Every device finds the same
     numbers up to rounding.

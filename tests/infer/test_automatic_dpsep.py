@@ -73,17 +73,7 @@ _KINDS = {
     "nested": (repeated_mixture, mixture_guide, points, {"plate": "data"}),
     "products": (products, AutoNormal, regression_data, {}),
 }
-_OF_PAPER = (
-    "num_steps",
-    "sample_rate",
-    "sampling",
-    "max_factor_norm",
-    "damping",
-    "precision",
-    "precision_weight",
-    "centred",
-    "report_clipping",
-)
+_OF_PAPER = ("num_steps", "clip", "factors", "damping")
 
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
@@ -100,7 +90,8 @@ class TestContract(InferenceContract):
     noisy_steps = 60  # in runs of their own
     bad_settings = (
         *(({name: 1}, f"DPSEP takes no {name}") for name in _OF_PAPER),
-        *(({name: torch.zeros(2)}, name) for name in ("noise_aware", "slice_data")),
+        ({"sampling": 0.5}, "DPSEP looks at all records"),
+        ({"slice_data": torch.zeros(2)}, "slice_data"),
     )
     _bad_settings = tuple(
         (setting, word)
@@ -125,7 +116,7 @@ class TestContract(InferenceContract):
 
     def make(self, variant, **options):
         model, guide, _, settings = _KINDS[variant]
-        return DPSEP(model, guide(model), **grouped(**settings | options))
+        return DPSEP(model, guide(model), **grouped(**{"sampling": "full"} | settings | options))
 
     def data(self, variant):
         return _KINDS[variant][2]()

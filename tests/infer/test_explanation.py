@@ -46,7 +46,9 @@ def explanation(data=0.5, sampling=0.1, clipping=0.0, **options):
 def fitted(kind, size=200, dim=3, guide=AutoMultivariateNormal, data=None, **options):
     pyro.clear_param_store()
     accountant = PrivacyAccountant(options.pop("epsilon", None))
-    inference = kind(logistic, guide(logistic), accountant=accountant, generator=0, **options)
+    inference = kind(
+        logistic, guide(logistic), accountant=accountant, **grouped(generator=0, **options)
+    )
     inference.run(*(data or regression_data(size, dim)), progress=False)
     return inference
 
@@ -334,9 +336,7 @@ def test_float32_and_latents_that_no_record_sees(kind):
         hierarchy,
         AutoNormal(hierarchy),
         accountant=PrivacyAccountant(),
-        noise_multiplier=2.0,
-        generator=0,
-        **options,
+        **grouped(noise_multiplier=2.0, generator=0, **options),
     )
     inference.run(*regression_data(100), progress=False)
     found = inference.explain()

@@ -68,7 +68,7 @@ class TestContract(InferenceContract):
         ({"loss_clip": 0.0}, "loss_clip"),
         ({"loss_share": 1.0}, "loss_share"),
         ({"privatize": "all"}, "privatize"),
-        ({"local_optim": 0.1}, "local_optim"),
+        ({"optim": (pyro.optim.Adam({}), 0.1)}, "optim"),
         ({"slice_data": 1}, "slice_data"),
         ({"report_clipping": None}, "report_clipping"),
         ({"plate": 3}, "plate"),
@@ -323,7 +323,7 @@ def test_adaptive_clip(monkeypatch):
 
 
 def test_evaluate_loss_is_refused(monkeypatch):
-    with pytest.raises(PrivacyError, match="loss_clip"):
+    with pytest.raises(PrivacyError, match="Clip.loss"):
         Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
 
 
@@ -540,7 +540,7 @@ def test_a_scheduler_that_goes_by_a_loss():
         return new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4, **options)
 
     svi = make()
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*loss_clip"):
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*Clip"):
         svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 0
     svi = make(loss_clip=1.0)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from grouped import grouped
 from problems import logistic, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import MultivariateNormal, biject_to, constraints, kl_divergence
@@ -259,7 +260,7 @@ def fitted(bound=None, epsilon=None, **options):
     guide = AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=epsilon)
     kind, own = (PaperDPSEP, {"max_factor_norm": bound, "num_steps": 6}) if bound else (DPSEP, {})
-    sep = kind(logistic, guide, accountant=accountant, **own, **options)
+    sep = kind(logistic, guide, accountant=accountant, **grouped(**own, **options))
     sep.run(*regression_data(), progress=False)
     return sep
 

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import (
     logistic,
     logistic_subsampled,
@@ -91,7 +92,7 @@ def fitted(model, *data, guide=None, cls=DPSVI, **settings):
     if cls is DPSVI:
         options |= {"optim": pyro.optim.SGD({"lr": 0.0}), "max_grad_norm": 1.0}
     guide = AutoNormal(model) if guide is None else guide
-    inference = cls(model, guide, **options | settings)
+    inference = cls(model, guide, **grouped(**options | settings))
     kwargs = data[-1] if isinstance(data[-1], dict) and model is by_name else {}
     inference.step(*(() if kwargs else data), **kwargs)
     return inference

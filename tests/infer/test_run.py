@@ -11,6 +11,7 @@ import warnings
 import pyro
 import pytest
 import torch
+from grouped import grouped
 from problems import handwritten_guide, logistic, new_paper_dpsvi, regression_data, values
 from pyro.infer.autoguide import AutoMultivariateNormal
 from run_contract import ctrl_c, same
@@ -136,7 +137,7 @@ def test_the_bound_follows_the_histogram():
     for kind in (DPSVI, DPSEP):
         pyro.clear_param_store()
         options = dict(accountant=PrivacyAccountant(8.0), generator=0)
-        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **options), []
+        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **grouped(**options)), []
         inference.run(
             *regression_data(1000),
             progress=False,

@@ -63,7 +63,7 @@ def sep(accountant=None, kind=DPSEP, **settings):
     settings = dict(noise_multiplier=1.0, generator=1) | settings
     settings |= {"num_steps": 4} if kind is PaperDPSEP else {}
     accountant = accountant or PrivacyAccountant()
-    return kind(model, AutoNormal(model), accountant=accountant, **settings)
+    return kind(model, AutoNormal(model), accountant=accountant, **grouped(**settings))
 
 
 def vips(accountant=None, **settings):

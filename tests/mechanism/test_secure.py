@@ -269,7 +269,7 @@ def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
         pyro.set_rng_seed(0)
         seen = watched(monkeypatch)
         settings = dict(num_steps=3, noise_multiplier=1.0, sampling="full", secure=secure)
-        sep = dpsep(PrivacyAccountant(), moments=moments, jit=jit, **settings)
+        sep = dpsep(PrivacyAccountant(), site_moments=moments, jit=jit, **settings)
         torch.manual_seed(1)
         sep.run(*regression_data(), progress=False)
         sums.append(exact_sums(seen[0][0])[0])

@@ -365,7 +365,7 @@ def test_captured_data_that_were_converted(convert):
 
 def attempt(model, *data, cls=DPSVI, **settings):
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | settings
-    inference = cls(model, AutoNormal(model), **settings)
+    inference = cls(model, AutoNormal(model), **grouped(**settings))
     inference.step(*data)
     return inference
 
@@ -411,7 +411,7 @@ def test_every_inference_takes_every_form(make, form):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0)
-        inference = make(logistic, AutoNormal(logistic), **settings)
+        inference = make(logistic, AutoNormal(logistic), **grouped(**settings))
         inference.step(*data)
         state = inference.state_dict()
         losses.append([x for x in pytree_tensors(state) if x.numel()])

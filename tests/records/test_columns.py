@@ -375,7 +375,7 @@ _LIMITED = """
     import resource, sys, threading
     import numpy as np, pyro, pyro.distributions as dist, torch
     from pyro.infer.autoguide import AutoNormal
-    from pyro_dp import DPSEP, DPSVI, VIPS, PaperDPSEP, PrivacyAccountant
+    from pyro_dp import DPSEP, DPSVI, VIPS, Execution, PaperDPSEP, PrivacyAccountant
     from pyro_dp.vips import LogisticRegression
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -391,7 +391,7 @@ _LIMITED = """
             pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
     def run(make, x, y, steps):
-        own = {"accountant": PrivacyAccountant(delta=1e-9), "noise_multiplier": 1.0}
+        own = {"accountant": PrivacyAccountant(delta=1e-9), "noise": 1.0}
         if steps is None:  # DPSEP: the opening, and a look
             run = make(own)
             run.step(x, y)
@@ -404,20 +404,25 @@ _LIMITED = """
         return next(int(line.split()[1]) for line in lines if line.startswith("VmData")) * 1024
 
     METHODS = {
-        "dpsep": (lambda own: DPSEP(model, AutoNormal(model), microbatch_size=2000, **own), None),
+        "dpsep": (
+            lambda own: DPSEP(
+                model, AutoNormal(model), execution=Execution(microbatch_size=2000), **own
+            ),
+            None,
+        ),
         "vips": (lambda own: VIPS(LogisticRegression(20), **own), 1),
-        "dpsvi": (lambda own: DPSVI(model, AutoNormal(model), sample_rate=1e-3, **own), 5),
+        "dpsvi": (lambda own: DPSVI(model, AutoNormal(model), sampling=1e-3, **own), 5),
     }
     def many():
         # The same row of zeros very often: a list of all indices would take 64 MB.
         few = torch.zeros(2, 1)
         x, y = few[:1].expand(8_000_000, 1), few[0].expand(8_000_000)
-        rare = {"sample_rate": 1e-4}
+        rare = {"sampling": 1e-4}
         for make in (
             lambda own: DPSVI(model, AutoNormal(model), **rare, **own),
             lambda own: DPSVI(whole, AutoNormal(whole), **rare, **own),
             lambda own: PaperDPSEP(
-                whole, AutoNormal(whole), max_factor_norm=1.0, **rare, **own
+                whole, AutoNormal(whole), clip=1.0, **rare, **own
             ),
             lambda own: VIPS(LogisticRegression(1), **rare, **own),
         ):

@@ -677,13 +677,12 @@ def test_random_effects_are_learnt(monkeypatch):
     svi = PaperDPSVI(
         model,
         guide,
-        pyro.optim.Adam({"lr": 0.02}),
+        (pyro.optim.Adam({"lr": 0.02}), RowAdam(lr=0.1)),
         Trace_ELBO(),
         accountant=accountant,
         num_steps=150,
         clip=3.0,
         sampling=PoissonSampling(0.5, plate="people"),
-        optim=RowAdam(lr=0.1),
         noise=Noise(source=0),
         execution=Execution(jit="none"),
     )
@@ -1002,7 +1001,7 @@ def test_other_optimizers_need_settings(monkeypatch, optim):
     svi = PaperDPSVI(
         effects, indexed, optim, Trace_ELBO(), accountant=PrivacyAccountant(), noise=1.0
     )
-    with pytest.raises(ConfigurationError, match="local_optim.*RowAdam"):
+    with pytest.raises(ConfigurationError, match="optim.*RowAdam"):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
 
@@ -1023,6 +1022,6 @@ def test_bad_settings(settings):
         RowAdam(**settings)
 
 
-def test_local_optim_must_be_one(monkeypatch):
-    with pytest.raises(ConfigurationError, match="local_optim"):
+def test_there_is_one_optimizer_of_each_kind(monkeypatch):
+    with pytest.raises(ConfigurationError, match="optim must be"):
         new(monkeypatch, local_optim=pyro.optim.Adam({}))

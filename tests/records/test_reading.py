@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import handwritten_guide, logistic, logistic_whole, regression_data
 
 from pyro_dp import DPSEP, DPSVI, ConfigurationError, Execution, ModelError, PrivacyAccountant
@@ -113,7 +114,7 @@ def fitted(kind, model, data, **settings):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
-    inference = kind(model, guide, accountant=PrivacyAccountant(4.0, 1e-5), **settings)
+    inference = kind(model, guide, accountant=PrivacyAccountant(4.0, 1e-5), **grouped(**settings))
     inference.run(*data, progress=False)
     return inference.posterior(noise_aware=False).mean
 

@@ -53,8 +53,8 @@ def start(name):
 
 def dpsvi(entry, model, guide, **options):
     optim = pyro.optim.Adam({"lr": options.pop("lr", 0.02)})
-    options = grouped(accountant=PrivacyAccountant(), **options)
-    return PaperDPSVI(model, guide, optim, entry.loss(), **options)
+    options["accountant"] = PrivacyAccountant()
+    return PaperDPSVI(model, guide, optim, entry.loss(), **grouped(**options))
 
 
 def plain(entry, model, guide, **options):
