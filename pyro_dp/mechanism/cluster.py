@@ -67,7 +67,8 @@ class Cluster:
     ``DPSEP(model, guide, accountant=accountant, execution=Execution(peers=Cluster()))``, likewise
     :class:`DPSVI` and :class:`VIPS`: the same script runs in every process, started by
     ``torchrun``, and passes its own rows to ``run``. Shards may have any sizes, also none (a
-    tensor of shape (0, ...)). Model and guide see N, the sum of all: ``len(x)``, and so the plate's size, is that of the whole.
+    tensor of shape (0, ...)). Model and guide see N, the sum of all: ``len(x)``, and so the plate's
+    size, is that of the whole.
 
     In a step each process draws records from its shard and adds up what they contribute. All sums
     go to rank 0. Its accountant records the release before the noise is drawn there, once. The
