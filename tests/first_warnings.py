@@ -13,7 +13,6 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
-from grouped import grouped
 from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
 
 from pyro_dp import (
@@ -51,8 +50,8 @@ def regression(frame, epsilon, formula="visits ~ age + ill", **settings):
     regions = Category(("north", "south", "islands"), other=False)
     columns = {"age": Number(20, 80), "ill": Binary(), "region": regions, "visits": Count(0, 80)}
     accountant = PrivacyAccountant(epsilon=epsilon)
-    settings = {"family": "poisson", "accountant": accountant, "generator": 0} | settings
-    glm = PrivateGLM(Schema(columns), formula, **grouped(**settings))
+    settings = {"family": "poisson", "accountant": accountant, "noise": Noise(source=0)} | settings
+    glm = PrivateGLM(Schema(columns), formula, **settings)
     return glm.fit(frame, progress=False)
 
 
@@ -190,14 +189,14 @@ def dpsvi_with_too_little():
 
 @run(
     ClippingWarning,
-    do="Leave `max_grad_norm` out. Then `DPSVI` chooses the bound.",
+    do="Leave `clip` out. Then `DPSVI` chooses the bound.",
 )
 def a_small_bound():
     """A bound C that cuts nearly all records."""
     guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
     accountant = PrivacyAccountant(epsilon=1.0)
-    settings = {"num_steps": 50, "max_grad_norm": 0.1, "generator": 0}
-    svi = DPSVI(logistic, guide, optim, accountant=accountant, **grouped(**settings))
+    settings = {"num_steps": 50, "clip": 0.1, "noise": Noise(source=0)}
+    svi = DPSVI(logistic, guide, optim, accountant=accountant, **settings)
     svi.run(*records(), progress=False)
 
 

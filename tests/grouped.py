@@ -1,4 +1,4 @@
-"""Settings by one name each, for tests whose helpers merge them from several places.
+"""Settings by one name each, for tests whose helpers merge several dictionaries of them.
 
 ``DPSVI(model, guide, **grouped(noise_multiplier=5.0, generator=0))`` is ``DPSVI(model, guide,
 noise=Noise(5.0, source=0))``.

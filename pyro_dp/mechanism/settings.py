@@ -40,7 +40,7 @@ class Setting:
     """Base of the settings."""
 
     _plain: ClassVar[tuple[type, ...]] = (int, float, np.integer, np.floating)
-    _may_be: ClassVar[str] = "a number, or "
+    _forms: ClassVar[str]  # the values that an argument may have
 
     @classmethod
     def read(cls: type[S], value: Any) -> S:
@@ -51,11 +51,8 @@ class Setting:
         if isinstance(value, cls):
             return value
         if value is not None and (isinstance(value, bool) or not isinstance(value, cls._plain)):
-            name = cls.__name__
-            raise ConfigurationError(
-                f"{name.lower()} must be {cls._may_be}an object such as {name}(...), not "
-                f"{type(value).__name__}."
-            )
+            kind = type(value).__name__
+            raise ConfigurationError(f"{cls.__name__.lower()} must be {cls._forms}, not {kind}.")
         return cls._made(value)
 
     @classmethod
@@ -101,6 +98,8 @@ class Noise(Setting):
     Noise(multiplier=5.0)
     """
 
+    _forms = "a number or Noise(...)"
+
     multiplier: float | None = None
     source: int | str | torch.Generator | None = field(default=None, repr=False)  # tells the noise
 
@@ -132,12 +131,17 @@ class Sampling(Setting):
         holds observations.
     """
 
+    _forms = "a rate, PoissonSampling(...), FixedSizeSampling(...) or FullBatch()"
+
     rate: float | None = None
     plate: str | None = field(default=None, kw_only=True)
     kind: ClassVar[str]  # in the ledger
 
     def __post_init__(self) -> None:
-        self._check("rate", require_number, above=0.0, below=1.0, closed=True)
+        if self.rate is not None:
+            name = f"{type(self).__name__}.rate, the expected fraction of the records in a step,"
+            rate = require_number(name, self.rate, above=0.0, below=1.0, closed=True)
+            object.__setattr__(self, "rate", rate)
         if not isinstance(self.plate, str | None):
             raise ConfigurationError("Sampling.plate must be the name of a pyro.plate.")
 
@@ -195,7 +199,7 @@ class FullBatch(Sampling):
 
 @dataclass(frozen=True)
 class Clip(Setting):
-    """What bounds the part of one record, and which further numbers join a release.
+    """The bound of one record's part, and further numbers that join a release.
 
     :param bound: C, the norm to which one record's part is clipped. ``math.inf`` needs ``noise=0``.
         :class:`PaperDPSVI` also takes an :class:`AdaptiveClip`. ``None``: :class:`DPSVI` chooses C,
@@ -205,7 +209,7 @@ class Clip(Setting):
     :param of: the gradient that is clipped. "latents" is that with respect to the global latents in
         unconstrained coordinates, and the parameters used inside the plate. It is pulled back
         through the guide, as the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
-        "parameters" is that with respect to all parameters, as in Algorithm 1 of DPVI.
+        And "parameters" is that with respect to all parameters, as in Algorithm 1 of DPVI.
     :param loss: L > 0 releases the loss too. Each record's is clipped to [-L, L] nats and joins the
         release as a further block.
     :param loss_share: the loss's part of the privacy cost (of sigma^-2), in (0, 1). The loss's
@@ -227,6 +231,7 @@ class Clip(Setting):
     report: bool = True
 
     _plain = (*Setting._plain, AdaptiveClip)
+    _forms = "a number, an AdaptiveClip or Clip(...)"
 
     def __post_init__(self) -> None:
         if not isinstance(self.bound, AdaptiveClip):
@@ -238,7 +243,7 @@ class Clip(Setting):
 
     @property
     def adaptive(self) -> AdaptiveClip | None:
-        """What moves the bound."""
+        """The rule that moves the bound."""
         return self.bound if isinstance(self.bound, AdaptiveClip) else None
 
     @property
@@ -271,7 +276,7 @@ class Factors(Setting):
     moments: str = "auto"
 
     _plain = (str,)
-    _may_be = ""
+    _forms = "'full', 'diagonal', 'shared' or Factors(...)"
 
     def __post_init__(self) -> None:
         self._check("precision", require_choice, ("full", "diagonal", "shared"))
@@ -287,8 +292,8 @@ class Execution(Setting):
     :param jit: with "trace", model and guide are traced once, and steps run no Pyro code. With
         "compile" the graph becomes machine code (needs a C++ compiler, and up to a minute). With
         "none" every step runs Pyro code. Graphs are checked against the model in the first steps. A
-        model that cannot be traced falls back to "none" with a warning. "auto" traces gradient
-        steps, and no looks: a dozen looks gain little, and generalised linear models nothing.
+        model that cannot be traced falls back to "none" with a warning. By "auto" gradient steps
+        are traced, and looks are not: a dozen looks gain little.
     :param slice_data: True says that model and guide are written for whole tensors (``with
         pyro.plate("data", len(x))``), and they get rows of them. False says that they read their
         arguments at the plate's indices. "auto" finds out on placeholders.
@@ -307,7 +312,7 @@ class Execution(Setting):
     peers: Cluster | Federation | None = None
 
     _plain = ()
-    _may_be = ""
+    _forms = "Execution(...)"
 
     def __post_init__(self) -> None:
         # As Python's own integers: torch takes no others for sizes.
@@ -354,8 +359,8 @@ def require_fit(
         )
     if peers is not None and is_fixed:
         raise ConfigurationError(
-            "FixedSizeSampling needs all records in one place: with peers each process draws from "
-            "its own. Use PoissonSampling, or FullBatch."
+            "FixedSizeSampling needs all records in one process: with peers each draws from its "
+            "own. Use PoissonSampling, or FullBatch."
         )
     if sigma is None and accountant.epsilon is None:
         raise ConfigurationError(
@@ -373,7 +378,7 @@ def require_fit(
         )
 
 
-# What an argument of version 0.2 is now; {} is its value.
+# By an argument of version 0.2 the present one; {} is its value.
 _NOW = {
     "noise_multiplier": "noise={}",
     "generator": "noise=Noise(source={})",

@@ -19,6 +19,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from cluster_runs import data, make
+from grouped import grouped
 from pyro.infer.autoguide import AutoNormal
 from scipy.stats import kstest
 from trials import found_by
@@ -539,7 +540,9 @@ class TestFederation:
 
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         options = {"accountant": PrivacyAccountant(1.0), "secure": True, "cluster": federation}
-        inference = {"svi": DPSVI, "sep": DPSEP}[method](holding, AutoNormal(holding), **options)
+        inference = {"svi": DPSVI, "sep": DPSEP}[method](
+            holding, AutoNormal(holding), **grouped(**options)
+        )
         with pytest.raises(ModelError, match="kept"):
             inference.run(x, y, progress=False)
 
@@ -571,7 +574,7 @@ class TestFederation:
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         options = {"sample_rate": np.float64(0.5), "noise_multiplier": np.float64(5.0)}
         vips = make("vips", PrivacyAccountant(1.0), federation, secure=True, **options)
-        assert type(vips.sample_rate) is type(vips.noise_multiplier) is float
+        assert type(vips.sampling.rate) is type(vips.noise_multiplier) is float
 
     def test_one_that_always_looks_anew(self):
         holders = Holders(Federation(AtTrustedAggregator(Alone()), holders=2), PrivacyAccountant(1))
