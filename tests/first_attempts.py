@@ -25,7 +25,16 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import pyro_dp
-from pyro_dp import DPSEP, DPSVI, VIPS, FixedSizeSampling, PaperDPSVI, PrivacyAccountant
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    VIPS,
+    Clip,
+    FixedSizeSampling,
+    PaperDPSVI,
+    PoissonSampling,
+    PrivacyAccountant,
+)
 from pyro_dp.vips import LogisticRegression
 
 _TYPES = (
@@ -286,7 +295,7 @@ def two_plates():
 def another_plate_name():
     """A plate's name that the model does not have."""
     x, y = data()
-    dpsvi(logistic, plate="patients").step(x, y)
+    dpsvi(logistic, sampling=PoissonSampling(plate="patients")).step(x, y)
 
 
 @attempt("The model", "no observed site", says="obs=")
@@ -768,7 +777,7 @@ def zero_bound():
     dpsvi(logistic, clip=0.0)
 
 
-@attempt("Privacy settings", "noise_multiplier", says="noise=1.0.*clip=1.0")
+@attempt("Privacy settings", "noise_multiplier", says=r"noise=1\.0")
 def names_of_opacus():
     """The names of Opacus, and of version 0.2."""
     dpsvi(logistic, noise_multiplier=1.0, max_grad_norm=1.0)
@@ -997,7 +1006,7 @@ def too_few_plates():
     x, y = data()
     guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
     loss = TraceEnum_ELBO(max_plate_nesting=0)
-    dpsvi(mixture, guide, loss=loss, privatize="parameters").step(x, y)
+    dpsvi(mixture, guide, loss=loss, clip=Clip(of="parameters")).step(x, y)
 
 
 @attempt("Losses", "only supports scalar poutine.scale", says="Change model, guide or loss")
@@ -1012,7 +1021,7 @@ def weights_of_records():
             pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
 
     guide = AutoNormal(pyro.poutine.block(model, hide=["z"]))
-    dpsvi(model, guide, loss=TraceEnum_ELBO(), privatize="parameters").step(x, y)
+    dpsvi(model, guide, loss=TraceEnum_ELBO(), clip=Clip(of="parameters")).step(x, y)
 
 
 @attempt("Losses", "loss", says=r"Trace_ELBO\(\)")

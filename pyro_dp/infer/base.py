@@ -124,7 +124,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return [
             ClippingWarning(
                 f"About {clipped.fraction:.0%} of the records were clipped at "
-                f"clip={self._bound:g}, which biases the posterior. Raise it until few are "
+                f"clip={self._bound:g}, which biases the posterior. Raise clip until few are "
                 "clipped; the noise grows with it."
             )
         ]

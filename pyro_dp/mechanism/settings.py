@@ -350,7 +350,7 @@ def require_fit(
     if is_fixed and accountant.neighboring != "replace_one":
         raise ConfigurationError(
             "FixedSizeSampling hides no change of the number of records: use "
-            "PrivacyAccountant(neighboring='replace_one'), or PoissonSampling."
+            "PrivacyAccountant(neighboring='replace_one'), or PoissonSampling(rate)."
         )
     if isinstance(peers, Federation) and not noise.is_secure:
         raise ConfigurationError(

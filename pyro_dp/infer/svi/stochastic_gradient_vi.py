@@ -228,8 +228,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self._optimizer.needs_metric and self.clip.loss is None:
             raise ConfigurationError(
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
-                "clip=Clip(loss=...), use another scheduler, or call step() and optim.step(...) "
-                "yourself."
+                "Clip.loss, use another scheduler, or call step() and optim.step(...) yourself."
             )
         self._loops = False
         if self.num_steps is None:
