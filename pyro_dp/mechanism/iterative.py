@@ -102,7 +102,7 @@ class IterativeMechanism(abc.ABC):
         self,
         *,
         accountant: PrivacyAccountant,
-        num_steps: int | None,
+        num_steps: int | None = None,
         bound: float,
         noise: Noise | float | None = None,
         sampling: Sampling | float | None = None,

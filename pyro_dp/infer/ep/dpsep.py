@@ -154,7 +154,6 @@ class DPSEP(StochasticEP[EPState]):
             guide,
             moments=moments,
             accountant=accountant,
-            num_steps=None,
             bound=1.0,
             noise=noise,
             sampling=sampling,

@@ -15,7 +15,6 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
@@ -51,7 +50,7 @@ from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling
+from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.records.local_parameters import FIXED, NOTE
 from pyro_dp.records.losses import Loss, as_elbo
 from pyro_dp.records.plate import PrivatePlate
@@ -129,12 +128,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         optim: PyroOptim | RowAdam | tuple[PyroOptim, RowAdam] | None = None,
         loss: Loss | None = None,
         *,
-        accountant: PrivacyAccountant,
-        num_steps: int | None = None,
         clip: Clip | AdaptiveClip | float | None = None,
         noise: Noise | float | None = None,
-        sampling: Sampling | float | None = None,
-        execution: Execution | None = None,
+        **settings: Any,
     ):
         optim, self._local_optim = optimizers(optim)
         if loss is not None:
@@ -144,17 +140,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         bound = self.clip.first_bound
         if bound is None:  # that of the histogram, if there is noise
             bound = math.inf if noise.multiplier == 0 else 1.0
-        super().__init__(
-            model,
-            guide,
-            accountant=accountant,
-            num_steps=num_steps,
-            bound=bound,
-            noise=noise,
-            sampling=sampling,
-            execution=execution,
-            plans=self._plans,
-        )
+        super().__init__(model, guide, bound=bound, noise=noise, plans=self._plans, **settings)
         of_loss = self.clip.loss_share if self.clip.loss else 0.0
         of_report = self._report_block.share if self._report_block else 0.0
         self._gradient_share = 1.0 - of_loss - of_report
