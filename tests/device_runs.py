@@ -160,7 +160,7 @@ def fitted(method, device, **settings):
             inference = VIPS(LogisticRegression(4), num_steps=5, **grouped(**own))
         else:
             engine = DPSEP if method == "dpsep" else DPSVI
-            inference = engine(logistic, gaussian_guide(), **own)
+            inference = engine(logistic, gaussian_guide(), **grouped(**own))
         inference.run(*data, progress=False)
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}
