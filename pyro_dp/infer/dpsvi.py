@@ -187,7 +187,8 @@ class DPSVI(Readable, Forecasted):
         :meth:`run` calls the ``step()`` of a scheduler after each private step. A
         ``ReduceLROnPlateau`` gets the private loss and needs ``Clip.loss``. In a loop over
         :meth:`step` you call it yourself, as with ``SVI``. A :class:`RowAdam`, or a tuple of both,
-        has settings of the Adam that moves rows of parameters per record.
+        has settings of the Adam that moves rows of parameters per record, each on its own and
+        without noise. By default its step size is 0.1, and falls to 0.01 in the second half.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
         particles. Forms with ``Jit`` are taken as those without, and ``TraceGraph_ELBO`` as
         ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model marks latents to be enumerated,
@@ -201,8 +202,8 @@ class DPSVI(Readable, Forecasted):
     :param clip: the bound C of one record's gradient, or a :class:`Clip`. ``None``: C is chosen.
     :param noise: sigma of a gradient step, in units of C before the other blocks take their share
         of the cost, or a :class:`Noise`.
-    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. Looks
-        are at all records.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. Looks are at all
+        records.
     :param execution: an :class:`Execution`.
     :raises ConfigurationError: a setting is out of range or does not fit the others. At the first
         step: parameters per record with :class:`FixedSizeSampling`, or latents or parameters per

@@ -41,7 +41,7 @@ class TestContract(InferenceContract):
         ({"model": lambda x: x}, "model"),
         ({"model": Totals(bounds=(math.inf, 1.0))}, "infinite bound"),
         ({"num_steps": None}, "num_steps"),
-        ({"sample_rate": None}, "sample_rate"),
+        ({"sampling": None}, "needs a rate"),
         ({"step_size": 0.7}, "step_size"),
         ({"step_size": (1.0, 2.0, 3.0)}, "step_size"),
         ({"step_size": (-1.0, 0.7)}, "tau0"),
