@@ -151,8 +151,8 @@ class DPSVI(Readable, Forecasted):
 
     Every other model takes gradients: latents per record, networks, flows, and records that see
     products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
-    made at it.) So does any model if one of the settings of gradients is used: a noise multiplier
-    above 0, a ``clip``, a :class:`RowAdam` or a loss of your own.
+    made at it.) So does any model if a setting of gradients is used: a noise multiplier above 0, a
+    ``clip``, a :class:`RowAdam` or a loss of your own.
 
     **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
     delta)-differentially private for one element of the private plate, for finite data. Epsilon is
@@ -187,8 +187,8 @@ class DPSVI(Readable, Forecasted):
         :meth:`run` calls the ``step()`` of a scheduler after each private step. A
         ``ReduceLROnPlateau`` gets the private loss and needs ``Clip.loss``. In a loop over
         :meth:`step` you call it yourself, as with ``SVI``. A :class:`RowAdam`, or a tuple of both,
-        has settings of the Adam that moves rows of parameters per record, each on its own and
-        without noise. By default its step size is 0.1, and falls to 0.01 in the second half.
+        sets the Adam that moves rows of parameters per record, each on its own, without noise. By
+        default its step size is 0.1, and falls to 0.01 in the second half.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
         particles. Forms with ``Jit`` are taken as those without, and ``TraceGraph_ELBO`` as
         ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model marks latents to be enumerated,

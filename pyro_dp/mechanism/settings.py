@@ -32,8 +32,6 @@ from pyro_dp.utils.validation import (
 S = TypeVar("S", bound="Setting")
 Init = TypeVar("Init", bound=Callable[..., None])
 
-_SYSTEM = "system"
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -107,8 +105,8 @@ class Noise(Setting):
         self._check("multiplier", require_number, above=0.0, below=math.inf, or_equal=True)
         source = self.source
         is_seed = isinstance(source, int) and not isinstance(source, bool) and source >= 0
-        is_text = isinstance(source, str) and source == _SYSTEM
-        if not (source is None or is_seed or is_text or isinstance(source, torch.Generator)):
+        is_known = isinstance(source, torch.Generator | None) or same(source, "system")
+        if not (is_seed or is_known):
             raise ConfigurationError(
                 "Noise.source must be a torch.Generator, a non-negative int, 'system' or None."
             )
