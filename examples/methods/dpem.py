@@ -78,8 +78,8 @@ class DPEM(IterativeMechanism):
             num_steps=num_steps,
             bound=radius,
             noise=noise,
-            sampling=sampling,
-            execution=execution,
+            sampling=Sampling.read(sampling).only("DPEM", "rate"),
+            execution=Execution.read(execution).only("DPEM", "microbatch_size"),
         )
         components, dim = start.shape
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)

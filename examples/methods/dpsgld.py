@@ -111,7 +111,9 @@ class DPSGLD(PrivateInference[PreparedChain]):
             bound=require_scale("Clip.bound", bound, infinite=True),
             noise=noise,
             sampling=sampling,
-            execution=execution,
+            execution=Execution.read(execution).only(
+                "DPSGLD", "microbatch_size", "jit", "slice_data"
+            ),
         )
         self._samples: dict[str, list[Tensor]] = {}
 

@@ -404,22 +404,24 @@ _NOW = {
 }
 
 
-def old_names_explained(other: type | None = None) -> Callable[[Init], Init]:
+def old_names_explained(other: type | None = None, **instead: str) -> Callable[[Init], Init]:
     """Decorate an ``__init__``, so its errors say what an argument of version 0.2 is now.
 
     :param other: a related class. Errors name it for arguments that only it takes.
+    :param instead: other texts than those for all, by argument.
     """
 
     def decorated(init: Init) -> Init:
         own = inspect.signature(init).parameters
         theirs = inspect.signature(other).parameters if other else {}
+        present = _NOW | instead
 
         @functools.wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
             who, moved = type(self).__name__, []
             for name, value in kwargs.items():
                 shown = repr(value) if isinstance(value, int | float | str | None) else "..."
-                now = _NOW.get(name) or _NOW.get(f"{name}={shown}")
+                now = present.get(name) or present.get(f"{name}={shown}")
                 new = now.partition("=")[0] if now else name
                 if other and new in theirs and new not in own:
                     text = now.format("...") if now else f"{name}=..."

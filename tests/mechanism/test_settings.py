@@ -68,6 +68,7 @@ OLD = [
     ("PaperDPSVI", "sampling", "fixed", "sampling=FixedSizeSampling(rate)"),
     ("PaperDPSEP", "sampling", "full", "sampling=FullBatch()"),
     ("DPSVI", "plate", "data", "sampling=PoissonSampling(plate='data')"),
+    ("DPSEP", "plate", "data", "sampling=FullBatch(plate='data')"),
     ("DPSVI", "max_grad_norm", 1.0, "clip=1.0"),
     ("PaperDPSEP", "max_factor_norm", 1.0, "clip=1.0"),
     ("DPSVI", "privatize", "parameters", "clip=Clip(of='parameters')"),

@@ -36,6 +36,7 @@ class TestContract(InferenceContract):
         ({"start_variance": 0.0}, "start_variance"),
         ({"least_variance": np.ones(2)}, "least_variance"),
         ({"sample_rate": 0.0}, "sample_rate"),
+        ({"jit": "trace"}, "DPEM has no use for Execution.jit"),
     )
 
     def make(self, variant="model", start=CENTRES / 2, **options):

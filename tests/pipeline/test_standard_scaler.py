@@ -269,8 +269,8 @@ def test_clones_share_the_accountant():
     assert other.accountant is accountant
     assert other.get_params() == ours.get_params()
     assert not hasattr(other, "mean_")
-    other.set_params(noise_multiplier=7.0).fit(data())
-    assert ours.noise_multiplier == 1.0
+    other.set_params(noise=7.0).fit(data())
+    assert ours.noise == Noise(1.0)
     assert accountant.num_releases == 2
     assert "7.0" in repr(other)
     with pytest.raises(ConfigurationError, match="least"):
@@ -282,7 +282,7 @@ def test_copies_transform_and_do_not_fit(copied):
     ours = fitted(data(), generator=12345)
     other = copied(ours)
     np.testing.assert_array_equal(other.transform(data()), ours.transform(data()))
-    assert other.accountant is other.generator is None
+    assert other.accountant is None and other.noise == 1.0
     with pytest.raises(ConfigurationError, match="accountant"):
         other.fit(data())
 
@@ -295,7 +295,7 @@ def test_in_a_pipeline():
     assert clone(pipeline).fit(x, y).score(x, y) > 0.9
     assert pipeline.fit(x, y).predict(x).shape == (400,)
     assert list(pipeline[:-1].get_feature_names_out()) == ["x0", "x1", "x2"]
-    pipeline.set_params(dpstandardscaler__noise_multiplier=2.0).fit(x, y)
+    pipeline.set_params(dpstandardscaler__noise=2.0).fit(x, y)
     assert accountant.ledger == (
         (SubsampledGaussian(1.0, 1.0, "full"), 2),
         (SubsampledGaussian(2.0, 1.0, "full"), 1),

@@ -134,7 +134,7 @@ class DPSEP(StochasticEP[EPState]):
         "numbers",
     )
 
-    @old_names_explained(PaperDPSEP)
+    @old_names_explained(PaperDPSEP, plate="sampling=FullBatch(plate={})")
     def __init__(
         self,
         model: Callable,
