@@ -45,9 +45,12 @@ from pyro_dp import (
     DPSEP,
     AuditResult,
     ConvergenceWarning,
+    FixedSizeSampling,
+    Noise,
     NotPrivateWarning,
     PaperDPSEP,
     PaperDPSVI,
+    PoissonSampling,
     PrivacyAccountant,
     SubsampledGaussian,
     audit,
@@ -63,6 +66,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "audit.json"
 FIGURE = ROOT / "benchmarks" / "figures" / "audit.png"
 SIZE, DIM, LONG = 100, 4, 20.0
+SAMPLINGS = {"poisson": PoissonSampling, "fixed": FixedSizeSampling}
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 CANARIES = {
     "long": (1e4 * torch.eye(DIM)[0], 1.0),
@@ -163,10 +167,8 @@ class Repeated:
             pyro.optim.SGD({"lr": self.lr}),
             Trace_ELBO(),
             accountant=PrivacyAccountant(neighboring=self.neighboring),
-            noise_multiplier=self.event.noise_multiplier,
-            sampling=self.event.sampling,
-            sample_rate=self.event.sample_rate,
-            generator=self.generator,
+            noise=Noise(self.event.noise_multiplier, source=self.generator),
+            sampling=SAMPLINGS[self.event.sampling](self.event.sample_rate),
         )
         return svi, parameters
 
@@ -203,7 +205,7 @@ class WhitenedRelease:
                 self.model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})
             ),
             accountant=PrivacyAccountant(),
-            noise_multiplier=1.0,
+            noise=1.0,
         )
         prepared = sep._prepare((x, y), {})
         known = replace(sep._approximation, frame=self.frame)
@@ -243,8 +245,7 @@ class AllLooks:
             self.model,
             AutoDiagonalNormal(self.model),
             accountant=self.accountant,
-            generator=self.generator,
-            jit="none",
+            noise=Noise(source=self.generator),
         )
         sep.canary = bool(x[0].any())
         sep.run(*self.data, progress=False)
@@ -315,8 +316,8 @@ def dpsep_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
             guide,
             accountant=accountant,
             num_steps=3,
-            max_factor_norm=1.0,
-            generator=generator,
+            clip=1.0,
+            noise=Noise(source=generator),
         )
         sep.run(x, y, progress=False)
         make_run.accountant = accountant
@@ -333,7 +334,7 @@ def vips_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
     def make_run(x, y):
         accountant = PrivacyAccountant(epsilon)
         logistic = LogisticRegression(DIM)
-        vips = VIPS(logistic, accountant=accountant, num_steps=3, generator=generator)
+        vips = VIPS(logistic, accountant=accountant, num_steps=3, noise=Noise(source=generator))
         vips.run(x, y, progress=False)
         make_run.accountant = accountant
         return vips.posterior(noise_aware=False)["weights"].mean

@@ -59,6 +59,8 @@ from pyro_dp import (
     AuditResult,
     ConvergenceWarning,
     DPStandardScaler,
+    FullBatch,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyWarning,
@@ -196,8 +198,8 @@ def gradients() -> Sums:
     def infer(data):
         svi = DPSVI(
             model, AutoDiagonalNormal(model, init_scale=0.01), pyro.optim.SGD({"lr": 0.1}),
-            Trace_ELBO(), accountant=PrivacyAccountant(), num_steps=1, sampling="full",
-            noise_multiplier=full_batch(EPSILON).noise_multiplier, max_grad_norm=0.5, generator=0,
+            Trace_ELBO(), accountant=PrivacyAccountant(), num_steps=1, sampling=FullBatch(),
+            noise=Noise(full_batch(EPSILON).noise_multiplier, source=0), clip=0.5,
         )  # fmt: skip
         svi.run(*data, progress=False)
 
@@ -208,8 +210,8 @@ def gradients() -> Sums:
 def statistics() -> Sums:
     def infer(data):
         vips = VIPS(
-            LogisticRegression(DIM), accountant=PrivacyAccountant(), num_steps=1, sampling="full",
-            noise_multiplier=full_batch(EPSILON).noise_multiplier, generator=0,
+            LogisticRegression(DIM), accountant=PrivacyAccountant(), num_steps=1,
+            sampling=FullBatch(), noise=Noise(full_batch(EPSILON).noise_multiplier, source=0),
         )  # fmt: skip
         vips.run(*data, progress=False)
 
@@ -231,8 +233,8 @@ def opening() -> Sums:
     def infer(data):
         sigma = full_batch(EPSILON).noise_multiplier / 10  # the opening has ten times the noise
         DPSEP(
-            linear, AutoDiagonalNormal(linear), accountant=PrivacyAccountant(), generator=0,
-            noise_multiplier=sigma,
+            linear, AutoDiagonalNormal(linear), accountant=PrivacyAccountant(),
+            noise=Noise(sigma, source=0),
         ).step(*data)  # fmt: skip
 
     x, y = rows()
@@ -246,7 +248,7 @@ def margins() -> Sums:
 
     def infer(data):
         Synthesizer(
-            schema, accountant=PrivacyAccountant(EPSILON), components=2, generator=0
+            schema, accountant=PrivacyAccountant(EPSILON), components=2, noise=Noise(source=0)
         ).fit(data)  # fmt: skip
 
     return released(infer, frame, frame[1:])
@@ -259,7 +261,7 @@ def moments() -> Sums:
 
     def infer(data):
         DPStandardScaler(
-            (-1.0, 1.0), accountant=PrivacyAccountant(), noise_multiplier=sigma, generator=0
+            (-1.0, 1.0), accountant=PrivacyAccountant(), noise=Noise(sigma, source=0)
         ).fit(data)  # fmt: skip
 
     return released(infer, x, x[1:])

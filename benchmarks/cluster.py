@@ -49,14 +49,16 @@ def measured(method, count, dim, cluster):
     pyro.clear_param_store()
     torch.manual_seed(0)
     own = dict(
-        accountant=pyro_dp.PrivacyAccountant(delta=1e-8), noise_multiplier=10.0, cluster=cluster
+        accountant=pyro_dp.PrivacyAccountant(delta=1e-8),
+        noise=10.0,
+        execution=pyro_dp.Execution(peers=cluster),
     )
     share = OWN if method == "DPSVI" else count // ranks
     data = records(share, dim, rank)
     if method == "DPSVI":
         guide, optim = AutoDiagonalNormal(model), pyro.optim.Adam({"lr": 0.01})
         inference = pyro_dp.PaperDPSVI(
-            model, guide, optim, sample_rate=1000 / OWN, num_steps=300, max_grad_norm=1.0, **own
+            model, guide, optim, sampling=1000 / OWN, num_steps=300, clip=1.0, **own
         )
     elif method == "DPSEP":
         inference = pyro_dp.DPSEP(model, AutoMultivariateNormal(model), **own)

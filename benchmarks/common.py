@@ -11,7 +11,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant
+from pyro_dp import Clip, Noise, PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 DELTA = 1e-3
@@ -71,12 +71,11 @@ def fit(
         loss,
         accountant=accountant,
         num_steps=settings.num_steps,
-        noise_multiplier=None if private else 0.0,
-        max_grad_norm=settings.bound if private else torch.inf,
-        sample_rate=settings.sample_rate,
-        sampling="poisson",
-        privatize=settings.release if private else "latents",
-        generator=seed,
+        noise=Noise(None if private else 0.0, source=seed),
+        clip=Clip(
+            settings.bound if private else torch.inf, of=settings.release if private else "latents"
+        ),
+        sampling=settings.sample_rate,
     )
     inference.run(*data, progress=False)
     return accountant

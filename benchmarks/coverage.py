@@ -24,7 +24,7 @@ from sep_regression import DIM, model_of
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "coverage.csv"
 CELLS = list(itertools.product((20_000, 5_000), (1.0, 0.3)))
@@ -47,7 +47,9 @@ def measured(size: int, epsilon: float, seed: int) -> list[tuple[int, int, int]]
     pyro.set_rng_seed(seed)
     model = model_of("logistic")
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    svi = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    svi = DPSVI(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         svi.run(x, y, progress=False)

@@ -20,7 +20,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant
+from pyro_dp import Clip, Noise, PaperDPSVI, PrivacyAccountant
 
 SIZE, DIM = 20_000, 10
 STEPS, RATE, BOUND, STEP_SIZE, DECAY, INITIAL_SD = 2000, 0.05, 3.0, 0.03, 0.003, 0.02
@@ -65,10 +65,9 @@ def fit(x, y, epsilon, privatize, seed):
         Trace_ELBO(),
         accountant=PrivacyAccountant(epsilon=epsilon, delta=1e-5),
         num_steps=STEPS,
-        sample_rate=RATE,
-        max_grad_norm=BOUND,
-        privatize=privatize,
-        generator=seed,
+        sampling=RATE,
+        clip=Clip(BOUND, of=privatize),
+        noise=Noise(source=seed),
     )
     svi.run(x, y, progress=False)
     posterior = guide.get_posterior()

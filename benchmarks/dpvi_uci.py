@@ -46,7 +46,7 @@ from pyro.infer.autoguide.initialization import init_to_mean
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import PrivacyAccountant
+from pyro_dp import Noise, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "methods"))
@@ -102,10 +102,10 @@ def langevin(x: Tensor, y: Tensor, settings: Settings, epsilon: float, seed: int
         accountant=accountant,
         num_steps=settings.num_steps,
         step_size=settings.step_size,
-        max_grad_norm=settings.bound,
+        clip=settings.bound,
         init_loc_fn=init_to_mean,
-        sample_rate=settings.sample_rate,
-        generator=seed,
+        sampling=settings.sample_rate,
+        noise=Noise(source=seed),
     )
     temperatures = inference.run(x, y, progress=False)
     return inference.get_samples()["w"].mean(dim=0), accountant, temperatures[-1]

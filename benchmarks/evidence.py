@@ -48,7 +48,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "evidence.csv"
 DELTA = 1e-5
@@ -156,8 +156,9 @@ def fitted(problem: Problem, x: Tensor, y: Tensor, noise: dict, seed: int, start
     if start == "exact":
         options = {"init_loc_fn": init_to_value(values={"w": problem.exact.mean})}
     guide = AutoMultivariateNormal(model, **options)
-    epsilon, rest = noise.get("epsilon"), {k: v for k, v in noise.items() if k != "epsilon"}
-    sep = DPSEP(model, guide, accountant=PrivacyAccountant(epsilon, DELTA), generator=seed, **rest)
+    accountant = PrivacyAccountant(noise.get("epsilon"), DELTA)
+    source = Noise(noise.get("multiplier"), source=seed)
+    sep = DPSEP(model, guide, accountant=accountant, noise=source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sep.run(x, y, progress=False)
@@ -205,7 +206,7 @@ def halves(epsilon: float = 1.0, seeds: range = range(5)) -> str:
         ]
         product = runs[0].evidence.times(runs[1].evidence, disjoint=True)
         both.append(kl_divergence(product.posterior(prior).plain, problem.exact).item())
-        noise = {"noise_multiplier": math.sqrt(2) * sigma(epsilon)}
+        noise = {"multiplier": math.sqrt(2) * sigma(epsilon)}
         whole = fitted(problem, problem.x, problem.y, noise, seed, "prior")
         one.append(kl_divergence(whole.posterior(noise_aware=False), problem.exact).item())
     a, b = np.median(both), np.median(one)

@@ -17,7 +17,7 @@ import pyro
 import torch
 from common import ROOT, write_section
 
-from pyro_dp import PrivacyAccountant
+from pyro_dp import Noise, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Schema
 
 SIZE, EPSILON, MISSING = 30_000, 1.0, 0.2
@@ -84,7 +84,7 @@ def seconds(size: int, family: str, missing: tuple[str, ...], group: str | None)
         family=family,
         accountant=PrivacyAccountant(epsilon=EPSILON, delta=1e-5),
         group=group,
-        generator=0,
+        noise=Noise(source=0),
     ).fit(frame, progress=False)
     return time.process_time() - start
 

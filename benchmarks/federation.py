@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from federation_runs import _addresses, started  # noqa: E402
 
-from pyro_dp import VIPS, PrivacyAccountant  # noqa: E402
+from pyro_dp import VIPS, Execution, Noise, PrivacyAccountant  # noqa: E402
 from pyro_dp.federated import Federation, ShamirSums  # noqa: E402
 from pyro_dp.vips import LogisticRegression  # noqa: E402
 
@@ -51,9 +51,14 @@ def steps(index, addresses):
     x = torch.randn(RECORDS, DIM, generator=generator) / DIM**0.5 / 3
     y = (torch.rand(RECORDS, generator=generator) < 0.5).double()
 
-    def fit(cluster, *data):
-        given = {"num_steps": STEPS, "secure": True, "noise_multiplier": 50.0, "cluster": cluster}
-        vips = VIPS(LogisticRegression(DIM), accountant=PrivacyAccountant(), **given)
+    def fit(peers, *data):
+        vips = VIPS(
+            LogisticRegression(DIM),
+            accountant=PrivacyAccountant(),
+            num_steps=STEPS,
+            noise=Noise(50.0, source="system"),
+            execution=Execution(peers=peers),
+        )
         vips.run(*data, progress=False)
         return statistics.median(vips.last_run.step_seconds)
 

@@ -23,7 +23,7 @@ import torch
 from common import write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, VIPS, PaperDPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 SIZES = {20: 2_000_000, 100: 50_000}
@@ -58,7 +58,7 @@ def dpsep(kind, dim, **options):
         model,
         AutoMultivariateNormal(model),
         accountant=PrivacyAccountant(epsilon=1.0, delta=1e-8),
-        generator=0,
+        noise=Noise(source=0),
         **options,
     ).step
 
@@ -73,16 +73,13 @@ def measure(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
         LogisticRegression(dim=dim),
         accountant=PrivacyAccountant(delta=1e-8),
         num_steps=repeats + WARM,
-        noise_multiplier=1.0,
-        generator=0,
+        noise=Noise(1.0, source=0),
     )
     makers = {
         "NumPy, clipped": lambda: lambda: clipped(x.numpy(), y.numpy(), start),
         "NumPy, Newton": lambda: lambda: newton(x.numpy(), y.numpy(), start),
         "DPSEP": lambda: partial(dpsep(DPSEP, dim), x, y),
-        "DPSEP, C set": lambda: partial(
-            dpsep(PaperDPSEP, dim, max_factor_norm=10.0, num_steps=30), x, y
-        ),
+        "DPSEP, C set": lambda: partial(dpsep(PaperDPSEP, dim, clip=10.0, num_steps=30), x, y),
         "VIPS": lambda: partial(vips.step, short, y),
     }
     times: dict[str, list[float]] = {name: [] for name in makers}

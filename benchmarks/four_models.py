@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PaperDPSVI, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "four_models.csv"
 EPSILONS = (0.3, 1.0, 4.0)
@@ -251,7 +251,7 @@ def fitted(problem, method: str, epsilon: float, seed: int) -> tuple[float, floa
     seen = pyro.poutine.block(model, hide=["kind"])
     if method == "DPSVI":
         guide = AutoMultivariateNormal(seen, **({"init_loc_fn": start} if mixture else {}))
-        inference = DPSVI(model, guide, accountant=accountant, generator=seed)
+        inference = DPSVI(model, guide, accountant=accountant, noise=Noise(source=seed))
         inference.run(*problem.data, progress=False)
         posteriors = inference.posterior(noise_aware=False), inference.posterior()
         return tuple(problem.score(_ordinary(each)) for each in posteriors)
@@ -264,9 +264,9 @@ def fitted(problem, method: str, epsilon: float, seed: int) -> tuple[float, floa
         TraceEnum_ELBO(max_plate_nesting=1) if mixture else None,
         accountant=accountant,
         num_steps=STEPS,
-        sample_rate=0.05,
-        max_grad_norm=problem.bound,
-        generator=seed,
+        sampling=0.05,
+        clip=problem.bound,
+        noise=Noise(source=seed),
     )
     inference.run(*problem.data, progress=False)
     score = problem.score(_ordinary(guide.get_posterior()))

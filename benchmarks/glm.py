@@ -21,7 +21,7 @@ import pandas as pd
 from common import write_section
 from tqdm.auto import tqdm
 
-from pyro_dp import PrivacyAccountant
+from pyro_dp import Noise, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Regression, Schema
 
 RESULTS = Path(__file__).parent / "results"
@@ -82,14 +82,12 @@ def fitted(
     seed: int | None,
 ) -> Regression:
     """Without a seed there is no noise."""
-    settings: dict = dict(noise_multiplier=0.0) if seed is None else {}
     glm = PrivateGLM(
         Schema(columns, unit="person", max_rows=5),
         formula,
         family=family,
         accountant=PrivacyAccountant(epsilon=None if seed is None else 1.0, delta=1e-5),
-        generator=seed or 0,
-        **settings,
+        noise=Noise(0.0 if seed is None else None, source=seed or 0),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -180,7 +178,7 @@ def missing(seeds: int) -> None:
                 "visits ~ age + chronic",
                 family="poisson",
                 accountant=PrivacyAccountant(epsilon=1.0, delta=1e-5),
-                generator=seed,
+                noise=Noise(source=seed),
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

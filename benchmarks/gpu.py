@@ -33,7 +33,7 @@ from device_runs import (
     steps_that_wait,
 )
 
-from pyro_dp import DPSEP, VIPS, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, Clip, Execution, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 BLOCKS, WARM = 3, 5
@@ -127,7 +127,7 @@ def plain(name: str, device: str, data: dict):
     return SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO()), rows
 
 
-def dpsvi(name: str, device: str, data: dict, batch: int, num_steps: int, **settings):
+def dpsvi(name: str, device: str, data: dict, batch: int, num_steps: int, jit: str, source=None):
     """A fresh inference, and its arguments."""
     model, guide, rows = problem(name, device, data)
     inference = PaperDPSVI(
@@ -135,11 +135,11 @@ def dpsvi(name: str, device: str, data: dict, batch: int, num_steps: int, **sett
         guide,
         pyro.optim.Adam({"lr": 1e-3}),
         accountant=PrivacyAccountant(delta=1e-10),
-        noise_multiplier=1.0,
-        sample_rate=batch / len(rows[0]),
-        report_clipping=False,
+        noise=Noise(1.0, source=source),
+        sampling=batch / len(rows[0]),
+        clip=Clip(1.0, report=False),
         num_steps=num_steps,
-        **settings,
+        execution=Execution(jit=jit),
     )
     return inference, rows
 
@@ -157,7 +157,7 @@ def step_times(device: str, steps: int, data: dict) -> str:
             cells = [f"{1e3 * seconds(svi.step, part, device, steps):.2f}"]
             for jit, secure in (("trace", False), ("compile", False), ("trace", True)):
                 own = (device, data, batch, number)
-                inference, rows = dpsvi(name, *own, jit=jit, secure=secure)
+                inference, rows = dpsvi(name, *own, jit, "system" if secure else None)
                 timed = max(1, steps // 20) if secure else steps  # noise of the host takes long
                 cells.append(f"{1e3 * seconds(inference.step, rows, device, timed):.2f}")
             inference, rows = dpsvi(name, device, data, batch, 40, jit="trace")
@@ -176,7 +176,7 @@ def full_passes(device: str, count: int) -> str:
     ]
     data = made(count, device)
     pyro.clear_param_store()
-    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise_multiplier": 1.0}
+    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise": 1.0}
     for inference in (
         DPSEP(logistic, gaussian_guide(), **own),
         VIPS(LogisticRegression(DIM), num_steps=6, **own),

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "groups.csv"
 FORMS = ("plus", "centred", "scale")
@@ -88,7 +88,9 @@ def measured(form: str, epsilon: float, seed: int) -> list[tuple]:
     pyro.set_rng_seed(seed)
     model = model_of(form)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    run = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    run = DPSVI(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run.run(clinic, y, progress=False)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.posterior.summary import element_names
 
 RESULTS = ROOT / "benchmarks" / "results" / "hierarchies.csv"
@@ -280,7 +280,9 @@ def measured(name: str, epsilon: float, seed: int, reference: pd.DataFrame) -> l
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    inference = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    inference = DPSEP(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

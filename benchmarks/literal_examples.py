@@ -35,7 +35,7 @@ from pyro.infer import SVI
 from tqdm.auto import tqdm
 
 import pyro_dp
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "literal_examples.csv"
 FITS = ("SVI", "before", "literal")
@@ -87,10 +87,13 @@ def learn(example: Example, fit: str, seed: int, model, guide, data: tuple, **mo
             if isinstance(optim, pyro.optim.PyroLRScheduler):
                 optim.step()
         return
-    settings = {"accountant": PrivacyAccountant(epsilon=4.0, delta=1e-5), "generator": seed}
+    settings = {
+        "accountant": PrivacyAccountant(epsilon=4.0, delta=1e-5),
+        "noise": Noise(source=seed),
+    }
     if fit == "before":
         rate = max(0.05, min(1.0, 1000 / size(data)))
-        settings |= {"max_grad_norm": None, "num_steps": STEPS, "sample_rate": rate}
+        settings |= {"clip": None, "num_steps": STEPS, "sampling": rate}
     DPSVI(model, guide, optim, loss, **(settings | more)).run(*data, progress=False)
 
 

@@ -27,7 +27,7 @@ from common import write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 EPSILONS = (0.3, 1.0, 4.0)
 SIZE, DIM, FAR = 15_000, 3, 40
@@ -68,7 +68,9 @@ def measured(x: Tensor, y: Tensor, epsilon: float, seed: int) -> tuple[Tensor, T
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    svi = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    svi = DPSVI(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         svi.run(x, y, progress=False)

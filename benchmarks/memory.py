@@ -90,13 +90,13 @@ def data(source: str, folder: Path) -> tuple:
 
 
 def inference(method: str, size: int):
-    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise_multiplier": 1.0}
+    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise": 1.0}
     if method == "DPSEP":
         return DPSEP(model, AutoNormal(model), **own)
     own["num_steps"] = STEPS[method]
     if method == "VIPS":
         return VIPS(LogisticRegression(DIM), **own)
-    return DPSVI(model, AutoNormal(model), sample_rate=BATCH / size, **own)
+    return DPSVI(model, AutoNormal(model), sampling=BATCH / size, **own)
 
 
 def measure(source: str, method: str, folder: Path) -> dict:

@@ -34,7 +34,7 @@ from sep_regression import DIM, accountant_for, exact, fit, fit_dpsvi, kl, model
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI
+from pyro_dp import DPSVI, Noise
 from pyro_dp.vips import VIPS, LogisticRegression
 
 sys.path.insert(0, str(ROOT / "examples" / "methods"))
@@ -84,10 +84,9 @@ def vips(x: Tensor, y: Tensor, epsilon: float, seed: int, settings) -> dict[str,
         model,
         accountant=accountant_for(epsilon),
         num_steps=num_steps,
-        noise_multiplier=0 if math.isinf(epsilon) else None,
-        sample_rate=rate,
+        noise=Noise(0 if math.isinf(epsilon) else None, source=seed),
+        sampling=rate,
         step_size=(0.0, kappa),
-        generator=seed,
     )
     inference.run(x / RADIUS, y, progress=False)
     q = inference.posterior(noise_aware=False)["weights"]
@@ -120,11 +119,10 @@ def dpsgld(x: Tensor, y: Tensor, epsilon: float, seed: int, settings) -> dict[st
         accountant=accountant,
         num_steps=SGLD_STEPS,
         step_size=step_size,
-        noise_multiplier=sigma,
-        max_grad_norm=bound if sigma else math.inf,
+        noise=Noise(sigma, source=seed),
+        clip=bound if sigma else math.inf,
         init_loc_fn=init_to_value(values={"w": torch.zeros(DIM)}),
-        sample_rate=SGLD_RATE,
-        generator=seed,
+        sampling=SGLD_RATE,
     )
     inference.run(x, y, progress=False)
     samples = inference.get_samples()["w"]
@@ -139,7 +137,7 @@ def nothing_set(x: Tensor, y: Tensor, epsilon: float, seed: int, settings) -> di
     pyro.set_rng_seed(seed)
     model = model_of("logistic")
     guide = AutoMultivariateNormal(model)
-    svi = DPSVI(model, guide, accountant=accountant_for(epsilon), generator=seed)
+    svi = DPSVI(model, guide, accountant=accountant_for(epsilon), noise=Noise(source=seed))
     svi.run(x, y, progress=False)
     found = {"DPSVI, nothing set": True, "DPSVI, nothing set, plain": False}
     posteriors = {name: svi.posterior(aware) for name, aware in found.items()}

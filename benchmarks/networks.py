@@ -31,7 +31,7 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam
 from torch import Tensor, nn
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 RECORDS, BATCH, STEPS = 4_000, 200, 10
 METHODS = ("torch", "SVI", "hooks", "ghost", "DPSVI")
@@ -96,10 +96,9 @@ def by_pyro(method: str, net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], o
         svi = DPSVI(
             *parts,
             accountant=PrivacyAccountant(delta=1e-5),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            sample_rate=BATCH / RECORDS,
-            generator=0,
+            noise=Noise(1.0, source=0),
+            clip=1.0,
+            sampling=BATCH / RECORDS,
         )
     return lambda: svi.step(x, y)
 

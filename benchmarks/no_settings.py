@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "no_settings.csv"
 DELTA = 1e-5
@@ -214,7 +214,9 @@ def measured(problem: Problem, method: str, epsilon: float, seed: int) -> list[f
     pyro.set_rng_seed(seed)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=DELTA)
     guide = AutoMultivariateNormal(problem.model)
-    inference = METHODS[method](problem.model, guide, accountant=accountant, generator=seed)
+    inference = METHODS[method](
+        problem.model, guide, accountant=accountant, noise=Noise(source=seed)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         inference.run(problem.x, problem.y, progress=False)

@@ -26,7 +26,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 from pyro_dp import __main__ as demo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +65,7 @@ def people_rows(coefficients: int, epsilon: float, records: int, seed: int) -> I
         model,
         AutoMultivariateNormal(model),
         accountant=PrivacyAccountant(epsilon, DELTA),
-        generator=seed,
+        noise=Noise(source=seed),
     )
     svi.run(x, y, progress=False)
     posterior = svi.posterior()

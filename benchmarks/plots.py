@@ -18,15 +18,15 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from summary import COLOURS, ROOT, STYLE, svg
 
-from pyro_dp import PrivacyAccountant, audit
+from pyro_dp import Clip, Noise, PrivacyAccountant, audit
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.auditing.result import AuditResult
 
 FOLDER = ROOT / "docs" / "figures" / "plots"
 PLOTS = {
     "run": """DPSVI(
-        model, guide, accountant=PrivacyAccountant(epsilon=1.0), num_steps=100, loss_clip=2.0,
-        generator=0,
+        model, guide, accountant=PrivacyAccountant(epsilon=1.0), num_steps=100,
+        clip=Clip(loss=2.0), noise=Noise(source=0),
     ).run(x, y, progress=False).plot()""",
     "posterior": "posterior.plot()",
     "explanation": "sep.explain().plot()",
@@ -40,13 +40,16 @@ WIDTH = 6.0  # inches
 
 def examples() -> dict[str, Any]:
     """The names that the first examples of these pages define, with seeds for data and noise."""
-    scope: dict[str, Any] = {"audited": audited}
+    scope: dict[str, Any] = {"audited": audited, "Clip": Clip, "Noise": Noise}
     for page, count in (("dpsvi", 2), ("dpsep", 1), ("explain", 1)):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[:count]:
             pyro.clear_param_store()
             pyro.set_rng_seed(0)
-            exec(re.sub(r"accountant=accountant(?=[,)])", r"\g<0>, generator=0", code), scope)
+            exec(
+                re.sub(r"accountant=accountant(?=[,)])", r"\g<0>, noise=Noise(source=0)", code),
+                scope,
+            )
     return scope
 
 

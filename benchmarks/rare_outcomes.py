@@ -24,7 +24,7 @@ from common import write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 CELLS = [  # outcome, N, d, intercept, epsilon
     ("logistic", 8_000, 4, -5.0, 1.0),
@@ -87,7 +87,9 @@ def measured(cell: tuple, seed: int) -> tuple[float, float, float, bool]:
     pyro.set_rng_seed(seed)
     model = model_of(kind)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    svi = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    svi = DPSVI(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         svi.run(x, y, progress=False)

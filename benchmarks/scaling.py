@@ -25,7 +25,7 @@ from common import write_section
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant
+from pyro_dp import Execution, PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 # size, features, batch, microbatch size
@@ -64,10 +64,9 @@ def measure(size: int, dim: int, batch: int, microbatch: int | None, jit: str) -
         pyro.optim.Adam({"lr": 1e-3}),
         Trace_ELBO(),
         accountant=PrivacyAccountant(delta=1e-9),
-        noise_multiplier=1.0,
-        sample_rate=batch / size,
-        microbatch_size=microbatch,
-        jit=jit,
+        noise=1.0,
+        sampling=batch / size,
+        execution=Execution(microbatch_size=microbatch, jit=jit),
     )
     times = []
     for _ in range(60):

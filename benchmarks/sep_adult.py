@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import PaperDPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import Noise, PaperDPSEP, PaperDPSVI, PrivacyAccountant
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0)
@@ -74,9 +74,8 @@ def fit_sep(x: Tensor, y: Tensor, epsilon: float, seed: int, bound: float = BOUN
         AutoMultivariateNormal(model),
         accountant=PrivacyAccountant(epsilon=epsilon if private else None, delta=DELTA),
         num_steps=30,
-        noise_multiplier=None if private else 0,
-        max_factor_norm=bound if private else math.inf,
-        generator=seed,
+        noise=Noise(None if private else 0, source=seed),
+        clip=bound if private else math.inf,
     )
     inference.run(x, y, progress=False)
     return inference
@@ -98,9 +97,9 @@ def fit_svi(
         Trace_ELBO(),
         accountant=PrivacyAccountant(epsilon=epsilon, delta=DELTA),
         num_steps=SVI_STEPS,
-        sample_rate=0.05,
-        max_grad_norm=bound,
-        generator=seed,
+        sampling=0.05,
+        clip=bound,
+        noise=Noise(source=seed),
     )
     inference.run(x, y, progress=False)
     q = guide.get_posterior()

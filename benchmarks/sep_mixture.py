@@ -41,7 +41,7 @@ from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import PaperDPSEP, PrivacyAccountant
+from pyro_dp import Factors, Noise, PaperDPSEP, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "methods"))
@@ -56,11 +56,11 @@ DELTA = 1e-6
 STEPS = 15
 # C and settings besides the defaults: the paper's three bounds, and two choices of ours.
 SETTINGS = {
-    "C=20": (20.0, {}),
-    "C=10": (10.0, {}),
-    "C=1": (1.0, {}),
-    "C=6, full": (6.0, {"precision_weight": 0.5}),
-    "C=5, diagonal": (5.0, {"precision_weight": 0.5, "precision": "diagonal"}),
+    "C=20": (20.0, Factors()),
+    "C=10": (10.0, Factors()),
+    "C=1": (1.0, Factors()),
+    "C=6, full": (6.0, Factors(weight=0.5)),
+    "C=5, diagonal": (5.0, Factors("diagonal", weight=0.5)),
 }
 
 EM_RADIUS = 3.0
@@ -84,7 +84,7 @@ def model(x: Tensor) -> None:
         pyro.sample("x", dist.Normal(locs[z], SCALE).to_event(1), obs=x[i])
 
 
-def fit(x: Tensor, bound: float, epsilon: float, seed: int, **options):
+def fit(x: Tensor, bound: float, epsilon: float, seed: int, factors: Factors):
     """Mean and covariance of the posterior, and the noise-aware covariance.
 
     :param epsilon: infinite for no noise.
@@ -100,10 +100,9 @@ def fit(x: Tensor, bound: float, epsilon: float, seed: int, **options):
         model,
         guide,
         num_steps=STEPS,
-        max_factor_norm=bound,
-        generator=seed,
-        **budget(epsilon),
-        **options,
+        clip=bound,
+        factors=factors,
+        **budget(epsilon, seed),
     )
     inference.run(x, progress=False)
     plain, aware = (inference.posterior(noise_aware) for noise_aware in (False, True))
@@ -118,21 +117,20 @@ def fit_em(x: Tensor, num_steps: int, epsilon: float, seed: int) -> Tensor:
         start_variance=SCALE**2,
         least_variance=1e-4 * EM_RADIUS**2,
         num_steps=num_steps,
-        generator=seed,
-        **budget(epsilon),
+        **budget(epsilon, seed),
     )
     inference.run(x, progress=False)
     return inference.locs.flatten()
 
 
-def budget(epsilon: float) -> dict:
+def budget(epsilon: float, seed: int) -> dict:
     """Accountant and noise; infinite for no noise."""
     private = epsilon < math.inf
     return {
         "accountant": PrivacyAccountant(
             epsilon=epsilon if private else None, delta=DELTA, neighboring="replace_one"
         ),
-        "noise_multiplier": None if private else 0.0,
+        "noise": Noise(None if private else 0.0, source=seed),
     }
 
 
@@ -197,9 +195,9 @@ def repeat(seeds: int, draws: int, known: pd.DataFrame) -> tuple[pd.DataFrame, p
     :param known: runs that are not made again; nor are their references checked again.
     """
     cases = [("SEP", "no clipping", math.inf, math.inf, {})]
-    for name, (bound, options) in SETTINGS.items():
-        cases.append(("clipped SEP", name, bound, math.inf, options))
-        cases += [(f"epsilon={e:g}", name, bound, e, options) for e in EPSILONS]
+    for name, (bound, factors) in SETTINGS.items():
+        cases.append(("clipped SEP", name, bound, math.inf, factors))
+        cases += [(f"epsilon={e:g}", name, bound, e, factors) for e in EPSILONS]
     methods = {"clipped SEP": math.inf} | {f"epsilon={e:g}": e for e in EPSILONS}
     em_cases = [(m, name, steps, e) for name, steps in EM_STEPS.items() for m, e in methods.items()]
     done = set(known[["seed", "method", "setting"]].itertuples(index=False, name=None))
@@ -211,10 +209,10 @@ def repeat(seeds: int, draws: int, known: pd.DataFrame) -> tuple[pd.DataFrame, p
             reference = gibbs(x, 20 * draws, seed)
             if known.empty:
                 checks.append({"seed": seed} | check_reference(x, reference, draws, seed))
-            for method, name, bound, epsilon, options in cases:
+            for method, name, bound, epsilon, factors in cases:
                 if (seed, method, name) in done:
                     continue
-                mean, covariance, aware = fit(x, bound, epsilon, seed, **options)
+                mean, covariance, aware = fit(x, bound, epsilon, seed, factors)
                 row = {"seed": seed, "method": method, "setting": name}
                 row |= errors(mean, covariance, reference)
                 row["aware sd ratio"] = errors(mean, aware, reference)["sd ratio"]

@@ -21,7 +21,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_value
 
-from pyro_dp import PaperDPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import Noise, PaperDPSEP, PaperDPSVI, PrivacyAccountant
 
 DIM, STEPS = 10, 30
 BOUND = {"logistic": 3.5, "probit": 4.5, "poisson": 12.0}
@@ -115,9 +115,8 @@ def fit(kind, x, y, epsilon, seed, guide_class=AutoMultivariateNormal, bound=Non
         guide,
         accountant=accountant_for(epsilon),
         num_steps=STEPS,
-        noise_multiplier=None if private else 0,
-        max_factor_norm=(bound or BOUND[kind]) if private else math.inf,
-        generator=seed,
+        noise=Noise(None if private else 0, source=seed),
+        clip=(bound or BOUND[kind]) if private else math.inf,
     )
     inference.run(x, y, progress=False)
     return inference, guide
@@ -140,10 +139,9 @@ def fit_dpsvi(kind, x, y, epsilon, seed, bound=None):
         Trace_ELBO(),
         accountant=accountant_for(epsilon),
         num_steps=2000,
-        noise_multiplier=None if private else 0,
-        sample_rate=0.05,
-        max_grad_norm=(bound or SVI_BOUND[kind]) if private else math.inf,
-        generator=seed,
+        noise=Noise(None if private else 0, source=seed),
+        sampling=0.05,
+        clip=(bound or SVI_BOUND[kind]) if private else math.inf,
     )
     inference.run(x, y, progress=False)
     posterior = guide.get_posterior()

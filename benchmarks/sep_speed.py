@@ -15,7 +15,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import PaperDPSEP, PrivacyAccountant
+from pyro_dp import Execution, Noise, PaperDPSEP, PrivacyAccountant
 
 
 def model(x, y):
@@ -56,10 +56,9 @@ def main():
             AutoMultivariateNormal(model),
             accountant=PrivacyAccountant(),
             num_steps=options.repeats + 4,
-            noise_multiplier=10.0,
-            max_factor_norm=10.0,
-            jit=jit,
-            generator=0,
+            noise=Noise(10.0, source=0),
+            clip=10.0,
+            execution=Execution(jit=jit),
         )
         for _ in range(4):  # with the structural checks, and those of graphs
             inference.step(x, y)

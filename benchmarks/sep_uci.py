@@ -38,7 +38,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.initialization import init_to_sample
 from torch import Tensor
 
-from pyro_dp import DPSEP, DPSVI, PaperDPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, Factors, Noise, PaperDPSEP, PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 EPSILON, DELTA, DRAWS = 1.0, 1e-5, 100
@@ -88,12 +88,10 @@ def fit_sep(model, x, y, noise: float, rate: float, method: str, seed: int) -> T
         guide,
         accountant=PrivacyAccountant(epsilon=EPSILON if private else None, delta=DELTA),
         num_steps=STEPS_SEP if private else STEPS_PLAIN,
-        noise_multiplier=None if private else 0,
-        max_factor_norm=bound,
-        precision_weight=WEIGHT / bound if clipped else None,
-        sample_rate=rate if private else 1.0,
-        noise_aware=False,
-        generator=seed,
+        noise=Noise(None if private else 0, source=seed),
+        clip=bound,
+        factors=Factors(weight=WEIGHT / bound if clipped else None),
+        sampling=rate if private else 1.0,
     )
     inference.run(x, y, progress=False)
     posterior = inference.posterior(noise_aware=False)
@@ -111,9 +109,9 @@ def fit_svi(model, x, y, noise: float, seed: int) -> Tensor:
         Trace_ELBO(),
         accountant=PrivacyAccountant(epsilon=EPSILON, delta=DELTA),
         num_steps=STEPS_SVI,
-        sample_rate=RATE_SVI,
-        max_grad_norm=BOUND_SVI / noise,
-        generator=seed,
+        sampling=RATE_SVI,
+        clip=BOUND_SVI / noise,
+        noise=Noise(source=seed),
     )
     inference.run(x, y, progress=False)
     with torch.no_grad():
@@ -125,7 +123,7 @@ def fit_automatic(kind: type, model, x: Tensor, y: Tensor, seed: int) -> Tensor:
     """As :func:`fit_sep`, with no setting but a start that tells hidden units apart."""
     guide = AutoNormal(model, init_loc_fn=init_to_sample)
     accountant = PrivacyAccountant(epsilon=EPSILON, delta=DELTA)
-    inference = kind(model, guide, accountant=accountant, generator=seed)
+    inference = kind(model, guide, accountant=accountant, noise=Noise(source=seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         inference.run(x, y, progress=False)
@@ -198,7 +196,9 @@ def elbos(name: str, folder: Path, seed: int = 0) -> list:
     accountant = PrivacyAccountant(epsilon=EPSILON_ELBO, delta=DELTA)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        DPSVI(model, guide, accountant=accountant, generator=seed).run(x, y, progress=False)
+        DPSVI(model, guide, accountant=accountant, noise=Noise(source=seed)).run(
+            x, y, progress=False
+        )
     found.append(-Trace_ELBO(num_particles=DRAWS).loss(model, guide, x, y))
     return [name, *found]
 

@@ -31,7 +31,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant
+from pyro_dp import Execution, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.graphs.tracing import Compiler, trace
 
 SETTINGS = ("logistic", "network", "vae", "mixture")
@@ -179,9 +179,8 @@ class Contender:
                 adam,
                 problem.loss,
                 accountant=PrivacyAccountant(epsilon=1000.0),
-                noise_multiplier=1.0,
-                jit=name.removesuffix(SECURE),
-                secure=name.endswith(SECURE),
+                noise=Noise(1.0, source="system" if name.endswith(SECURE) else None),
+                execution=Execution(jit=name.removesuffix(SECURE)),
             )
         start = time.perf_counter()
         with pyro.validation_enabled(self._validates):

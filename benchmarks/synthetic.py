@@ -32,7 +32,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
-from pyro_dp import PrivacyAccountant
+from pyro_dp import Noise, PrivacyAccountant
 from pyro_dp.tabular import (
     Binary,
     Category,
@@ -183,7 +183,9 @@ def synthesized(
     start = time.perf_counter()
     accountant = PrivacyAccountant(epsilon, DELTA)
     outcome = [(schema.names[-1], "*")] if kept else []
-    fit = Synthesizer(schema, accountant=accountant, keep=outcome, generator=seed).fit(learnt)
+    fit = Synthesizer(schema, accountant=accountant, keep=outcome, noise=Noise(source=seed)).fit(
+        learnt
+    )
     rows = fit.sample(len(learnt))
     return schema.codes(rows), time.perf_counter() - start
 

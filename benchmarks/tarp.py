@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 RESULTS = ROOT / "benchmarks" / "results" / "tarp.csv"
 BESIDE = RESULTS.with_name("tarp_nadpvi.csv")
@@ -154,7 +154,7 @@ def ours(name: str, epsilon: float, seed: int) -> tuple[float, float, float, str
         model,
         AutoMultivariateNormal(model),
         accountant=PrivacyAccountant(epsilon=epsilon, delta=1e-5),
-        generator=seed,
+        noise=Noise(source=seed),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

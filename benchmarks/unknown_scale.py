@@ -19,7 +19,7 @@ from common import ROOT, write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
 RESULTS = ROOT / "benchmarks" / "results" / "unknown_scale.csv"
 SIZE, SEEDS, EPSILONS = 5000, 10, (0.3, 1.0, 4.0)
@@ -51,7 +51,9 @@ def run(case: str, epsilon: float, seed: int) -> dict:
     exact = inverse @ x.T @ y
     sds = (inverse.diagonal() * (y - x @ exact).var()).sqrt()
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    svi = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    svi = DPSVI(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     svi.run(x, y, progress=False)
     posterior = svi.posterior()
     w = posterior.draws(1000)["w"]

@@ -42,7 +42,7 @@ from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
 import pyro_dp.mechanism.iterative
-from pyro_dp import PaperDPSVI, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import Clip, Noise, PaperDPSVI, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.vips import VIPS, LogisticRegression
 
 NOISE = (0.0, 1.0, 6.0, 12.0)
@@ -112,8 +112,8 @@ def fit(
         return fit_sep(x, y, epsilon, seed, *settings).posterior()
     if name == "VIPS":
         if steps == "same steps":
-            return fit_vips(x, y, {"noise_multiplier": sigma}, STEPS, rate, *settings, seed)
-        budget = {"epsilon": epsilon} if sigma else {"noise_multiplier": 0}
+            return fit_vips(x, y, {"multiplier": sigma}, STEPS, rate, *settings, seed)
+        budget = {"epsilon": epsilon} if sigma else {"multiplier": 0}
         num_steps, kappa = settings
         return fit_vips(x, y, budget, num_steps, 1.0, kappa, seed)
     num_steps = STEPS
@@ -125,7 +125,7 @@ def fit(
 
 def fit_vips(x, y, budget, num_steps, rate, kappa, seed) -> MultivariateNormal:
     """
-    :param budget: "epsilon" or "noise_multiplier".
+    :param budget: "epsilon" or "multiplier".
     """
     pyro.set_rng_seed(seed)
     dim = x.shape[1]
@@ -133,10 +133,9 @@ def fit_vips(x, y, budget, num_steps, rate, kappa, seed) -> MultivariateNormal:
         LogisticRegression(dim, concentration=KNOWN, rate=KNOWN * RADIUS**2),
         accountant=PrivacyAccountant(budget.get("epsilon"), DELTA),
         num_steps=num_steps,
-        noise_multiplier=budget.get("noise_multiplier"),
-        sample_rate=rate,
+        noise=Noise(budget.get("multiplier"), source=seed),
+        sampling=rate,
         step_size=(0.0, kappa),
-        generator=seed,
     )
     inference.run(x / RADIUS, y, progress=False)
     q = inference.posterior(noise_aware=False)["weights"]
@@ -156,11 +155,9 @@ def fit_dpvi(x, y, privatize, sigma, num_steps, rate, step_size, bound, seed):
         Trace_ELBO(),
         accountant=PrivacyAccountant(delta=DELTA),
         num_steps=num_steps,
-        noise_multiplier=sigma,
-        sample_rate=rate,
-        max_grad_norm=bound if sigma else math.inf,
-        privatize=privatize,
-        generator=seed,
+        noise=Noise(sigma, source=seed),
+        sampling=rate,
+        clip=Clip(bound if sigma else math.inf, of=privatize),
     )
     inference.run(x, y, progress=False)
     q = guide.get_posterior()

@@ -17,7 +17,7 @@ from common import write_section
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import VIPS, PrivacyAccountant
+from pyro_dp import VIPS, Noise, PrivacyAccountant
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.vips import ConjugateModel, LinearRegression, LogisticRegression
 
@@ -52,7 +52,7 @@ def covered(model: ConjugateModel, kind: str, size: int, epsilon: float, seed: i
         model,
         accountant=PrivacyAccountant(epsilon=epsilon, delta=1e-5),
         num_steps=1 if kind == "linear" else STEPS,
-        generator=seed,
+        noise=Noise(source=seed),
     )
     vips.run(x, y, progress=False)
     lower, upper = vips.posterior(noise_aware=False).intervals()["weights"]

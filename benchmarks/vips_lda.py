@@ -34,7 +34,7 @@ from common import ROOT, summarise, write_section
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import NotPrivateWarning, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import FullBatch, Noise, NotPrivateWarning, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting.budget import least_noise
 from pyro_dp.vips import VIPS, LatentDirichletAllocation
 
@@ -133,10 +133,9 @@ def private(
         model,
         accountant=PrivacyAccountant(epsilon, DELTA),
         num_steps=settings.num_steps,
-        noise_multiplier=noise_multiplier,
-        sampling="full",
+        noise=Noise(noise_multiplier, source=seed),
+        sampling=FullBatch(),
         step_size=settings.step_size,
-        generator=seed,
     )
     vips.run(train, progress=False)
     found = vips.posterior(noise_aware=False)
@@ -153,8 +152,8 @@ def reference(
         model,
         accountant=PrivacyAccountant(),
         num_steps=num_steps,
-        noise_multiplier=0,
-        sampling="full",
+        noise=0,
+        sampling=FullBatch(),
         step_size=(0.0, 0.0),
     )
     vips.run(train, progress=False)

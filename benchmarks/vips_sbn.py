@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import NotPrivateWarning, PrivacyAccountant
+from pyro_dp import FullBatch, Noise, NotPrivateWarning, PrivacyAccountant
 from pyro_dp.vips import VIPS, SigmoidBeliefNetwork
 
 DELTA = 1e-5
@@ -65,10 +65,9 @@ def accuracy(
         model,
         accountant=PrivacyAccountant(epsilon if private else None, DELTA),
         num_steps=num_steps if private else REFERENCE_STEPS,
-        noise_multiplier=None if private else 0,
-        sampling="full",
+        noise=Noise(None if private else 0, source=seed),
+        sampling=FullBatch(),
         step_size=step_size if private else (0.0, 0.0),
-        generator=seed,
     )
     vips.run(train, progress=False)
     return model.pixel_accuracy(vips.posterior(noise_aware=False), test)

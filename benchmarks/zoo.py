@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from zoo import ZOO, Entry  # noqa: E402
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant  # noqa: E402
+from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant  # noqa: E402
 from pyro_dp.infer.svi.traced_step import TracedStep  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
@@ -179,10 +179,10 @@ def _inference(entry: Entry, name: str, model, guide, step_size: float = STEP_SI
         return SVI(model, guide, optim, entry.loss())
     accountant = PrivacyAccountant(epsilon=EPSILON.get(name))
     if name == "DPSEP":
-        return DPSEP(model, guide, accountant=accountant, generator=SEED, **entry.settings)
-    options = entry.settings | ({"noise_multiplier": 0} if name == "noise 0" else {})
+        return DPSEP(model, guide, accountant=accountant, noise=Noise(source=SEED))
+    noise = Noise(0 if name == "noise 0" else None, source=SEED)
     loss = entry.loss()
-    return DPSVI(model, guide, loss=loss, accountant=accountant, generator=SEED, **options)
+    return DPSVI(model, guide, loss=loss, accountant=accountant, noise=noise)
 
 
 def timed(entry: Entry) -> Fit:

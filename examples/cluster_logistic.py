@@ -42,7 +42,9 @@ def main():
         FOLDER.mkdir(exist_ok=True)
         accountant.journal(FOLDER / "journal")
     guide = AutoMultivariateNormal(model)
-    dpsep = pyro_dp.DPSEP(model, guide, accountant=accountant, cluster=cluster)
+    dpsep = pyro_dp.DPSEP(
+        model, guide, accountant=accountant, execution=pyro_dp.Execution(peers=cluster)
+    )
     path = FOLDER / "state.pt"
     known = first and path.exists()  # after a crash; who else has no such file gets it
     state = cluster.exchange(torch.load(path, weights_only=True) if known else None)[0]

@@ -46,7 +46,13 @@ def main(index, addresses, encrypted):
     accountant = pyro_dp.PrivacyAccountant(epsilon=1.0)
     accountant.journal(folder / "journal")
     guide = AutoMultivariateNormal(model)
-    dpsep = pyro_dp.DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)
+    dpsep = pyro_dp.DPSEP(
+        model,
+        guide,
+        accountant=accountant,
+        noise=pyro_dp.Noise(source="system"),
+        execution=pyro_dp.Execution(peers=federation),
+    )
     own = [int(path.stem) for path in folder.glob("*.pt")]
     all_have = set.intersection(*map(set, federation.exchange(own)))
     if all_have:

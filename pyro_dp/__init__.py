@@ -17,6 +17,15 @@ from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.nonprivate import nonprivate
 from pyro_dp.mechanism.run_result import ReleasedStep, RunResult
+from pyro_dp.mechanism.settings import (
+    Clip,
+    Execution,
+    Factors,
+    FixedSizeSampling,
+    FullBatch,
+    Noise,
+    PoissonSampling,
+)
 from pyro_dp.pipeline.private_selection import Selection, private_selection, selection_epsilon
 from pyro_dp.pipeline.standard_scaler import DPStandardScaler
 from pyro_dp.pipeline.trials import PoissonTrials, TruncatedNegativeBinomial
@@ -40,6 +49,7 @@ __all__ = [
     "AdaptiveClip",
     "ApproximateDP",
     "AuditResult",
+    "Clip",
     "ClippedFraction",
     "ClippingWarning",
     "Cluster",
@@ -51,15 +61,21 @@ __all__ = [
     "DPSVI",
     "DPStandardScaler",
     "Evidence",
+    "Execution",
     "Explanation",
+    "Factors",
+    "FixedSizeSampling",
     "Forecast",
+    "FullBatch",
     "ModelError",
+    "Noise",
     "NonPrivateLook",
     "NotPrivateWarning",
-    "PoissonTrials",
-    "Posterior",
     "PaperDPSEP",
     "PaperDPSVI",
+    "PoissonSampling",
+    "PoissonTrials",
+    "Posterior",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",

@@ -23,7 +23,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from pyro_dp import DPSVI, Posterior, PrivacyAccountant, PrivacyError
+from pyro_dp import DPSVI, Noise, Posterior, PrivacyAccountant, PrivacyError
 from pyro_dp.accounting.second_opinion import second_opinion
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.utils.display import of_budget, spent_and_left, up
@@ -74,7 +74,7 @@ def fit(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(model)
-    inference = DPSVI(model, guide, accountant=accountant, generator=seed)
+    inference = DPSVI(model, guide, accountant=accountant, noise=Noise(source=seed))
     inference.run(x, y, progress=sys.stderr.isatty())
     return inference.posterior()
 

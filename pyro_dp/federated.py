@@ -1,7 +1,7 @@
 """Several owners fit one posterior, and show each other only releases.
 
-Each holder of data makes a :class:`Federation` over a channel, and passes it to an inference as its
-``cluster``. Channels are :class:`ShamirSums`, by which nobody sees an upload, and
+Each holder of data makes a :class:`Federation` over a channel, and passes it to an inference by
+``Execution(peers=...)``. Channels are :class:`ShamirSums`, by which nobody sees an upload, and
 :class:`AtTrustedAggregator`, whose aggregator does; its :class:`FlowerLine` goes over Flower, whose
 apps are made by :func:`server_app` and :func:`client_app`.
 """

@@ -25,6 +25,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.distributed
+from grouped import grouped
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from pyro_dp import (
@@ -79,21 +80,21 @@ def make(
     """An inference of :func:`model`, or of its conjugate kin."""
     given = dict(accountant=accountant, cluster=cluster) | options
     if method == "vips":
-        return VIPS(LogisticRegression(DIM), **{"num_steps": 4} | given)
+        return VIPS(LogisticRegression(DIM), **grouped(**{"num_steps": 4} | given))
     if method == "sep":  # on all records, and as many steps as it takes
         given = {name: value for name, value in given.items() if name not in _NOT_OF_DPSEP}
-        return DPSEP(model, AutoMultivariateNormal(model), **given)
+        return DPSEP(model, AutoMultivariateNormal(model), **grouped(**given))
     if method == "sep with a bound":
         given = {"max_factor_norm": 3.0, "num_steps": 4} | given
-        return PaperDPSEP(model, AutoNormal(model), **given)
+        return PaperDPSEP(model, AutoNormal(model), **grouped(**given))
     if method == "svi by index":
-        return DPSVI(by_index, AutoNormal(by_index), **{"num_steps": 4} | given)
+        return DPSVI(by_index, AutoNormal(by_index), **grouped(**{"num_steps": 4} | given))
     if method == "svi":
-        return DPSVI(model, AutoNormal(model), **{"num_steps": 6} | given)
+        return DPSVI(model, AutoNormal(model), **grouped(**{"num_steps": 6} | given))
     assert method == "svi with an optim"
     optim = pyro.optim.Adam({"lr": 0.1})
     given = {"num_steps": 6, "loss_clip": 1.0} | given
-    return PaperDPSVI(model, AutoNormal(model), optim, **given)
+    return PaperDPSVI(model, AutoNormal(model), optim, **grouped(**given))
 
 
 def _eager(method: str) -> dict[str, str]:
@@ -349,7 +350,7 @@ def differences() -> dict[str, Any]:
 
         options = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, jit="none")
         cluster = Cluster(timeout=20)
-        svi = DPSEP(scaled, AutoNormal(scaled), cluster=cluster, **options)
+        svi = DPSEP(scaled, AutoNormal(scaled), **grouped(cluster=cluster, **options))
         svi.step(x, y, torch.ones(1, 3) + rank)
 
     def other_rows(rank, svi, x, y):
@@ -722,7 +723,7 @@ def methods() -> dict[str, list[Any]]:
             fresh()
             accountant, cluster = PrivacyAccountant(3.0), Cluster(timeout=30)
             given = dict(accountant=accountant, cluster=cluster, num_steps=5, jit="none")
-            svi = DPSVI(each, AutoNormal(each), **given)
+            svi = DPSVI(each, AutoNormal(each), **grouped(**given))
             for _ in range(rounds):
                 svi.step(*shard(rank, [0, 30, 60]))
             counts = type(svi._inference).__name__, svi._steps, accountant.num_releases

@@ -1,5 +1,4 @@
 import collections
-import inspect
 import signal
 import zlib
 
@@ -8,8 +7,8 @@ import pytest
 import torch
 import trials
 
-from pyro_dp import DPSEP, DPSVI, PaperDPSEP
 from pyro_dp.accounting import origins
+from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 
 pytest.register_assert_rewrite("contract")  # its failures show their values
@@ -28,15 +27,14 @@ def pytest_addoption(parser):
 
 
 # The defaults that users get.
-INITS = [inspect.unwrap(each.__init__) for each in (DPSVI, StochasticGradientVI, DPSEP, PaperDPSEP)]
-DEFAULTS = {each: each.__kwdefaults__["jit"] for each in INITS}
+DEFAULTS = {each: each._usual_jit for each in (StochasticGradientVI, StochasticEP)}
 
 
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for init in INITS:
-        init.__kwdefaults__["jit"] = config.getoption("jit")
+    for each in DEFAULTS:
+        each._usual_jit = config.getoption("jit")
     if config.getoption("jit") != "none":
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
 
@@ -61,8 +59,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def as_users_run_it(monkeypatch):
     """Traced where that is the default; runs of hundreds of steps take a third of the time."""
-    for init, jit in DEFAULTS.items():
-        monkeypatch.setitem(init.__kwdefaults__, "jit", jit)
+    for each, jit in DEFAULTS.items():
+        monkeypatch.setattr(each, "_usual_jit", jit)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,6 +10,7 @@ import warnings
 import pyro
 import pyro.distributions as dist
 import torch
+from grouped import grouped
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch.distributions import constraints
 
@@ -143,7 +144,7 @@ def dpsvi(problem, device, count=500, dim=4, num_steps=30, **settings):
         "num_steps": num_steps,
         "generator": 0,
     } | settings
-    return PaperDPSVI(model, guide, pyro.optim.Adam({"lr": 0.05}), **settings), data
+    return PaperDPSVI(model, guide, pyro.optim.Adam({"lr": 0.05}), **grouped(**settings)), data
 
 
 def fitted(method, device, **settings):
@@ -156,10 +157,10 @@ def fitted(method, device, **settings):
         pyro.clear_param_store()
         own = {"accountant": PrivacyAccountant(epsilon=5.0, delta=1e-5), "generator": 0} | settings
         if method == "vips":
-            inference = VIPS(LogisticRegression(4), num_steps=5, **own)
+            inference = VIPS(LogisticRegression(4), num_steps=5, **grouped(**own))
         else:
             engine = DPSEP if method == "dpsep" else DPSVI
-            inference = engine(logistic, gaussian_guide(), **own)
+            inference = engine(logistic, gaussian_guide(), **grouped(**own))
         inference.run(*data, progress=False)
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}

@@ -18,13 +18,23 @@ import pyro
 import pyro.distributions as dist
 import scipy.sparse
 import torch
+from grouped import grouped
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import pyro_dp
-from pyro_dp import DPSEP, DPSVI, VIPS, PaperDPSVI, PrivacyAccountant
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    VIPS,
+    Clip,
+    FixedSizeSampling,
+    PaperDPSVI,
+    PoissonSampling,
+    PrivacyAccountant,
+)
 from pyro_dp.vips import LogisticRegression
 
 _TYPES = (
@@ -77,7 +87,9 @@ def dpsep(model, guide=None, **settings):
 
 def vips(model, **settings):
     """The same of VIPS."""
-    return VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **settings)
+    return VIPS(
+        model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **grouped(**settings)
+    )
 
 
 @dataclass(frozen=True)
@@ -283,7 +295,7 @@ def two_plates():
 def another_plate_name():
     """A plate's name that the model does not have."""
     x, y = data()
-    dpsvi(logistic, plate="patients").step(x, y)
+    dpsvi(logistic, sampling=PoissonSampling(plate="patients")).step(x, y)
 
 
 @attempt("The model", "no observed site", says="obs=")
@@ -722,7 +734,7 @@ def no_accountant():
     DPSVI(logistic, AutoNormal(logistic), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
 
 
-@attempt("Privacy settings", "noise_multiplier", says="give the accountant an epsilon")
+@attempt("Privacy settings", "Noise.multiplier", says="give the accountant an epsilon")
 def no_epsilon():
     """An accountant without a budget, and no noise."""
     dpsvi(logistic, accountant=PrivacyAccountant())
@@ -747,40 +759,46 @@ def delta_one():
     PrivacyAccountant(epsilon=1.0, delta=1.0)
 
 
-@attempt("Privacy settings", "noise_multiplier", says=r"\[0, inf\)")
+@attempt("Privacy settings", "Noise.multiplier", says=r"\[0, inf\)")
 def negative_noise():
     """A negative noise multiplier."""
-    dpsvi(logistic, noise_multiplier=-1.0)
+    dpsvi(logistic, noise=-1.0)
 
 
-@attempt("Privacy settings", "max_grad_norm", says="choose a finite one")
+@attempt("Privacy settings", "bound", says="choose a finite one")
 def infinite_bound():
     """An infinite bound."""
-    dpsvi(logistic, max_grad_norm=float("inf"))
+    dpsvi(logistic, clip=float("inf"))
 
 
-@attempt("Privacy settings", "max_grad_norm", says=r"\(0, inf")
+@attempt("Privacy settings", "Clip.bound", says=r"\(0, inf")
 def zero_bound():
     """A bound of zero."""
-    dpsvi(logistic, max_grad_norm=0.0)
+    dpsvi(logistic, clip=0.0)
 
 
-@attempt("Privacy settings", "sampling", says="'poisson'")
+@attempt("Privacy settings", "noise_multiplier", says=r"noise=1\.0")
+def names_of_opacus():
+    """The names of Opacus, and of version 0.2."""
+    dpsvi(logistic, noise_multiplier=1.0, max_grad_norm=1.0)
+
+
+@attempt("Privacy settings", "sampling", says="PoissonSampling")
 def shuffling():
     """Shuffled batches."""
     dpsvi(logistic, sampling="shuffle")
 
 
-@attempt("Privacy settings", "sampling='fixed'", says="neighboring='replace_one'")
+@attempt("Privacy settings", "FixedSizeSampling", says="neighboring='replace_one'")
 def fixed_batches():
     """Batches of a fixed size, where people are added or removed."""
-    dpsvi(logistic, sampling="fixed", sample_rate=0.1)
+    dpsvi(logistic, sampling=FixedSizeSampling(0.1))
 
 
-@attempt("Privacy settings", "sample_rate", says="batch size|fraction")
+@attempt("Privacy settings", "PoissonSampling.rate", says="batch size|fraction")
 def batch_size_as_rate():
     """A batch size as sample rate."""
-    dpsvi(logistic, sample_rate=32)
+    dpsvi(logistic, sampling=32)
 
 
 @attempt("Guides", "model", "guide", says="order|callable|swap")
@@ -889,7 +907,7 @@ def lbfgs():
     """LBFGS, which evaluates the loss several times in a step."""
     x, y = data()
     optim = pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})
-    dpsvi(logistic, optim=optim, max_grad_norm=1.0).step(x, y)
+    dpsvi(logistic, optim=optim, clip=1.0).step(x, y)
 
 
 @attempt("Optimizers", "optim", "learning_rate", says=r"'lr'|\blr\b")
@@ -897,7 +915,7 @@ def misspelt_learning_rate():
     """A learning rate by another name."""
     x, y = data()
     optim = pyro.optim.Adam({"learning_rate": 0.01})
-    dpsvi(logistic, optim=optim, max_grad_norm=1.0).step(x, y)
+    dpsvi(logistic, optim=optim, clip=1.0).step(x, y)
 
 
 @attempt("Optimizers", "ReduceLROnPlateau", says="ExponentialLR|StepLR|another schedule")
@@ -906,7 +924,7 @@ def reduce_on_plateau():
     x, y = data()
     arguments = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}}
     optim = pyro.optim.ReduceLROnPlateau(arguments)
-    dpsvi(logistic, optim=optim, max_grad_norm=1.0).run(x, y, progress=False)
+    dpsvi(logistic, optim=optim, clip=1.0).run(x, y, progress=False)
 
 
 @attempt("Losses", "loss", "RenyiELBO", says="Trace_ELBO")
@@ -988,7 +1006,7 @@ def too_few_plates():
     x, y = data()
     guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
     loss = TraceEnum_ELBO(max_plate_nesting=0)
-    dpsvi(mixture, guide, loss=loss, privatize="parameters").step(x, y)
+    dpsvi(mixture, guide, loss=loss, clip=Clip(of="parameters")).step(x, y)
 
 
 @attempt("Losses", "only supports scalar poutine.scale", says="Change model, guide or loss")
@@ -1003,7 +1021,7 @@ def weights_of_records():
             pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
 
     guide = AutoNormal(pyro.poutine.block(model, hide=["z"]))
-    dpsvi(model, guide, loss=TraceEnum_ELBO(), privatize="parameters").step(x, y)
+    dpsvi(model, guide, loss=TraceEnum_ELBO(), clip=Clip(of="parameters")).step(x, y)
 
 
 @attempt("Losses", "loss", says=r"Trace_ELBO\(\)")
@@ -1042,7 +1060,7 @@ def enumerated_global():
     dpsvi(model, guide, loss=TraceEnum_ELBO()).step(x, y)
 
 
-@attempt("Steps", "evaluate_loss", says="loss_clip")
+@attempt("Steps", "evaluate_loss", says="Clip.loss")
 def watching_the_loss():
     """A look at the loss."""
     x, y = data()
@@ -1053,7 +1071,7 @@ def watching_the_loss():
 def running_twice():
     """run() twice."""
     x, y = data()
-    svi = dpsvi(logistic, max_grad_norm=1.0)
+    svi = dpsvi(logistic, clip=1.0)
     svi.run(x, y, progress=False)
     svi.run(x, y, progress=False)
 
@@ -1063,8 +1081,8 @@ def step_beyond_the_budget():
     """A step that the budget does not cover."""
     x, y = data()
     accountant = PrivacyAccountant(epsilon=1.0)
-    dpsvi(logistic, accountant=accountant, max_grad_norm=1.0).run(x, y, progress=False)
-    dpsvi(logistic, accountant=accountant, noise_multiplier=1.0).step(x, y)
+    dpsvi(logistic, accountant=accountant, clip=1.0).run(x, y, progress=False)
+    dpsvi(logistic, accountant=accountant, noise=1.0).step(x, y)
 
 
 @attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
@@ -1139,10 +1157,10 @@ def laplace_in_dpsep():
     dpsep(model).step(x, y)
 
 
-@attempt("DPSEP and VIPS", "max_factor_norm", says="Leave it out, or use PaperDPSEP")
+@attempt("DPSEP and VIPS", "clip", says="Leave it out, or use PaperDPSEP")
 def bound_for_dpsep():
     """DPSEP with a bound, which PaperDPSEP takes."""
-    dpsep(logistic, max_factor_norm=1.0)
+    dpsep(logistic, clip=1.0)
 
 
 @attempt("DPSEP and VIPS", "model", "ConjugateModel", says=r"DPSVI")

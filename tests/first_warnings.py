@@ -21,6 +21,7 @@ from pyro_dp import (
     VIPS,
     ClippingWarning,
     ConvergenceWarning,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyWarning,
@@ -49,7 +50,7 @@ def regression(frame, epsilon, formula="visits ~ age + ill", **settings):
     regions = Category(("north", "south", "islands"))
     columns = {"age": Number(20, 80), "ill": Binary(), "region": regions, "visits": Count(0, 80)}
     accountant = PrivacyAccountant(epsilon=epsilon)
-    settings = {"family": "poisson", "accountant": accountant, "generator": 0} | settings
+    settings = {"family": "poisson", "accountant": accountant, "noise": Noise(source=0)} | settings
     glm = PrivateGLM(Schema(columns), formula, **settings)
     return glm.fit(frame, progress=False)
 
@@ -173,20 +174,20 @@ def a_column_in_other_units():
 def dpsvi_with_too_little():
     """DPSVI where the noise hides what the records say."""
     accountant = PrivacyAccountant(epsilon=0.02)
-    svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant, generator=2)
+    svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(source=2))
     svi.run(*records(), progress=False)
     return svi.posterior().status
 
 
 @run(
     ClippingWarning,
-    do="Leave `max_grad_norm` out. Then `DPSVI` chooses the bound.",
+    do="Leave `clip` out. Then `DPSVI` chooses the bound.",
 )
 def a_small_bound():
     """A bound C that cuts nearly all records."""
     guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
     accountant = PrivacyAccountant(epsilon=1.0)
-    settings = {"num_steps": 50, "max_grad_norm": 0.1, "generator": 0}
+    settings = {"num_steps": 50, "clip": 0.1, "noise": Noise(source=0)}
     svi = DPSVI(logistic, guide, optim, accountant=accountant, **settings)
     svi.run(*records(), progress=False)
 
@@ -210,7 +211,13 @@ def a_loop():
 def a_guide_that_is_not_gaussian():
     """DPSVI with a flow, whose intervals leave the noise out."""
     accountant = PrivacyAccountant(epsilon=1.0)
-    svi = DPSVI(logistic, AutoIAFNormal(logistic), accountant=accountant, num_steps=50, generator=0)
+    svi = DPSVI(
+        logistic,
+        AutoIAFNormal(logistic),
+        accountant=accountant,
+        num_steps=50,
+        noise=Noise(source=0),
+    )
     svi.run(*records(), progress=False)
 
 
@@ -230,7 +237,7 @@ def a_hierarchy():
             pyro.sample("y", dist.Bernoulli(logits=w[group]), obs=y)
 
     accountant = PrivacyAccountant(epsilon=0.3)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
     sep.run(*records(), progress=False)
     return sep.posterior().status
 
@@ -242,7 +249,9 @@ def a_hierarchy():
 def vips_with_too_little():
     """VIPS at a small epsilon: a status without a warning."""
     accountant = PrivacyAccountant(epsilon=0.1)
-    vips = VIPS(LogisticRegression(dim=3), accountant=accountant, num_steps=10, generator=0)
+    vips = VIPS(
+        LogisticRegression(dim=3), accountant=accountant, num_steps=10, noise=Noise(source=0)
+    )
     x, y = records()
     vips.run(x / 2, y, progress=False)
     return vips.posterior().status
@@ -255,7 +264,9 @@ def vips_with_too_little():
 def a_mixture():
     """VIPS with a mixture: its width lacks a part."""
     mixture = GaussianMixture(dim=3, components=2, radius=2.0)
-    vips = VIPS(mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, generator=0)
+    vips = VIPS(
+        mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, noise=Noise(source=0)
+    )
     vips.run(records()[0], progress=False)
     return vips.posterior().status
 
@@ -267,7 +278,7 @@ def a_mixture():
 def a_large_delta():
     """A delta that would let somebody publish five of 2,000 people."""
     accountant = PrivacyAccountant(epsilon=1.0, delta=0.0025)
-    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
+    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(source=0))
     sep.run(*records(), progress=False)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fuzz_contract import Case, NotBuilt, Watch, odd_values, parameters, require_finite
+from grouped import grouped, with_rows
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -26,10 +27,15 @@ from pyro_dp import (
     DPSVI,
     VIPS,
     AdaptiveClip,
+    Clip,
     Cluster,
     ConfigurationError,
+    Execution,
+    Factors,
+    Noise,
     PaperDPSEP,
     PaperDPSVI,
+    PoissonSampling,
     PrivacyAccountant,
     ReleasedStep,
     RowAdam,
@@ -85,7 +91,11 @@ def _synthesized(values: Any, n: Any, **settings: Any) -> None:
     frame = own(lambda: pd.DataFrame({"a": values, "b": 1, "id": [1, 1, 2]}))
     columns_of = {"a": Number(0, 2, bins=3, missing=True), "b": Count(0, 2)}
     schema = Schema(columns_of, unit="id", max_rows=2)
-    made_up = Synthesizer(schema, accountant=PrivacyAccountant(), **settings).fit(frame).sample(n)
+    made_up = (
+        Synthesizer(schema, accountant=PrivacyAccountant(), **grouped(**settings))
+        .fit(frame)
+        .sample(n)
+    )
     assert made_up["id"].nunique() == (2 if n is None else n)
 
 
@@ -155,11 +165,10 @@ _SEP = {
     "cluster": [None],
     **_PYRO,
     "moments": ["auto", "linear", "stein"],
-    "noise_aware": [True, False],
 }
 _PAPER_SEP = {
     **_SHARED,
-    **_SEP,
+    **{name.replace("moments", "site_moments"): each for name, each in _SEP.items()},
     "max_factor_norm": _BOUNDS,
     "damping": [None, 0.5, 1.0, 1e-300, _half],
     "precision": [None, "full", "diagonal", "shared"],
@@ -334,7 +343,8 @@ class Svi(OnModel):
         loss = "TraceEnum_ELBO" if enumerates else self.loss
         optim, loss = own(made.OPTIMIZERS[self.optim]), own(made.LOSSES[loss])
         settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        return self.kind(self.made_model(), self.made_guide(), optim, loss, **settings)
+        optim = with_rows(optim, settings)
+        return self.kind(self.made_model(), self.made_guide(), optim, loss, **grouped(**settings))
 
     def results(self, inference: DPSVI) -> Any:
         inference.finish()
@@ -358,7 +368,8 @@ class Sep(OnModel):
 
     def build(self, accountant: PrivacyAccountant) -> StochasticEP:
         settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        return self.kind(self.made_model(), self.made_guide(), **settings)
+        settings |= {"sampling": "full"} if self.kind is DPSEP else {}
+        return self.kind(self.made_model(), self.made_guide(), **grouped(**settings))
 
     def results(self, inference: StochasticEP) -> Any:
         posterior = inference.posterior()
@@ -449,7 +460,7 @@ class Vips(OnData):
     def build(self, accountant: PrivacyAccountant) -> VIPS:
         model = CONJUGATE[self.family][0](**self.of_model)
         settings = {"accountant": accountant} | self.settings
-        return VIPS(model, **settings)
+        return VIPS(model, **grouped(**settings))
 
     def shapes(self, size: int) -> list[tuple[int, ...]]:
         return CONJUGATE[self.family][2](size)
@@ -587,6 +598,39 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         (),
     ),
     "Cluster": (Cluster, {"timeout": [60.0, 1e-300, 1e300]}, ()),  # in one process: refused
+    "Noise": (Noise, {"multiplier": [None, 1.0, 0], "source": [None, 0, "system"]}, ()),
+    "PoissonSampling": (PoissonSampling, {"rate": [None, 0.5], "plate": [None, "data"]}, ()),
+    "Clip": (
+        Clip,
+        {
+            "bound": [None, 1.0, math.inf, AdaptiveClip()],
+            "of": ["latents", "parameters"],
+            "loss": [None, 1.0],
+            "loss_share": [0.05],
+            "report": [True, False],
+        },
+        (),
+    ),
+    "Factors": (
+        Factors,
+        {
+            "precision": [None, "full"],
+            "weight": [None, 1.0],
+            "centred": [True, False],
+            "moments": ["auto"],
+        },
+        (),
+    ),
+    "Execution": (
+        Execution,
+        {
+            "microbatch_size": [None, 1],
+            "jit": ["auto", "none"],
+            "slice_data": ["auto", True],
+            "peers": [None],
+        },
+        (),
+    ),
     "RowAdam": (RowAdam, {"lr": [0.1], "betas": [(0.9, 0.99)], "eps": [1e-8]}, ()),
     "columns": (
         _read,

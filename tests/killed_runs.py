@@ -17,7 +17,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
+from pyro_dp import Execution, PaperDPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.mechanism import iterative
 
 EVENT = SubsampledGaussian(5.0, 0.5)
@@ -49,8 +49,8 @@ def train(folder, steps):
         pyro.optim.Adam({"lr": 0.1}),
         Trace_ELBO(),
         accountant=accountant,
-        noise_multiplier=EVENT.noise_multiplier,
-        jit="none",
+        noise=EVENT.noise_multiplier,
+        execution=Execution(jit="none"),
     )
     checkpoint, written = folder / "checkpoint", folder / "checkpoint.new"
     if checkpoint.exists():

@@ -16,6 +16,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from grouped import grouped
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import (
     AutoDelta,
@@ -99,22 +100,21 @@ def dpsvi(model, guide, *data, optim=None, loss=None, publishes=(), **options) -
         guide or AutoNormal(model),
         optim or Adam({"lr": 0.01}),
         loss or Trace_ELBO(),
-        **_settings(),
-        **{"jit": "none", **options},
+        **grouped(**_settings(), **{"jit": "none", **options}),
     )
     return Case(inference, data, tuple(publishes))
 
 
 def dpsep(model, guide, *data, **options) -> Case:
     settings = {name: value for name, value in _settings().items() if name in _OF_DPSEP}
-    return Case(DPSEP(model, guide or AutoNormal(model), **(settings | options)), data)
+    return Case(DPSEP(model, guide or AutoNormal(model), **grouped(**settings | options)), data)
 
 
 _OF_DPSEP = ("accountant", "noise_multiplier", "generator")
 
 
 def vips(model, *data) -> Case:
-    return Case(VIPS(model, **_settings()), data)
+    return Case(VIPS(model, **grouped(**_settings())), data)
 
 
 def _settings() -> dict:

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped, with_rows
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import ELBO, SVI, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
@@ -319,8 +320,10 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
     """With an accountant of its own, and settings that are beside the point."""
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
-    optim = settings.pop("optim", None) or pyro.optim.Adam({})
-    return PaperDPSVI(model, guide, optim, settings.pop("loss", Trace_ELBO()), **settings)
+    optim = with_rows(settings.pop("optim", None) or pyro.optim.Adam({}), settings)
+    return PaperDPSVI(
+        model, guide, optim, settings.pop("loss", Trace_ELBO()), **grouped(**settings)
+    )
 
 
 def in_turns(*lists: Iterable) -> list:
@@ -382,13 +385,12 @@ def fit_paper_dpsvi(
     svi = PaperDPSVI(
         problem.model,
         problem.guide,
-        pyro.optim.Adam({"lr": lr}),
+        with_rows(pyro.optim.Adam({"lr": lr}), options),
         problem.loss,
         accountant=PrivacyAccountant(),
-        noise_multiplier=0,
-        max_grad_norm=math.inf,
-        sampling="full",
-        **(problem.options | options),
+        **grouped(
+            noise_multiplier=0, max_grad_norm=math.inf, sampling="full", **problem.options | options
+        ),
     )
     for _ in range(steps):
         svi.step(*problem.data)
@@ -413,12 +415,13 @@ class Fixture:
 
         monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
         settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
+        optim = with_rows(pyro.optim.Adam({"lr": 0.01}), options)
         self.svi = kind(
             model,
             guide or AutoNormal(model),
-            pyro.optim.Adam({"lr": 0.01}),
+            optim,
             loss or Trace_ELBO(),
-            **(settings | options),
+            **grouped(**(settings | options)),
         )
 
 

@@ -13,10 +13,20 @@ from pathlib import Path
 import pyro
 import pyro.distributions as dist
 import torch
+from grouped import grouped
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from pyro_dp import VIPS, AdaptiveClip, PaperDPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import (
+    VIPS,
+    AdaptiveClip,
+    Clip,
+    Execution,
+    Noise,
+    PaperDPSEP,
+    PaperDPSVI,
+    PrivacyAccountant,
+)
 from pyro_dp.vips import LogisticRegression
 
 STEPS = 4
@@ -44,11 +54,10 @@ def dpsvi(accountant):
         Trace_ELBO(),
         accountant=accountant,
         num_steps=STEPS,
-        max_grad_norm=AdaptiveClip(),
-        sample_rate=0.5,
-        slice_data=True,
-        loss_clip=2.0,
-        generator=0,
+        clip=Clip(AdaptiveClip(), loss=2.0),
+        sampling=0.5,
+        execution=Execution(slice_data=True),
+        noise=Noise(source=0),
     )
 
 
@@ -59,14 +68,16 @@ def dpsep(accountant):
         guide,
         accountant=accountant,
         num_steps=STEPS,
-        max_factor_norm=1.0,
-        slice_data=True,
-        generator=0,
+        clip=1.0,
+        execution=Execution(slice_data=True),
+        noise=Noise(source=0),
     )
 
 
 def vips(accountant):
-    return VIPS(LogisticRegression(2), accountant=accountant, num_steps=STEPS, generator=0)
+    return VIPS(
+        LogisticRegression(2), accountant=accountant, num_steps=STEPS, noise=Noise(source=0)
+    )
 
 
 MADE = {each.__name__: each for each in (dpsvi, dpsep, vips)}
@@ -97,7 +108,9 @@ def write_described(folder):
         pyro.set_rng_seed(0)
         guide = AutoMultivariateNormal(model)
         settings = dict(num_steps=2, noise_multiplier=20.0, max_factor_norm=1.0, slice_data=True)
-        inference = PaperDPSEP(model, guide, accountant=accountant, secure=secure, **settings)
+        inference = PaperDPSEP(
+            model, guide, accountant=accountant, **grouped(secure=secure, **settings)
+        )
         inference.run(*data(), progress=False)
     accountant.save(folder / "described.ledger.json")
 

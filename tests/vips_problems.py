@@ -3,6 +3,7 @@
 import math
 
 import torch
+from grouped import grouped
 from sums import exact_sums
 
 import pyro_dp.mechanism.iterative
@@ -100,7 +101,7 @@ class Fixture:
 
         monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
         settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise_multiplier=0)
-        self.vips = VIPS(model, **(settings | options))
+        self.vips = VIPS(model, **grouped(**settings | options))
 
 
 def fitted(model, data, steps, **options):
@@ -109,9 +110,7 @@ def fitted(model, data, steps, **options):
         model,
         accountant=PrivacyAccountant(),
         num_steps=steps,
-        noise_multiplier=0,
-        sampling="full",
-        **options,
+        **grouped(noise_multiplier=0, sampling="full", **options),
     )
     vips.run(*data, progress=False)
     return vips

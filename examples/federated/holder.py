@@ -72,7 +72,13 @@ def main(index, folder):
         accountant = pyro_dp.PrivacyAccountant(epsilon=1.0)  # this holder's own
         accountant.journal(folder / "journal")
         guide = AutoMultivariateNormal(model)
-        dpsep = pyro_dp.DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)
+        dpsep = pyro_dp.DPSEP(
+            model,
+            guide,
+            accountant=accountant,
+            noise=pyro_dp.Noise(source="system"),
+            execution=pyro_dp.Execution(peers=federation),
+        )
         dpsep.run(*my_records(index), progress=False)
         federation.leave()
     print(dpsep.posterior())

@@ -13,8 +13,8 @@ from torch.distributions import MultivariateNormal
 from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import Execution, Noise, Sampling
 from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
 from pyro_dp.utils.torch_state import version
 from pyro_dp.utils.validation import require_scale, require_tensors
@@ -45,10 +45,9 @@ class DPEM(IterativeMechanism):
 
     :param start: first locations (K, d), which are public. Weights begin equal, and
         covariances at ``start_variance`` times the identity.
-    :param radius: R > 0: rows are clipped to this norm. ``math.inf`` needs ``noise_multiplier=0``.
+    :param radius: R > 0: rows are clipped to this norm. ``math.inf`` needs ``noise=0``.
         Data far from the origin should be centred first, by a public constant.
-    :param accountant: as for ``DPSVI``, as are num_steps, noise_multiplier, sample_rate, sampling,
-        microbatch_size, generator and secure.
+    :param accountant: as for ``DPSVI``, as are num_steps, noise, sampling and execution.
     :param start_variance: > 0.
     :param least_variance: > 0.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
@@ -57,8 +56,6 @@ class DPEM(IterativeMechanism):
     :ivar locs: (K, d) and
     :ivar covariances: (K, d, d): the present estimate.
     """
-
-    sample_rate: float
 
     def __init__(
         self,
@@ -69,28 +66,21 @@ class DPEM(IterativeMechanism):
         least_variance: float,
         accountant: PrivacyAccountant,
         num_steps: int,
-        noise_multiplier: float | None = None,
-        sample_rate: float = 1.0,
-        sampling: str = "poisson",
-        microbatch_size: int | None = None,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float = 1.0,
+        execution: Execution | None = None,
     ):
         self.radius = require_scale("radius", radius, infinite=True)
         self.least_variance = require_scale("least_variance", least_variance)
         require_scale("start_variance", start_variance)
-        settings = ReleaseSettings(
+        super().__init__(
             accountant=accountant,
             num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
             bound=radius,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
+            noise=noise,
+            sampling=Sampling.read(sampling).only("DPEM", "rate"),
+            execution=Execution.read(execution).only("DPEM", "microbatch_size"),
         )
-        super().__init__(settings)
         components, dim = start.shape
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
         self.locs = start.detach().to(torch.float64, copy=True)
@@ -112,10 +102,10 @@ class DPEM(IterativeMechanism):
         """
         self._refuse_steps_beyond_calibration()
         self._require_rows(x)
-        sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
+        sampler = RecordSampler(self.sampling.kind, len(x), self.sampling.rate or 1.0)
         clipped = self._sum_type(self._blocks(), x.device)
         indices = self._sample(sampler, self.accountant.position)
-        for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
+        for chosen in indices.split(self.execution.microbatch_size or max(len(indices), 1)):
             clipped.add(*self._moments(x[chosen]))
         before = self.locs
         counts, sums, squares = self._release(clipped, sampler)

@@ -22,8 +22,8 @@ from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling
 from pyro_dp.records.global_draw import Latent, latents_of
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites
@@ -54,7 +54,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
 
     Each step releases the clipped and noisy sum of the sampled records' gradients. They are the
     gradients of their log likelihoods with respect to the global latents u, unconstrained, as in
-    ``DPSVI(privatize="latents")``. The step divides the sum by the public sample rate q, and adds
+    ``DPSVI``. The step divides the sum by the public sample rate q, and adds
     the exact gradient of the log prior (the transforms' Jacobians included). It moves the chain by
 
         u <- u + (h/2) (prior gradient + sum / q) + N(0, max(0, h - v)),
@@ -75,8 +75,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Its latents are continuous and outside of that plate; it has no parameters.
-    :param accountant: as for ``DPSVI``, as are num_steps, noise_multiplier, max_grad_norm, plate,
-        sample_rate, sampling, microbatch_size, slice_data, jit, generator and secure.
+    :param accountant: as for ``DPSVI``, as are num_steps, noise, sampling and execution.
+    :param clip: C, the norm to which one record's gradient is clipped.
     :param step_size: h > 0, in squared units of u.
     :param warmup_steps: so many steps at the beginning are no samples. ``None``: half of all.
     :param init_loc_fn: the chain's first point, by site, as for an autoguide.
@@ -91,36 +91,30 @@ class DPSGLD(PrivateInference[PreparedChain]):
         num_steps: int,
         step_size: float,
         warmup_steps: int | None = None,
-        noise_multiplier: float | None = None,
-        max_grad_norm: float = 1.0,
         init_loc_fn: Callable = init_to_median,
-        plate: str | None = None,
-        sample_rate: float | None = None,
-        sampling: str = "poisson",
-        microbatch_size: int | None = None,
-        slice_data: bool | str = "auto",
-        jit: str = "trace",
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
+        clip: Clip | float = 1.0,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float | None = None,
+        execution: Execution | None = None,
     ):
-        require_scale("max_grad_norm", max_grad_norm, infinite=True)
         self.step_size = require_scale("step_size", step_size)
+        bound = Clip.read(clip).only("DPSGLD", "bound").bound
         if warmup_steps is None:
             warmup_steps = require_count("num_steps", num_steps) // 2
         self.warmup_steps = require_count("warmup_steps", warmup_steps, least=0)
         self.init_loc_fn = init_loc_fn
-        settings = ReleaseSettings(
+        super().__init__(
+            model,
+            no_sites,
             accountant=accountant,
             num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=max_grad_norm,
-            sample_rate=sample_rate,
+            bound=require_scale("Clip.bound", bound, infinite=True),
+            noise=noise,
             sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
+            execution=Execution.read(execution).only(
+                "DPSGLD", "microbatch_size", "jit", "slice_data"
+            ),
         )
-        super().__init__(model, no_sites, settings, plate=plate, slice_data=slice_data, jit=jit)
         self._samples: dict[str, list[Tensor]] = {}
 
     _measure = "temperature"
@@ -163,7 +157,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
             # So the negative ELBO is the negative log posterior density, up to a constant.
             outside = poutine.block(self.model, hide_fn=records.plate.holds)
             self.guide = AutoLaplaceApproximation(outside, init_loc_fn=self.init_loc_fn)
-        loss, size = Trace_ELBO(), self.microbatch_size
+        loss, size = Trace_ELBO(), self.execution.microbatch_size
         term, parameters = build_record_term(
             loss, self.model, self.guide, records, microbatch_size=size
         )

@@ -26,7 +26,7 @@ import pyro
 import torch
 from matplotlib.figure import Figure
 
-from pyro_dp import PrivacyAccountant
+from pyro_dp import Noise, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "examples.csv"
@@ -85,11 +85,12 @@ def fitted(example: ModuleType, label: str, data: tuple, evaluations: int = EVAL
             svi.step(*data)
     elif "DPSEP" in label:
         run.pop("num_steps", None)  # it chooses its looks itself
-        example.dpsep(model, guide, accountant, generator=SEED, **run).run(*data, progress=False)
+        example.dpsep(model, guide, accountant, noise=Noise(source=SEED), **run).run(
+            *data, progress=False
+        )
     else:
-        if accountant.epsilon is None:
-            run["noise_multiplier"] = 0
-        svi = example.dpsvi(model, guide, optim, accountant, generator=SEED, **run)
+        noise = Noise(0 if accountant.epsilon is None else None, source=SEED)
+        svi = example.dpsvi(model, guide, optim, accountant, noise=noise, **run)
         svi.run(*data, progress=False)
     return _seen(example, model, guide, data, evaluations)
 

@@ -781,7 +781,7 @@ class PrivacyAccountant:
         :param epsilons: budgets, in nats, > 0.
         :param num_draws: number of draws from the prior predictive.
         :param seed: for these and for the runs: equal seeds make equal forecasts.
-        :param settings: further arguments of ``inference``, such as ``{"slice_data": True}``.
+        :param settings: further arguments of ``inference``, such as ``{"num_steps": 500}``.
         :param progress: show a progress bar; there are (len(epsilons) + 1) num_draws runs.
         :returns: a :class:`Forecast`; it prints as a table.
         :raises ConfigurationError: a setting is out of range, or the guide's posterior is not

@@ -74,15 +74,16 @@ SEEDED = (
     "the seed. Leave the seed out of runs whose results you publish."
 )
 SECURE = (
-    "A run used secure=True: its noise and sampling come from the operating system's "
+    "A run was in secure mode: its noise and sampling come from the operating system's "
     "cryptographic generator, and its sums and noise are integers. Other runs in a shared "
     "ledger may not."
 )
-_FORMER = {  # as version 0.1 wrote these remarks
+_FORMER = {  # as older versions wrote these remarks
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
     "can guess the seed.": SEEDED,
     "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
     "sums and noise in integers. A ledger that is shared may have other runs, too.": SECURE,
+    SECURE.replace("was in secure mode", "used secure=True"): SECURE,
 }
 
 

@@ -22,10 +22,9 @@ from pyro_dp.mechanism.clipped_fraction import (
 )
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
-from pyro_dp.records.first_look import first_look, require_slice_data
+from pyro_dp.records.first_look import first_look
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.new_records import NewRecords
@@ -35,7 +34,6 @@ from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.torch_state import sent
-from pyro_dp.utils.validation import require_choice, require_flag
 
 _MOST_TRACES = 4  # tracing more often takes longer than it saves
 _CHANGING = (
@@ -64,22 +62,18 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
 
-    :param settings: the settings of the releases.
-    :param report_clipping: a bit of each record, whether it was clipped, joins the release.
+    :param report: a bit of each record, whether it was clipped, joins the release.
     """
 
-    _bound_name = ""  # the argument that clips
+    _usual_jit = "trace"
 
     def __init__(
         self,
         model: Callable,
         guide: Callable,
-        settings: ReleaseSettings,
         *,
-        plate: str | None,
-        slice_data: bool | str,
-        jit: str,
-        report_clipping: bool = False,
+        report: bool = False,
+        **settings: Any,
     ):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
@@ -88,26 +82,18 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             raise ConfigurationError(
                 f"model is an {type(model).__name__}, which is a guide: the order is model, guide."
             )
-        require_choice("jit", jit, ("trace", "compile", "none"))
-        require_slice_data(slice_data)
-        require_flag("report_clipping", report_clipping)
-        if plate is not None and not isinstance(plate, str):
-            raise ConfigurationError("plate must be the name of a pyro.plate.")
         if pyro.settings.get("module_local_params"):
             raise ConfigurationError(_LOCAL_PARAMETERS)
         if isinstance(guide, AutoLaplaceApproximation):
             vars(guide)["laplace_approximation"] = MethodType(laplace_approximation, guide)
-        super().__init__(settings)
+        super().__init__(**settings)
         self.model = model
         self.guide = guide
-        self.plate = plate
-        self.slice_data = slice_data
-        self.jit = jit
-        self._traces_left = 0 if jit == "none" else _MOST_TRACES
-        self.report_clipping = report_clipping
+        jit = self.execution.jit
+        self._jit = self._usual_jit if jit == "auto" else jit
+        self._traces_left = 0 if self._jit == "none" else _MOST_TRACES
         # An infinite bound clips nothing.
-        clips = report_clipping and settings.bound < math.inf
-        self._bit = Block(1, 0.5, SHARE) if clips else None
+        self._bit = Block(1, 0.5, SHARE) if report and self._bound < math.inf else None
         self._fractions = ClippedFractions()
         self._watched: CapturedState | None = None  # state of the traced code
         self._before: tuple[bool, set[str]] | None = None  # values before the last build
@@ -123,7 +109,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         step sums its records' bits, +1/2 within the bound and -1/2 beyond it, with noise. The
         sample rate and N divide the sum. A record whose part is NaN or infinite counts as half
         clipped. The standard error is that of noise and sampling, which are public. None before the
-        first step, with ``report_clipping=False``, and with an infinite bound.
+        first step, with ``Clip(report=False)``, and with an infinite bound.
         """
         return self._fractions.mean()
 
@@ -133,13 +119,13 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _warnings(self) -> list[Warning]:
         clipped = self.clipped_fraction
-        if not (self.report_clipping and clipped and clipped.is_large):
+        if not (clipped and clipped.is_large):
             return []
         return [
             ClippingWarning(
                 f"About {clipped.fraction:.0%} of the records were clipped at "
-                f"{self._bound_name}={self._bound:g}, which biases the posterior. Raise "
-                f"{self._bound_name} until few are clipped; the noise grows with it."
+                f"clip={self._bound:g}, which biases the posterior. Raise clip until few are "
+                "clipped; the noise grows with it."
             )
         ]
 
@@ -191,15 +177,15 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             self.guide,
             args,
             kwargs,
-            plate=self.plate,
-            slice_data=self.slice_data,
+            plate=self.sampling.plate,
+            slice_data=self.execution.slice_data,
             others=self._others,
             exchange=None if self._ranks.alone else self._ranks.exchange,
         )
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
         rate = self._rate(records.plate)
-        sampler = RecordSampler(self.sampling, records.plate.size, rate, records.count)
+        sampler = RecordSampler(self.sampling.kind, records.plate.size, rate, records.count)
         prepared = self._build(records, sampler)
         if not self._steps or self._first is None:
             self._first = records
@@ -212,9 +198,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _rate(self, plate: PrivatePlate) -> float:
         """The sample rate, which may be that of the plate."""
-        if self.sample_rate is not None:
-            return self.sample_rate
-        return 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
+        return self.sampling.rate or plate.subsample_size / plate.size
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> P:
@@ -252,11 +236,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         try:
             if not self._traces_left:
                 raise NotTraceable(_CHANGING)
-            return trace(Compiler(self.jit == "compile"))
+            return trace(Compiler(self._jit == "compile"))
         except NotTraceable as reason:
             self._traces_left = 0
             warnings.warn(
-                f"jit={self.jit!r} does not apply, and every step runs Pyro code: {reason}.",
+                f"jit={self._jit!r} does not apply, and every step runs Pyro code: {reason}.",
                 stacklevel=2,
             )
             return None

@@ -6,9 +6,9 @@ steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
-import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -23,10 +23,17 @@ from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
-from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable
 from pyro_dp.mechanism.run_result import Callback, RunResult
+from pyro_dp.mechanism.settings import (
+    Clip,
+    Execution,
+    FullBatch,
+    Noise,
+    Sampling,
+    old_names_explained,
+)
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.records import Records
@@ -105,12 +112,12 @@ class Looks(DPSEP):
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
-        term = record_term(self.model, self.guide, records, self.microbatch_size)
+        term = record_term(self.model, self.guide, records, self.execution.microbatch_size)
         if term.answers:
             raise NoEvidence(_BRANCHES)
         try:
             problem = EPProblem.of(term, self.model, self.guide, "auto", read_guide)
-            problem = problem.as_seen(self.model, records, "auto", self.microbatch_size)
+            problem = problem.as_seen(self.model, records, "auto", self.execution.microbatch_size)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
         moments, size = problem.moments, len(problem.places)
@@ -134,7 +141,7 @@ class DPSVI(Readable, Forecasted):
       to 20 latents. The guide is Gaussian, an ``AutoDelta``, or written by hand for the global
       latents. Unless it is Gaussian, it is fitted to the posterior after the last look
       (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
-      ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``.
+      ``optim``, ``loss``, ``num_steps``, the sample rate or ``jit``.
     * *Gradients* (Algorithm 1 of DPVI). Each step samples records. Their gradients are clipped to
       norm C and summed, with noise N(0, (sigma C)^2 I). The public sample rate divides the sum. All
       that lies outside the private plate carries no data and enters exactly. The guide ends at the
@@ -144,9 +151,8 @@ class DPSVI(Readable, Forecasted):
 
     Every other model takes gradients: latents per record, networks, flows, and records that see
     products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
-    made at it.) Any model takes gradients if you use one of their settings: a ``noise_multiplier``
-    above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``, ``privatize="parameters"`` or a loss
-    of your own.
+    made at it.) Any model takes gradients if you use one of their settings: a noise multiplier
+    above 0, a ``clip``, a :class:`RowAdam` or a loss of your own.
 
     **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
     delta)-differentially private for one element of the private plate, for finite data. Epsilon is
@@ -179,144 +185,97 @@ class DPSVI(Readable, Forecasted):
     :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its own
         ``clip_norm`` clips the finished gradient, which protects nobody and costs nothing.
         :meth:`run` calls the ``step()`` of a scheduler after each private step. A
-        ``ReduceLROnPlateau`` gets the private loss and needs ``loss_clip``. In a loop over
-        :meth:`step` you call it yourself, as with ``SVI``.
+        ``ReduceLROnPlateau`` gets the private loss and needs ``Clip.loss``. In a loop over
+        :meth:`step` you call it yourself, as with ``SVI``. A :class:`RowAdam`, or a tuple of both,
+        sets the Adam that moves rows of parameters per record, each on its own, without noise. By
+        default its step size is 0.1, and falls to 0.01 in the second half.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
         particles. Forms with ``Jit`` are taken as those without, and ``TraceGraph_ELBO`` as
         ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model marks latents to be enumerated,
         else ``Trace_ELBO``. Global draws without a reparameterisation need
-        ``privatize="parameters"``. Or a loss of your own, as for Pyro's ``SVI``: a function
+        ``Clip(of="parameters")``. Or a loss of your own, as for Pyro's ``SVI``: a function
         ``loss(model, guide, *args, **kwargs)``, or a subclass of ``ELBO`` with
         ``differentiable_loss``. It must be a sum over sites, which is checked on made-up rows.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: gradient steps of the plan; ``None``: 1000.
-    :param noise_multiplier: standard deviation sigma of a gradient's noise in units of C, before
-        the other blocks take their share of the cost. ``None``: the smallest that fits the
-        remaining budget at the first step. 0: a non-private reference.
-    :param max_grad_norm: C, the norm to which one record's gradient is clipped; ``math.inf`` needs
-        ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run goes on
-        (:mod:`pyro_dp.infer.svi.histogram_bound`). A histogram of the norms takes 5% of the cost of
-        each release, and all of the first one if C is chosen.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
-    :param sample_rate: expected fraction of the records in a gradient step, in (0, 1]. ``None``
-        takes subsample_size / size from the plate. If that is 1, the rate is 0.05, or 1000 records
-        if that is more.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
-    :param privatize: "latents" releases the gradient with respect to the global latents in
-        unconstrained coordinates, and the parameters used inside the plate. It is pulled back
-        through the guide, as the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
-        "parameters" releases the gradient with respect to all parameters, as Algorithm 1.
-    :param microbatch_size: at most so many records are held at a time; the result is the same.
-    :param slice_data: True says that model and guide are written for whole tensors (``with
-        pyro.plate("data", len(x))``), and they get rows of them. False says that they read their
-        arguments at the plate's indices. "auto" finds out on placeholders.
-    :param jit: with "trace", model and guide are traced once, and gradient steps run no Pyro code.
-        With "compile" it becomes machine code (needs a C++ compiler). With "none" every step runs
-        Pyro code. Graphs are checked against the model in the first steps. A model that cannot be
-        traced falls back to "none" with a warning.
-    :param loss_clip: L > 0 releases the loss too. Each record's is clipped to [-L, L] nats and
-        joins the release as a further block.
-    :param loss_share: the loss's part of the privacy cost (of sigma^-2), in (0, 1). The loss's
-        noise has standard deviation sigma L / sqrt(loss_share). The gradient's grows by
-        1 / sqrt(1 - loss_share).
-    :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
-        own and without noise, in the steps that sample the record. ``None``: the step size is 0.1,
-        and falls to 0.01 in the second half of the run.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. There is no
-        guarantee against anyone who can guess the seed. Runs with equal seeds and separate
-        accountants share their noise; the ledger says so. The guide's start and its draws are
-        public: use ``pyro.set_rng_seed`` for these.
-    :param secure: noise and sampling come from the operating system's cryptographic generator, and
-        sums and noise are integers (:mod:`pyro_dp.mechanism.fixed_point`). Refused with
-        ``generator``.
-    :param cluster: a :class:`Cluster` of processes that share the work, each with its own records.
-        Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
+    :param clip: the bound C of one record's gradient, or a :class:`Clip`. ``None``: C is chosen.
+    :param noise: sigma of a gradient step, in units of C before the other blocks take their share
+        of the cost, or a :class:`Noise`.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. Looks are at all
+        records.
+    :param execution: an :class:`Execution`.
     :raises ConfigurationError: a setting is out of range or does not fit the others. At the first
-        step: parameters per record with ``sampling="fixed"``, or latents or parameters per record
-        with a ``cluster``.
+        step: parameters per record with :class:`FixedSizeSampling`, or latents or parameters per
+        record with peers.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSVI, PrivacyAccountant
+    >>> from pyro_dp import DPSVI, Noise, PrivacyAccountant
     >>> def model(y):
     ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Poisson(rate), obs=y)
     >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, generator=0)
+    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, noise=Noise(source=0))
     >>> result = svi.run(torch.arange(2000) % 4, progress=False)  # their mean is 1.5
     >>> print(f"{svi.posterior().quantiles([0.5])['rate'].item():.1f}")
     1.5
     """
 
+    @old_names_explained()
     def __init__(
         self,
         model: Callable,
         guide: Callable,
-        optim: PyroOptim | None = None,
+        optim: PyroOptim | RowAdam | tuple[PyroOptim, RowAdam] | None = None,
         loss: Loss | None = None,
         *,
         accountant: PrivacyAccountant,
         num_steps: int | None = None,
-        noise_multiplier: float | None = None,
-        max_grad_norm: float | None = None,
-        plate: str | None = None,
-        sample_rate: float | None = None,
-        sampling: str = "poisson",
-        privatize: str = "latents",
-        microbatch_size: int | None = None,
-        slice_data: bool | str = "auto",
-        jit: str = "trace",
-        loss_clip: float | None = None,
-        loss_share: float = 0.05,
-        local_optim: RowAdam | None = None,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
-        cluster: Cluster | None = None,
+        clip: Clip | float | None = None,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float | None = None,
+        execution: Execution | None = None,
     ):
-        of_both: dict[str, Any] = {
-            "accountant": accountant,
-            "noise_multiplier": noise_multiplier,
-            "plate": plate,
-            "microbatch_size": microbatch_size,
-            "slice_data": slice_data,
-            "generator": generator,
-            "secure": secure,
-            "cluster": cluster,
-        }
-        of_gradients: dict[str, Any] = {
-            "max_grad_norm": max_grad_norm,
-            "loss_clip": loss_clip,
-            "local_optim": local_optim,
-        }
+        clips = Clip.read(clip).only("DPSVI", "bound", "of", "loss", "loss_share")
+        noises, sampled = Noise.read(noise), Sampling.read(sampling)
+        if clips.adaptive:
+            raise ConfigurationError("An AdaptiveClip is for PaperDPSVI. DPSVI chooses the bound.")
         self._gradients = StochasticGradientVI(
             model,
             guide,
             optim,
             loss,
+            accountant=accountant,
             num_steps=num_steps,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            privatize=privatize,
-            jit=jit,
-            loss_share=loss_share,
-            **of_gradients,
-            **of_both,
+            clip=clips,
+            noise=noises,
+            sampling=sampled,
+            execution=execution,
         )
         asked = {
-            "noise_multiplier": bool(noise_multiplier),
-            'privatize="parameters"': privatize == "parameters",
-            "a loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
-        } | {name: value is not None for name, value in of_gradients.items()}
+            "A noise multiplier": bool(noises.multiplier),
+            "A bound": clips.bound is not None,
+            "Clip.loss": clips.loss is not None,
+            "A RowAdam": self._gradients._local_optim is not None,
+            'Clip(of="parameters")': clips.of == "parameters",
+            "A loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
+        }
         chosen = (_CHOSEN.format(name=name) for name, is_set in asked.items() if is_set)
         self._reason = next(chosen, "")  # why it takes gradient steps
         self._inference: StochasticGradientVI | Looks = self._gradients
         if not self._reason:
-            self._inference = Looks(model, guide, **of_both)
+            self._inference = Looks(
+                model,
+                guide,
+                accountant=accountant,
+                noise=noises,
+                sampling=FullBatch(plate=sampled.plate),
+                execution=replace(self._gradients.execution, jit="auto"),
+            )
 
     def run(
         self,
@@ -347,7 +306,7 @@ class DPSVI(Readable, Forecasted):
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Make one look or one private gradient step from the full data.
 
-        :returns: the private loss in nats if ``loss_clip`` is set, else nan.
+        :returns: the private loss in nats if ``Clip.loss`` is set, else nan.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: all steps of the plan are done; or the optimizer fails, or makes

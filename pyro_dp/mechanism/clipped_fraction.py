@@ -130,14 +130,14 @@ class AdaptiveClip:
     >>> import pyro.distributions as dist
     >>> from pyro.infer import Trace_ELBO
     >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import AdaptiveClip, PaperDPSVI, PrivacyAccountant
+    >>> from pyro_dp import AdaptiveClip, Noise, PaperDPSVI, PrivacyAccountant
     >>> def model(y):
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
     >>> svi = PaperDPSVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.05}), Trace_ELBO(),
-    ...                  accountant=PrivacyAccountant(epsilon=1.0), num_steps=20, sample_rate=0.5,
-    ...                  max_grad_norm=AdaptiveClip(initial=10.0, quantile=0.8), generator=0)
+    ...                  accountant=PrivacyAccountant(epsilon=1.0), num_steps=20, sampling=0.5,
+    ...                  clip=AdaptiveClip(initial=10.0, quantile=0.8), noise=Noise(source=0))
     >>> result = svi.run(torch.linspace(-1.0, 1.0, 5000), progress=False)
     >>> result.bounds[-1] < 5.0  # it began at 10
     True

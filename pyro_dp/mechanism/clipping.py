@@ -109,7 +109,9 @@ class ClippedSum:
 
     def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
         """:raises ConfigurationError: always: shares of the noise are integers."""
-        raise ConfigurationError("Only sums of integers meet those of other owners: secure=True.")
+        raise ConfigurationError(
+            "Only sums of integers, of secure mode, meet those of other owners."
+        )
 
     def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
         """Compare the first blocks of two computations. No sum leaves this class for it.

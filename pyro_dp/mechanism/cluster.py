@@ -64,11 +64,11 @@ _SMALL = (
 class Cluster:
     """Processes that fit one model together, each with a shard of the records.
 
-    Write ``DPSEP(model, guide, accountant=accountant, cluster=Cluster())``, likewise :class:`DPSVI`
-    and :class:`VIPS`. The same script runs in every process, started by ``torchrun``, and passes
-    its own rows to ``run``. Shards may have any sizes, even zero (a tensor of shape (0, ...)).
-    Model and guide see N, the sum of all: ``len(x)``, and so the plate's size, is that of the
-    whole.
+    Write ``DPSEP(model, guide, accountant=accountant, execution=Execution(peers=Cluster()))``,
+    likewise :class:`DPSVI` and :class:`VIPS`. The same script runs in every process, started by
+    ``torchrun``, and passes its own rows to ``run``. Shards may have any sizes, even zero (a tensor
+    of shape (0, ...)). Model and guide see N, the sum of all: ``len(x)``, and so the plate's size,
+    is that of the whole.
 
     In a step each process draws records from its shard and adds up their contributions. All sums go
     to rank 0. Its accountant records the release before the noise is drawn there, once. The release
@@ -101,7 +101,7 @@ class Cluster:
     >>> from pyro_dp import Cluster
     >>> alone = torch.distributed.HashStore()  # torchrun makes it unnecessary
     >>> torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
-    >>> cluster = Cluster(timeout=10.0)  # then: DPSEP(model, guide, ..., cluster=cluster)
+    >>> cluster = Cluster(timeout=10.0)  # then: DPSEP(..., execution=Execution(peers=cluster))
     >>> cluster.rank, cluster.size
     (0, 1)
     >>> torch.distributed.destroy_process_group()

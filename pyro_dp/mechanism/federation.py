@@ -105,10 +105,10 @@ class Channel(Protocol):
 class Federation:
     """K holders of data who fit one posterior together, seen from one of them.
 
-    Write ``DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)``, likewise
-    :class:`VIPS` and :class:`DPSVI`. Each holder runs the same script on a machine of its own and
-    passes its own records to ``run``. All get the same posterior, that of all their records.
-    Records and exact sums never leave their owner.
+    Write ``DPSEP(model, guide, accountant=accountant, noise=Noise(source="system"),
+    execution=Execution(peers=federation))``, likewise :class:`VIPS` and :class:`DPSVI`. Each holder
+    runs the same script on a machine of its own and passes its own records to ``run``. All get the
+    same posterior, that of all their records. Records and exact sums never leave their owner.
 
     In a step each holder draws from its own records and adds up their contributions, in integers.
     Its own accountant and journal count the release. They refuse it beyond its own budget, even if
@@ -151,7 +151,7 @@ class Federation:
     :raises ClusterError: others did not come.
 
     >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp import VIPS, Execution, Noise, PrivacyAccountant
     >>> from pyro_dp.federated import Federation
     >>> from pyro_dp.vips import LinearRegression
     >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
@@ -162,8 +162,9 @@ class Federation:
     ...     def leave(self): ...
     >>> x = torch.linspace(-1.0, 1.0, 5000)[:, None]
     >>> federation = Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
-    >>> vips = VIPS(LinearRegression(dim=1, x_bound=1.0, y_bound=1.0), num_steps=1, secure=True,
-    ...             accountant=PrivacyAccountant(epsilon=1.0), cluster=federation)
+    >>> vips = VIPS(LinearRegression(dim=1, x_bound=1.0, y_bound=1.0), num_steps=1,
+    ...             accountant=PrivacyAccountant(epsilon=1.0), noise=Noise(source="system"),
+    ...             execution=Execution(peers=federation))
     >>> result = vips.run(x, 0.5 * x[:, 0], progress=False)
     >>> print(f"{vips.posterior()['weights'].mean.item():.1f} from {federation.size} holders")
     0.5 from 2 holders

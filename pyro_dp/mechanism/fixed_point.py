@@ -1,7 +1,7 @@
 """Secure mode: sums of integers with integer noise, from the operating system's generator.
 
 A computer cannot hold every real number. Rounding a sum or noise can reveal what the noise should
-hide. ``secure=True`` answers these attacks:
+hide. ``Noise(source="system")`` answers these attacks:
 
 * *Which numbers are possible* (Mironov 2012; Haney et al. 2022, Precision-based attacks, arXiv
   2207.13793). Noise in floating point reaches other numbers from a sum of 0 than from a sum of 1.
@@ -104,11 +104,11 @@ class FixedPointSum(ClippedSum):
         own = [sigma / math.sqrt(self._shares) for sigma in sigmas]
         if not all(least <= sigma <= most for sigma in own):
             raise ConfigurationError(
-                f"secure=True adds noise of {least:g} to {most:g} times a bound, not of "
-                f"{min(own):g} to {max(own):g}: choose another noise_multiplier."
+                f"Secure mode adds noise of {least:g} to {most:g} times a bound, not of "
+                f"{min(own):g} to {max(own):g}: choose another multiplier."
             )
         if not all(block.bound < math.inf for block in self.blocks):
-            raise ConfigurationError("secure=True needs a finite bound: no grid fits an infinite.")
+            raise ConfigurationError("Secure mode needs a finite bound: no grid fits an infinite.")
 
     @property
     def _exact_sums(self) -> tuple[Tensor, ...]:

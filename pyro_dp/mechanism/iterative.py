@@ -11,19 +11,19 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.events.event import require_short_text
 from pyro_dp.accounting.ledger import SECURE, SEEDED
 from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.cluster import Ranks
+from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
 from pyro_dp.mechanism.peers import Alone, Stopped
 from pyro_dp.mechanism.release import release
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.run_result import (
     BY_CALLBACK,
     DONE,
@@ -34,6 +34,7 @@ from pyro_dp.mechanism.run_result import (
     wants_to_stop,
 )
 from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
+from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import (
@@ -63,18 +64,18 @@ _RESULTS_LOST = (
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
-def _peers(settings: ReleaseSettings) -> Alone:
+def _peers(peers: Cluster | Federation | None, accountant: PrivacyAccountant) -> Alone:
     """The peers with which an inference makes its steps."""
-    if settings.cluster is None:
+    if peers is None:
         return Alone()
-    if isinstance(settings.cluster, Federation):
-        if settings.accountant.silent:
+    if isinstance(peers, Federation):
+        if accountant.silent:
             raise ConfigurationError(
-                "cluster: a private selection hides its trials, and a Federation shows each of "
+                "peers: a private selection hides its trials, and a Federation shows each of "
                 "them to other owners. Let each owner choose settings by public knowledge."
             )
-        return Holders(settings.cluster, settings.accountant)
-    return Ranks(settings.cluster, settings.accountant)
+        return Holders(peers, accountant)
+    return Ranks(peers, accountant)
 
 
 def whole_step(step: Step) -> Step:
@@ -91,22 +92,38 @@ def whole_step(step: Step) -> Step:
 class IterativeMechanism(abc.ABC):
     """Base of the inferences: steps with one release each, paid for by one accountant.
 
-    Subclasses implement ``step``.
+    Subclasses implement ``step``. The arguments are those of :class:`DPSVI`.
+
+    :param bound: the largest norm of one record's part of the first release.
+    :param plans: whether the first step chooses ``num_steps``, where it is None.
     """
 
-    def __init__(self, settings: ReleaseSettings):
-        self.accountant, self.num_steps = settings.accountant, settings.num_steps
-        self.sample_rate, self.sampling = settings.sample_rate, settings.sampling
-        self.microbatch_size = settings.microbatch_size
-        self._noise_multiplier = settings.noise_multiplier
-        self._calibrates = settings.noise_multiplier is None
-        self._bound = settings.bound
-        self._ranks = _peers(settings)
-        self._randomness = Randomness(settings.generator, settings.secure, self._ranks.rank)
-        self._sum_type = FixedPointSum if settings.secure else ClippedSum
+    def __init__(
+        self,
+        *,
+        accountant: PrivacyAccountant,
+        num_steps: int | None = None,
+        bound: float,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float | None = None,
+        execution: Execution | None = None,
+        plans: bool = False,
+    ):
+        self.accountant = accountant
+        self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
+        self.noise, self.sampling = Noise.read(noise), Sampling.read(sampling)
+        self.execution = Execution.read(execution)
+        own = (accountant, self.num_steps, self.noise, self.sampling, self.execution)
+        require_fit(*own, bound=bound, plans=plans)
+        self._noise_multiplier = self.noise.multiplier
+        self._calibrates = self._noise_multiplier is None
+        self._bound = bound
+        self._ranks = _peers(self.execution.peers, accountant)
+        self._randomness = Randomness(self.noise.source, self._ranks.rank)
+        self._sum_type = FixedPointSum if self.noise.is_secure else ClippedSum
         if self._randomness.seeded:
             self.accountant.note(SEEDED)
-        if settings.secure:
+        if self.noise.is_secure:
             self.accountant.note(SECURE)
         if self._ranks.note:
             self.accountant.note(self._ranks.note)
@@ -317,8 +334,8 @@ class IterativeMechanism(abc.ABC):
             return self._noise_multiplier
         if self._ranks.own_ledgers:
             raise ConfigurationError(_AGREED)
-        rate = 1.0 if self.sampling == "full" else self.sample_rate
-        if rate is None or self.sampling == "fixed" or self.num_steps is None:
+        rate = self.sampling.rate
+        if rate is None or self.sampling.kind == "fixed" or self.num_steps is None:
             raise ConfigurationError("noise_multiplier is calibrated by the first step.")
         return self._calibrated(rate)
 
@@ -437,7 +454,7 @@ class IterativeMechanism(abc.ABC):
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         """The releases of the steps that are left."""
         assert self.num_steps is not None  # calibration and runs have a number
-        return Counter({_event(sigma, rate, self.sampling): self.num_steps - self._steps})
+        return Counter({_event(sigma, rate, self.sampling.kind): self.num_steps - self._steps})
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
         """The run's reservation with its next release; None: it does not change."""
@@ -490,8 +507,10 @@ class IterativeMechanism(abc.ABC):
 
     def _in_common(self) -> dict[str, Any]:
         """Settings on which all ranks of a cluster must agree before the first look, by name."""
-        names = ("num_steps", "sample_rate", "sampling")
-        return {name: getattr(self, name) for name in names} | {
+        return {
+            "num_steps": self.num_steps,
+            "sample_rate": self.sampling.rate,
+            "sampling": self.sampling.kind,
             "The inference": self._name,
             "noise_multiplier": None if self._calibrates else self._noise_multiplier,
             "The bound": float(self._bound),
@@ -560,8 +579,8 @@ class IterativeMechanism(abc.ABC):
         # Powers of the estimates must not overflow.
         if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
             raise ConfigurationError(
-                f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
-                "noise_multiplier or the bound of a record, or raise sample_rate."
+                f"The noise would have a standard deviation beyond {LARGEST:g}: lower the noise or "
+                "the bound of a record, or raise the sample rate."
             )
         event = _event(noise_multiplier, rate, sampler.sampling)
         if self._last_event is None and noise_multiplier:

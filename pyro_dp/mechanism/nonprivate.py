@@ -3,7 +3,7 @@
 Each request first adds a line to the ledger, and epsilon is infinite from then on. Other exported
 code with such numbers is marked by one of these:
 
-* ``noise_multiplier=0`` is an event of the ledger whose epsilon is infinite.
+* ``noise=0`` is an event of the ledger whose epsilon is infinite.
 * ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`audit` and
   :func:`audit_one_run` know no ledger. They are for other data, which need no protection, and give
   a :class:`NotPrivateWarning` at the call.
@@ -28,7 +28,7 @@ from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning
 from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 4096  # records
-_PEERS = "nonprivate() reads from one process: use an inference without a cluster there."
+_PEERS = "nonprivate() reads from one process: use an inference without peers there."
 
 
 class Readable(abc.ABC):
@@ -110,7 +110,7 @@ class NonPrivate:
                 mark_look(inference.accountant, looked_at, stacklevel=3)
             stream = inference._randomness.stream("local", position)
             everyone = AllRecords(prepared.records.plate.size, prepared.records.device)
-            batches = everyone.split(inference.microbatch_size or _AT_A_TIME)
+            batches = everyone.split(inference.execution.microbatch_size or _AT_A_TIME)
             return read(prepared, batches, stream)
 
 
@@ -123,7 +123,7 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
     can forget the numbers. The run itself goes on as without the look. Only the noise of seeded
     runs changes, as it depends on the position in the ledger.
 
-    For a private loss, see ``loss_clip`` of :class:`DPSVI`. On data that need no protection use
+    For a private loss, see ``loss`` of :class:`Clip`. On data that need no protection use
     ``pyro.infer.Trace_ELBO``.
 
     :param inference: a :class:`DPSVI`, :class:`DPSEP` or :class:`VIPS`.
@@ -135,7 +135,7 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
     >>> from pyro_dp.vips import GaussianMixture
     >>> accountant = PrivacyAccountant()
     >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
-    >>> vips = VIPS(model, accountant=accountant, num_steps=3, noise_multiplier=5.0)
+    >>> vips = VIPS(model, accountant=accountant, num_steps=3, noise=5.0)
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
     ...     norms = nonprivate(vips).gradient_norms(torch.ones(10, 2))

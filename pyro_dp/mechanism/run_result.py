@@ -41,7 +41,7 @@ class ReleasedStep:
     :param step: its number, from 1.
     :param num_steps: number of planned steps.
     :param value: the step's result: for :class:`DPSVI` the private loss in nats, NaN without
-        ``loss_clip``.
+        ``Clip.loss``.
     :param bound: C, to which a record's part is clipped in the next step. If a release has several
         blocks with bounds of their own, the largest.
     :param noise_multiplier: sigma.
@@ -107,7 +107,7 @@ class RunResult(Sequence[float]):
     """The steps of one call of ``run``, as far as it came.
 
     It is a sequence of the numbers that the steps returned. For :class:`DPSVI` these are the
-    private losses, and there are none without ``loss_clip``. It prints as a few lines, and
+    private losses, and there are none without ``Clip.loss``. It prints as a few lines, and
     :meth:`plot` draws the numbers it has. Everything except the times was released or is public.
     **Times are not private**: they may depend on the data, and are for the curator.
 

@@ -41,27 +41,19 @@ _PURPOSES = get_args(_Purpose)
 class Randomness:
     """The private streams of one inference.
 
-    :param generator: ``None`` for operating-system entropy; a ``torch.Generator`` or an ``int`` for
-        a repeatable run. A ``torch.Generator`` is advanced, so two inferences that are handed the
-        same object get different streams.
-    :param secure: noise and sampling come from the operating system's generator, not from one that
-        it seeds.
+    :param source: as of :class:`Noise`. A ``torch.Generator`` is advanced, so two inferences that
+        are handed the same object get different streams.
     :param rank: the process's in a cluster. The sample of one rank must reveal nothing about
         another's. So each has streams of its own, even with equal seeds.
     """
 
     def __init__(
         self,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
+        source: torch.Generator | int | str | None = None,
         rank: int = 0,
     ):
-        if secure and generator is not None:
-            raise ConfigurationError(
-                "secure=True cannot repeat itself: leave generator=None, or choose secure=False."
-            )
-        self._key = None if generator is None else _key(generator)
-        self.secure = secure
+        self.secure = isinstance(source, str)
+        self._key = None if source is None or isinstance(source, str) else _key(source)
         self._rank = (rank,) if rank else ()
 
     @property
@@ -215,7 +207,7 @@ def counted_normals(stream: np.random.Generator, size: int, device: torch.device
 
     The function is Threefry-2x64 with 20 rounds (Salmon, Moraes, Dror & Shaw 2011, Parallel random
     numbers: as easy as 1, 2, 3). No statistical test has distinguished this block cipher from
-    random bits. Like the stream itself it is no cryptographic generator, which ``secure=True`` has.
+    random bits. Like the stream itself it is no cryptographic generator, which secure mode has.
     Box and Muller's transform makes two normals of two words. The radius has 63 random bits, and is
     cut off at 9.4, beyond which a pair lies with probability 6e-20. Every device finds the same
     numbers up to rounding.

@@ -86,7 +86,7 @@ def private_selection(
         def run(setting, accountant):
             guide = AutoNormal(model)
             svi = DPSVI(model, guide, pyro.optim.Adam({"lr": setting}), Trace_ELBO(),
-                        accountant=accountant, num_steps=200, noise_multiplier=20.0, loss_clip=5.0)
+                        accountant=accountant, num_steps=200, noise=20.0, clip=Clip(loss=5.0))
             losses = svi.run(x, y)
             return guide, -sum(losses[-20:])
 
@@ -111,14 +111,14 @@ def private_selection(
     the selection with an error.
 
     :param run: takes a setting and an accountant; returns a result and a score. The score is a
-        number: the larger, the better. It must be private, for example from ``DPSVI``'s
-        ``loss_clip``, or computed on public data. The result must hold its parameters, as an
+        number: the larger, the better. It must be private, for example from ``DPSVI`` with
+        ``Clip.loss``, or computed on public data. The result must hold its parameters, as an
         autoguide does. Call ``pyro.clear_param_store()`` before you use it, or parameters of equal
         names in Pyro's store replace its own. (The winner's store is gone afterwards.)
     :param candidates: the settings, which are public.
     :param releases: the most that one trial releases, with counts, or a function of the setting
         that returns it. The most expensive one is charged. So ``run`` must state its
-        ``noise_multiplier``: a trial has no budget to calibrate from.
+        ``noise``: a trial has no budget to calibrate from.
     :param accountant: keeps the ledger and the budget.
     :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
     :param delta: the event's, in (0, 1); it is part of the delta of the accountant's guarantee.
@@ -139,7 +139,7 @@ def private_selection(
     >>> public_x, public_y = x[:20].double(), y[:20].double()  # of people who need no protection
     >>> def run(precision, accountant):
     ...     model = LinearRegression(dim=1, x_bound=1.0, y_bound=1.0, weight_precision=precision)
-    ...     vips = VIPS(model, accountant=accountant, num_steps=1, noise_multiplier=5.0)
+    ...     vips = VIPS(model, accountant=accountant, num_steps=1, noise=5.0)
     ...     vips.run(x, y, progress=False)
     ...     weights = vips.posterior()["weights"].mean
     ...     return weights, -float((public_y - public_x @ weights).square().sum())
@@ -159,7 +159,7 @@ def private_selection(
     if epsilon == math.inf:
         raise ConfigurationError("releases must have noise: a selection has a finite cost only so.")
     name = f"private_selection among {len(candidates)} settings, {trials!r}"
-    randomness = Randomness(generator, secure=generator is None)
+    randomness = Randomness("system" if generator is None else generator)
     if randomness.seeded:
         accountant.note(SEEDED)
     origin = Origin.now("private_selection", seeded=randomness.seeded, secure=False)

@@ -12,8 +12,8 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import FullBatch, Noise, old_names_explained
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 
 _LEAST_VARIANCE = 1e-8  # in units where the bounds are -1 and 1
@@ -33,7 +33,7 @@ class DPStandardScaler:
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
     Every call of :meth:`fit` is a release of its own, and pays. Calls of cross-validation on clones
     pay too, because clones keep the accountant. A pickled or copied scaler transforms, but has no
-    accountant and no generator, and cannot be fitted.
+    accountant and no seed, and cannot be fitted.
 
     **Not protected.** The number of rows and features, their names and the bounds. Do not look
     bounds up in the data. The output of :meth:`transform` is as secret as its input. Errors about
@@ -43,13 +43,10 @@ class DPStandardScaler:
         beyond them are clipped for the means and variances, and only there. Noise grows with their
         distance.
     :param accountant: keeps the ledger and the budget, also for later fits.
-    :param noise_multiplier: sigma of the event. The noise of a mean has standard deviation sigma
-        sqrt(2 d) h / N, h half of the distance between the bounds. For a release that costs epsilon
-        by itself: ``PrivacyAccountant(epsilon, delta).noise_multiplier(num_steps=1,
-        sampling="full")``. 0: not private.
-    :param generator: a ``torch.Generator`` or a seed, for a result that can be repeated. No
-        guarantee against anyone who can guess the seed, and the ledger says so.
-    :param secure: as for :class:`DPSVI`.
+    :param noise: sigma of the event, or a :class:`Noise` with sigma. The noise of a mean has
+        standard deviation sigma sqrt(2 d) h / N, h half of the distance between the bounds. For a
+        release that costs epsilon by itself: ``PrivacyAccountant(epsilon,
+        delta).noise_multiplier(num_steps=1, sampling="full")``. 0: not private.
 
     :ivar mean_: (d,) in float64, within the bounds, as are
     :ivar var_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and
@@ -57,31 +54,28 @@ class DPStandardScaler:
     :ivar n_features_in_: d.
 
     >>> import numpy as np
-    >>> from pyro_dp import DPStandardScaler, PrivacyAccountant
+    >>> from pyro_dp import DPStandardScaler, Noise, PrivacyAccountant
     >>> accountant = PrivacyAccountant(epsilon=1.0)
     >>> ages = np.linspace(20.0, 60.0, 10_000)[:, None]
-    >>> scaler = DPStandardScaler((0.0, 100.0), accountant=accountant, noise_multiplier=5.0,
-    ...                           generator=0)
+    >>> scaler = DPStandardScaler((0.0, 100.0), accountant=accountant,
+    ...                           noise=Noise(5.0, source=0))
     >>> scaled = scaler.fit_transform(ages)
     >>> print(f"mean {scaler.mean_[0]:.0f}, epsilon {accountant.get_epsilon():.1f}")
     mean 40, epsilon 0.7
     """
 
+    @old_names_explained()
     def __init__(
         self,
         bounds: "tuple[ArrayLike, ArrayLike]",
         *,
         accountant: PrivacyAccountant,
-        noise_multiplier: float,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
+        noise: Noise | float,
     ):
         # As scikit-learn asks: kept as they are, and looked at by fit().
         self.bounds = bounds
         self.accountant = accountant
-        self.noise_multiplier = noise_multiplier
-        self.generator = generator
-        self.secure = secure
+        self.noise = noise
 
     def fit(self, X: Any, y: Any = None) -> "DPStandardScaler":
         """Release means and variances of the rows.
@@ -95,22 +89,18 @@ class DPStandardScaler:
         rows = _rows(X)
         middle, half = self._bounds(rows.shape[1])
         scaled = ((rows - middle.to(rows.device)) / half.to(rows.device)).clamp(-1.0, 1.0)
-        if self.noise_multiplier is None:
+        noise = Noise.read(self.noise)
+        if noise.multiplier is None:
             raise ConfigurationError(
-                "noise_multiplier must be a number: scaling should not take all that remains."
+                "Noise.multiplier must be a number: scaling should not take all that remains."
             )
-        settings = ReleaseSettings(
+        moments = _MomentRelease(
             accountant=self.accountant,
             num_steps=1,
-            noise_multiplier=self.noise_multiplier,
             bound=math.sqrt(rows.shape[1]),
-            sample_rate=1.0,
-            sampling="full",
-            microbatch_size=None,
-            generator=self.generator,
-            secure=self.secure,
+            noise=noise,
+            sampling=FullBatch(),
         )
-        moments = _MomentRelease(settings)
         moments.step(scaled)
         mean, variance = moments.mean.cpu(), moments.variance.cpu()
         self.mean_ = (middle + half * mean).numpy()
@@ -175,7 +165,7 @@ class DPStandardScaler:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the ledger could be spent twice, and a seed tells the noise.
-        return vars(self) | {"accountant": None, "generator": None}
+        return vars(self) | {"accountant": None, "noise": Noise.read(self.noise).multiplier}
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "scale_")
@@ -191,9 +181,7 @@ class DPStandardScaler:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"DPStandardScaler(bounds={self.bounds!r}, noise_multiplier={self.noise_multiplier!r})"
-        )
+        return f"DPStandardScaler(bounds={self.bounds!r}, noise={self.noise!r})"
 
     def _bounds(self, features: int) -> tuple[Tensor, Tensor]:
         """Middle and half of the distance of the bounds, (d,) each."""
@@ -245,7 +233,7 @@ class _MomentRelease(IterativeMechanism):
         clipped = self._sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
-        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))
+        sums, squares = self._release(clipped, RecordSampler(self.sampling.kind, size, 1.0))
         self.mean = (sums / size).clamp(-1.0, 1.0)
         variance = squares / size + 0.5 - self.mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size

@@ -33,7 +33,7 @@ from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import PrivatePlate, find_plate, is_random, latents_alone, random_sites
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import address, forked_rng
 
@@ -129,12 +129,6 @@ def _rows(thing: Any) -> int:
     if isinstance(thing, (list, tuple)) and len(thing):
         return len(thing) if isinstance(thing[0], (int, float, list, tuple, Tensor)) else 0
     return 0
-
-
-def require_slice_data(value: Any) -> None:
-    """:raises ConfigurationError: it is not one of these."""
-    if not isinstance(value, (bool, str)) or value not in _WAYS:
-        raise ConfigurationError(f"slice_data must be True, False or 'auto'; it is {value!r}.")
 
 
 def find_reading(

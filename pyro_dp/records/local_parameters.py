@@ -23,7 +23,7 @@ mixture, too. Under replace-one, the mixture is over the states of both candidat
 compose adaptively (Zhu, Dong & Wang 2022, arXiv 2106.08567, Theorem 10). This gives the ledger's
 cost for fixed R, and, by convexity again, for random R.
 
-**Why not with** ``sampling="fixed"``. There R says whether record n was selected: a batch of fixed
+**Why not with** ``FixedSizeSampling``. There R says whether record n was selected: a batch of fixed
 size without it holds one record more of the others. Amplification compares batches in which another
 record replaces it. With private states that record's past selections are tied to those of record n.
 How much earlier releases reveal of them depends on x_n. So at the same releases *several* records'
@@ -214,9 +214,9 @@ NOTE = (
     "state_dict(), which leaves them out, not the parameter store."
 )
 FIXED = (
-    "sampling='fixed' does not go with parameters per record ({names}). The rows of other records "
+    "FixedSizeSampling does not go with parameters per record ({names}). The rows of other records "
     "would reveal whether a record was sampled, and amplification by fixed-size sampling is not "
-    "proven. Use sampling='poisson' or 'full'."
+    "proven. Use PoissonSampling or FullBatch."
 )
 
 _SCALE = 0.1  # the constants that replace rows, in unconstrained coordinates

@@ -51,7 +51,7 @@ _OTHER_DIMENSION = (
 _BATCH = (
     "Argument {name!r} is a batch: it has {rows} rows, and the private plate {plate.name!r} has "
     "{plate.size} elements. Write pyro.plate({plate.name!r}, len({name})), and pass all records to "
-    "every step, as in svi.run({names}). Batches are drawn privately, at sample_rate."
+    "every step, as in svi.run({names}). Batches are drawn privately, at the sample rate."
 )
 _PART = (
     "The model reads a part of argument {name!r}: it has {rows} rows, and the private plate "
@@ -60,7 +60,7 @@ _PART = (
 )
 _OTHER_DATA = (
     "The data are not those of the first step ({what}). Each step samples its records privately, "
-    "at sample_rate. Pass the whole data to every step, as in run(x, y), and no batches of a "
+    "at the sample rate. Pass the whole data to every step, as in run(x, y), and no batches of a "
     "DataLoader. For other data make a new inference, with the same accountant "
     "if somebody can be in both."
 )

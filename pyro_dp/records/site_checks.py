@@ -156,7 +156,7 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
         if privatize == "latents":
             raise ModelError(
                 f"Global site {name!r} is not reparameterised. So records have no gradient with "
-                f"respect to it. Use privatize='parameters'."
+                f"respect to it. Use clip=Clip(of='parameters')."
             )
         if isinstance(loss, TraceMeanField_ELBO):
             raise ModelError(f"Global site {name!r} is not reparameterised: use Trace_ELBO.")

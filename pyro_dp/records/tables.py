@@ -31,7 +31,7 @@ DISTRIBUTED = (
 )
 _SAMPLER = (
     "Argument {name!r} is a {kind}: which records take part in a step is drawn privately, at "
-    "sample_rate. Pass the dataset, or the tensors, themselves."
+    "sampling's rate. Pass the dataset, or the tensors, themselves."
 )
 _DATASET = (
     "Argument {name!r} is a {kind}: a dataset stands for the arguments that its items have, and is "

@@ -19,6 +19,7 @@ import torch
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.mechanism.settings import Noise
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.synthesizer import Synthesizer, all_margins
 from pyro_dp.tabular.table_file import read_csv
@@ -80,8 +81,7 @@ def _run(options: argparse.Namespace) -> int:
             schema,
             accountant=accountant,
             keep=[] if options.keep is None else [(options.keep, "*")],
-            generator=options.seed,
-            secure=options.secure,
+            noise=Noise(source="system" if options.secure else options.seed),
         )
         if options.journal is not None:
             open_files.enter_context(accountant.journal(options.journal))
@@ -148,8 +148,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     )
     add("--keep", metavar="COLUMN", help="whose relations to all others matter most")
     add("--journal", type=_writable, help="ledger of all that is released of these data")
-    add("--secure", action="store_true", help="noise in integers, from the system's generator")
-    add("--seed", type=_seed, help="repeat a run; no privacy against anyone who guesses the seed")
+    source = parser.add_mutually_exclusive_group().add_argument
+    source("--secure", action="store_true", help="noise in integers, from the system's generator")
+    source("--seed", type=_seed, help="repeat a run; no privacy if someone guesses the seed")
     for name in _SAID:
         add(f"--{name}", metavar="TEXT", help=f"{name}, for the report")
     add("--unit", metavar="TEXT", help="the unit, for the report: such as a person")

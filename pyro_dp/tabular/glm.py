@@ -20,6 +20,7 @@ from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.run_result import RunResult
+from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.design import Design, Formula, levels
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.expressions import bounds
@@ -81,7 +82,7 @@ class PrivateGLM:
         work. Counts are a rate times it, so its logarithm is added to the linear predictor.
     :param group: a column of levels, each with an intercept of its own. These are normal around the
         common one. Their standard deviation is unknown, and integrated out of the prior.
-    :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
+    :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``noise`` and ``execution``.
     :ivar model: the Pyro model.
     :ivar prior: its latents alone, a model without data for :meth:`~pyro_dp.Evidence.posterior`.
     :ivar source: its code.
@@ -103,6 +104,7 @@ class PrivateGLM:
     ['Intercept', 'age', 'ill[T.True]']
     """
 
+    @old_names_explained()
     def __init__(
         self,
         schema: Schema,

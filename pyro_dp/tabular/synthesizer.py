@@ -11,6 +11,7 @@ import torch
 from scipy.stats import norm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.mechanism.settings import FullBatch, Noise, old_names_explained
 from pyro_dp.tabular.drawn_rows import possible_rows, systematic, unit_rows
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior
 from pyro_dp.tabular.schema import Schema
@@ -73,19 +74,17 @@ class Synthesizer:
         are averaged.
     :param keep: ``[("income", "*")]``: the column whose relations to all others matter most, such
         as the outcome of later regressions. All pairs are counted in any case.
-    :param noise_multiplier: sigma of the release, in units of the bound; ``None``: the smallest
-        that fits the rest of the budget. 0: not private.
-    :param generator: as for :class:`DPSVI`, as is secure. The rows of :meth:`sample` are public,
-        and drawn by torch's global generator.
+    :param noise: sigma of the release, in units of the bound, or a :class:`Noise`. The rows of
+        :meth:`sample` are public, and drawn by torch's global generator.
     :raises ConfigurationError: a setting is out of range.
 
     >>> import pandas as pd
-    >>> from pyro_dp import PrivacyAccountant
+    >>> from pyro_dp import Noise, PrivacyAccountant
     >>> from pyro_dp.tabular import Binary, Category, Schema, Synthesizer
     >>> frame = pd.DataFrame({"region": ["north", "south"] * 1000, "smokes": [True, False] * 1000})
     >>> schema = Schema({"region": Category(("north", "south")), "smokes": Binary()})
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> twin = Synthesizer(schema, accountant=accountant, components=2, generator=0).fit(frame)
+    >>> accountant, noise = PrivacyAccountant(epsilon=1.0), Noise(source=0)
+    >>> twin = Synthesizer(schema, accountant=accountant, components=2, noise=noise).fit(frame)
     >>> rows = twin.sample(1000)
     >>> rows.shape, bool((rows["smokes"] == (rows["region"] == "north")).mean() > 0.9)
     ((1000, 2), True)
@@ -93,6 +92,7 @@ class Synthesizer:
     1
     """
 
+    @old_names_explained()
     def __init__(
         self,
         schema: Schema,
@@ -100,9 +100,7 @@ class Synthesizer:
         accountant: PrivacyAccountant,
         components: int = 30,
         keep: Sequence[tuple[str, str]] = (),
-        noise_multiplier: float | None = None,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
+        noise: Noise | float | None = None,
     ):
         if not isinstance(schema, Schema):
             raise ConfigurationError("schema must be a pyro_dp.tabular.Schema.")
@@ -116,9 +114,7 @@ class Synthesizer:
             rows=schema.max_rows,
             members=_MEMBERS,
         )
-        self._settings: dict[str, Any] = dict(
-            noise_multiplier=noise_multiplier, generator=generator, secure=secure
-        )
+        self._noise = Noise.read(noise)
         self._inference()  # so that settings are refused here
         self._posterior: MarginPosterior | None = None
 
@@ -198,14 +194,18 @@ class Synthesizer:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the ledger could be spent twice, and a seed tells the noise.
-        settings = self._settings | {"generator": None}
-        return vars(self) | {"accountant": None, "_settings": settings}
+        return vars(self) | {"accountant": None, "_noise": Noise(self._noise.multiplier)}
 
     def _inference(self) -> VIPS:
         if self.accountant is None:
             raise ConfigurationError("A copy of a Synthesizer has no accountant: make a new one.")
-        settings = dict(accountant=self.accountant, num_steps=1, sampling="full", **self._settings)
-        return _MarginRelease(self._model, **settings)
+        return _MarginRelease(
+            self._model,
+            accountant=self.accountant,
+            num_steps=1,
+            noise=self._noise,
+            sampling=FullBatch(),
+        )
 
     def _fit(self) -> MarginPosterior:
         if self._posterior is None:

@@ -1,10 +1,8 @@
 """Validation of settings. Every text names the argument."""
 
-import functools
-import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -108,30 +106,3 @@ def require_choice(name: str, value: Any, choices: Sequence[str]) -> str:
             f"{name} must be one of {', '.join(map(repr, choices))}; it is {value!r}."
         )
     return value
-
-
-Init = TypeVar("Init", bound=Callable[..., None])
-
-
-def arguments_moved_to(other: type) -> Callable[[Init], Init]:
-    """Decorate an ``__init__`` so its error names the class that takes an argument.
-
-    :param other: the related class.
-    """
-
-    def decorated(init: Init) -> Init:
-        own, theirs = inspect.signature(init).parameters, inspect.signature(other).parameters
-
-        @functools.wraps(init)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            for name in kwargs:
-                if name in theirs and name not in own:
-                    raise ConfigurationError(
-                        f"{type(self).__name__} takes no {name}. Leave it out, or use "
-                        f"{other.__name__}(..., {name}=...)."
-                    )
-            init(self, *args, **kwargs)
-
-        return checked  # type: ignore[return-value]
-
-    return decorated

@@ -121,7 +121,7 @@ class ConjugateModel(abc.ABC):
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
-    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
     >>> from pyro_dp.vips import ConjugateModel, Statistic
     >>> class Mean(ConjugateModel):  # of numbers in [-1, 1], with variance 1
     ...     statistics = {"sum": Statistic((1,), bound=1.0, static=True)}
@@ -134,7 +134,8 @@ class ConjugateModel(abc.ABC):
     ...         mean = pyro.sample("mean", dist.Normal(torch.zeros(1), 1.0).to_event(1))
     ...         with pyro.plate("data", len(x)):
     ...             pyro.sample("x", dist.Normal(mean, 1.0), obs=x.clamp(-1.0, 1.0))
-    >>> vips = VIPS(Mean(), accountant=PrivacyAccountant(epsilon=1.0), num_steps=1, generator=0)
+    >>> vips = VIPS(Mean(), accountant=PrivacyAccountant(epsilon=1.0), num_steps=1,
+    ...             noise=Noise(source=0))
     >>> result = vips.run(torch.linspace(-0.5, 1.0, 5000), progress=False)
     >>> print(f"{vips.posterior()['mean'].mean.item():.2f}")
     0.25

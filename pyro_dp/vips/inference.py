@@ -24,11 +24,10 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import Execution, Noise, Sampling, old_names_explained
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
 from pyro_dp.records.column import has_rows
@@ -38,7 +37,7 @@ from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
-from pyro_dp.utils.validation import require_count, require_number
+from pyro_dp.utils.validation import require_count
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
@@ -74,56 +73,50 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     in 94 to 96% of the cases. It does not include the effects of clipping and of sampling records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
-    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. A model's start
-        is public, and comes from torch's global generator, not from ``generator``.
-    :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
-        steps there can be. 1 where all statistics are static.
-    :param noise_multiplier: standard deviation sigma of a step's noise in units of the bounds, were
-        there one statistic; with K of them each has sqrt(K) sigma. ``None``: the smallest with
-        which the steps, and the release of static statistics, fit the remaining budget. With such a
-        release it is larger than the accountant's for the steps alone. 0: plain variational Bayes,
-        not private.
-    :param sample_rate: expected fraction of the records in a step, in (0, 1].
+    :param accountant: as for :class:`DPSVI`. A model's start is public, and comes from torch's
+        global generator.
+    :param num_steps: number of steps of :meth:`run`; if sigma is calibrated also the most steps
+        there can be. 1 where all statistics are static.
     :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa, t = 1, 2, ...; tau0 >= 0, kappa in
         [0, 1]. kappa = 0 forgets all earlier steps, (0, 1) averages them all. Values in between
         average the noise and forget early, poorer posteriors. ``None``: the model's own.
-    :param microbatch_size: at most so many records are worked on at a time; the result is the same.
-        ``None``: as the model says.
-    :param cluster: processes that share the work, each with its own records (:class:`Cluster`), or
-        owners who keep theirs from each other (:class:`pyro_dp.federated.Federation`).
+    :param noise: a multiplier or a :class:`Noise`. sigma is in units of the bounds, were there one
+        statistic; with K of them each has sqrt(K) sigma. If sigma is calibrated, the steps and the
+        release of static statistics fit the remaining budget. With such a release it is larger than
+        the accountant's for the steps alone. 0: plain variational Bayes, not private.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`.
+    :param execution: an :class:`Execution` with microbatch_size (``None``: as the model says) and
+        peers.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
     >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
     >>> from pyro_dp.vips import LinearRegression
     >>> made_up = torch.Generator().manual_seed(0)
     >>> x = torch.rand(5000, 1, generator=made_up) * 2 - 1  # of norm 1 at most
     >>> y = 0.5 * x[:, 0] + 0.1 * torch.randn(5000, generator=made_up)
     >>> model = LinearRegression(dim=1, x_bound=1.0, y_bound=1.0)
-    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=1, generator=0)
+    >>> accountant, noise = PrivacyAccountant(epsilon=1.0), Noise(source=0)
+    >>> vips = VIPS(model, accountant=accountant, num_steps=1, noise=noise)
     >>> result = vips.run(x, y, progress=False)
     >>> print(f"{vips.posterior()['weights'].mean.item():.1f}")
     0.5
     """
 
     num_steps: int
-    sample_rate: float
 
+    @old_names_explained()
     def __init__(
         self,
         model: ConjugateModel,
         *,
         accountant: PrivacyAccountant,
         num_steps: int,
-        noise_multiplier: float | None = None,
-        sample_rate: float = 1.0,
-        sampling: str = "poisson",
         step_size: tuple[float, float] | None = None,
-        microbatch_size: int | None = None,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
-        cluster: Cluster | None = None,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float = 1.0,
+        execution: Execution | None = None,
     ):
         if not isinstance(model, ConjugateModel):
             raise ConfigurationError(
@@ -131,32 +124,28 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 "pyro_dp.vips.LogisticRegression(dim=10); DPSVI and DPSEP take Pyro models."
             )
         require_count("num_steps", num_steps)
-        require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
+        sampled = Sampling.read(sampling).only("VIPS", "rate")
+        if sampled.rate is None:
+            raise ConfigurationError("VIPS needs a rate of sampling, such as sampling=0.05.")
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         self._declared = dict(model.statistics)
-        bound = max(statistic.bound for statistic in self._declared.values())
-        settings = ReleaseSettings(
+        super().__init__(
             accountant=accountant,
             num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=bound,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-            cluster=cluster,
+            bound=max(statistic.bound for statistic in self._declared.values()),
+            noise=noise,
+            sampling=sampled,
+            execution=Execution.read(execution).only("VIPS", "microbatch_size", "peers"),
         )
-        super().__init__(settings)
-        full = sampling == "full" or sample_rate == 1.0
+        self._rate, full = sampled.rate, sampled.rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
         # Models of users run behind a wall; those of this package are written for one.
         self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
-        own = (self.microbatch_size, self._sum_type)
+        own = (self.execution.microbatch_size, self._sum_type)
         self._once = StatisticsSum(e_step, once, *own) if once else None
         self._each = StatisticsSum(e_step, each, *own) if each else None
         if not each and num_steps != 1:
@@ -303,7 +292,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         events = super()._to_release(rate, sigma) if self._each else Counter[Event]()
         if self._once and self._static is None:
-            events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling)] += 1
+            events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1
         return events
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
@@ -312,7 +301,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         # The first step has two releases: refuse both where only one of them fits the budget.
         sigma = self._calibrate(rate)
         both = (self._once_multiplier(sigma), sigma)
-        return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)
+        return Counter(SubsampledGaussian(each, rate, self.sampling.kind) for each in both)
 
     def _prepare(self, data: tuple[Tensor, ...]) -> Prepared:
         """Refuse a step too many, and check new data. It spends nothing."""
@@ -330,7 +319,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         if self._looks_anew(known is None or not known.records.same_as(args, kwargs)):
             records = self._checked(args, kwargs)
             size = records.plate.size
-            sampler = RecordSampler(self.sampling, size, self.sample_rate, records.count)
+            sampler = RecordSampler(self.sampling.kind, size, self._rate, records.count)
             if self._mixed is None:
                 initial = dict(self.model.initial_statistics(size))
                 self._mixed = MixedStatistics(initial, dict.fromkeys(self._declared, 0.0))

@@ -7,6 +7,7 @@ import sys
 from decimal import Decimal
 
 import pytest
+from grouped import grouped
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
@@ -165,7 +166,9 @@ def test_runs_are_told_apart():
     """Two runs release the same event: a row each, with method, bound, time and generator."""
     accountant = PrivacyAccountant()
     for settings in (dict(secure=True), dict(generator=3), dict()):
-        scaler = DPStandardScaler((0, 1), accountant=accountant, noise_multiplier=4.0, **settings)
+        scaler = DPStandardScaler(
+            (0, 1), accountant=accountant, **grouped(noise_multiplier=4.0, **settings)
+        )
         scaler.fit([[0.0, 1.0]])
     (entry,) = accountant.ledger
     accountant.record(entry.event, 5)
@@ -396,7 +399,9 @@ def test_looks_are_loud(format):
 )
 def test_random_numbers(settings, sentence):
     accountant = PrivacyAccountant()
-    DPStandardScaler((0, 1), accountant=accountant, noise_multiplier=1.0, **settings).fit([[0.0]])
+    DPStandardScaler(
+        (0, 1), accountant=accountant, **grouped(noise_multiplier=1.0, **settings)
+    ).fit([[0.0]])
     text = accountant.report().split("## Random numbers")[1].split("##")[0].strip()
     assert sentence in text
     assert len(text.splitlines()) == 1

@@ -10,6 +10,7 @@ import chromium
 import pyro
 import pytest
 import torch
+from grouped import grouped
 from saved_runs import data, model
 
 from pyro_dp import DPSEP, ApproximateDP, PrivacyAccountant, SubsampledGaussian
@@ -132,7 +133,7 @@ def cells():
     accountant = described()
     guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
     settings = dict(noise_multiplier=200.0, generator=0)
-    inference = DPSEP(model, guide, accountant=accountant, **settings)
+    inference = DPSEP(model, guide, accountant=accountant, **grouped(**settings))
     result = inference.run(*data(), progress=False)
     return [each._repr_html_() for each in (accountant, inference, result, inference.posterior())]
 

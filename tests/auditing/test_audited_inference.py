@@ -14,12 +14,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 from sums import exact_sums
 
 from pyro_dp import (
     DPSEP,
+    Noise,
     PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
@@ -100,11 +102,13 @@ class OneStep:
             pyro.optim.SGD({"lr": 1.0}),
             Trace_ELBO(),
             accountant=PrivacyAccountant(neighboring=self._neighboring),
-            noise_multiplier=self._noise_multiplier,
-            sampling="poisson" if self._neighboring == "replace_one" else "full",
-            sample_rate=1 / SIZE if self._neighboring == "replace_one" else 1.0,
-            jit="trace",
-            generator=self._generator,
+            **grouped(
+                noise_multiplier=self._noise_multiplier,
+                sampling="poisson" if self._neighboring == "replace_one" else "full",
+                sample_rate=1 / SIZE if self._neighboring == "replace_one" else 1.0,
+                jit="trace",
+                generator=self._generator,
+            ),
         )
         return svi, loc
 
@@ -285,7 +289,7 @@ class TestLook:
         """Sums of a look that follows an opening. The empty first record is nobody's."""
         pyro.clear_param_store()
         guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)}))
-        sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
+        sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
         prepared = sep._prepare((x, y), {})
         root = torch.eye(DIM) + 0.3
         known = replace(sep._approximation, frame=Frame(root, 0.5, 0.8, 0.1))
@@ -315,7 +319,7 @@ class TestWholeRuns:
                 LogisticRegression(DIM),
                 accountant=accountants[-1],
                 num_steps=3,
-                generator=generator,
+                noise=Noise(source=generator),
             )
             vips.run(x, y, progress=False)
             return vips.posterior()["weights"].mean
@@ -336,7 +340,7 @@ class TestWholeRuns:
             accountants.append(PrivacyAccountant(1.0))
             guide = AutoDiagonalNormal(model)
             settings = dict(num_steps=1, max_factor_norm=1.0, generator=0)
-            PaperDPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
+            PaperDPSEP(model, guide, accountant=accountants[-1], **grouped(**settings)).step(x, y)
             return guide.loc.numpy(force=True)
 
         def one_of_ten(x, y):

@@ -212,7 +212,7 @@ MUTATIONS = [
     Mutation(
         "fixed batches with private rows",
         "StochasticGradientVI._build",
-        'if term.local and self.sampling == "fixed":',
+        'if term.local and self.sampling.kind == "fixed":',
         "if False:",
         "test_local_parameters.py",
     ),
@@ -1143,8 +1143,8 @@ MUTATIONS = [
     Mutation(
         "forecast: the run without noise has some",
         "Forecasted._forecast",
-        '{"noise_multiplier": 0.0} if epsilon is None',
-        '{"noise_multiplier": 9.0} if epsilon is None',
+        "Noise(0.0 if epsilon is None",
+        "Noise(9.0 if epsilon is None",
         "test_forecast.py",
     ),
     Mutation(

@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, ReleaseContract
+from grouped import grouped
 from problems import (
     linear,
     logistic,
@@ -36,7 +37,9 @@ from pyro_dp import (
     ClippingWarning,
     ConfigurationError,
     ConvergenceWarning,
+    FullBatch,
     ModelError,
+    Noise,
     NotPrivateWarning,
     PaperDPSEP,
     PrivacyAccountant,
@@ -70,17 +73,7 @@ _KINDS = {
     "nested": (repeated_mixture, mixture_guide, points, {"plate": "data"}),
     "products": (products, AutoNormal, regression_data, {}),
 }
-_OF_PAPER = (
-    "num_steps",
-    "sample_rate",
-    "sampling",
-    "max_factor_norm",
-    "damping",
-    "precision",
-    "precision_weight",
-    "centred",
-    "report_clipping",
-)
+_OF_PAPER = ("num_steps", "clip", "factors", "damping")
 
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
@@ -97,7 +90,8 @@ class TestContract(InferenceContract):
     noisy_steps = 60  # in runs of their own
     bad_settings = (
         *(({name: 1}, f"DPSEP takes no {name}") for name in _OF_PAPER),
-        *(({name: torch.zeros(2)}, name) for name in ("noise_aware", "slice_data")),
+        ({"sampling": 0.5}, "DPSEP looks at all records"),
+        ({"slice_data": torch.zeros(2)}, "slice_data"),
     )
     _bad_settings = tuple(
         (setting, word)
@@ -122,7 +116,7 @@ class TestContract(InferenceContract):
 
     def make(self, variant, **options):
         model, guide, _, settings = _KINDS[variant]
-        return DPSEP(model, guide(model), **(settings | options))
+        return DPSEP(model, guide(model), **grouped(**{"sampling": "full"} | settings | options))
 
     def data(self, variant):
         return _KINDS[variant][2]()
@@ -167,7 +161,7 @@ def fitted(model, data, epsilon=1.0, seed=0, guide=AutoMultivariateNormal, **opt
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    sep = DPSEP(model, guide(model), accountant=accountant, generator=seed, **options)
+    sep = DPSEP(model, guide(model), accountant=accountant, **grouped(generator=seed, **options))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ClippingWarning)
@@ -197,7 +191,7 @@ def test_without_noise_it_is_exact():
         linear,
         AutoMultivariateNormal(linear),
         accountant=PrivacyAccountant(),
-        noise_multiplier=0.0,
+        noise=0.0,
     )
     sep.run(x, y, progress=False)
     exact = exact_linear(x, y)
@@ -247,7 +241,7 @@ def test_records_of_a_rare_value_are_not_lost():
     weights = torch.tensor([0.5, 1.0, -1.0])
     y = torch.bernoulli(torch.sigmoid(x @ weights), generator=rng)
     guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(6.0), generator=0)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(6.0), noise=Noise(source=0))
     sep.run(x, y, progress=False)
     p = torch.sigmoid(x @ weights)
     exact = torch.linalg.inv((x * (p * (1 - p)).unsqueeze(1)).T @ x + torch.eye(3))
@@ -388,8 +382,8 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
         model,
         AutoMultivariateNormal(model, init_loc_fn=start, init_scale=1e-4),
         accountant=PrivacyAccountant(),
-        noise_multiplier=5.0,
-        plate=plate,
+        noise=5.0,
+        sampling=FullBatch(plate=plate),
     )
     prepared = sep._prepare((x, y), {})
     known = sep._approximation
@@ -417,7 +411,7 @@ def test_a_part_keeps_the_bound_in_any_frame(kind):
 def test_the_opening_counts_each_record_once():
     x, y = regression_data(size=8)
     guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=5.0)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=5.0)
     prepared, known = sep._prepare((x, y), {}), sep._approximation
     clipped = sep._clipped_sum(prepared, known.at(8), torch.arange(8), 0)
     assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
@@ -426,15 +420,14 @@ def test_the_opening_counts_each_record_once():
 def test_a_state_of_the_other_kind_is_refused():
     x, y = gaussian_data(50)
     options = dict(noise_multiplier=5.0)
-    one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), **options)
+    one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), **grouped(**options))
     one.step(x, y)
     two = PaperDPSEP(
         linear,
         AutoNormal(linear),
         accountant=PrivacyAccountant(),
-        max_factor_norm=1.0,
         num_steps=4,
-        **options,
+        **grouped(max_factor_norm=1.0, **options),
     )
     with pytest.raises(ConfigurationError, match="max_factor_norm differs"):
         two.load_state_dict(one.state_dict())
@@ -556,7 +549,7 @@ def test_collinear_columns_without_noise():
     x = torch.cat([torch.ones(300, 1), group], dim=1)
     y = torch.poisson(torch.ones(300))
     guide, accountant = AutoMultivariateNormal(model), PrivacyAccountant()
-    sep = DPSEP(model, guide, accountant=accountant, noise_multiplier=0.0)
+    sep = DPSEP(model, guide, accountant=accountant, noise=0.0)
     sep.run(x, y, progress=False)
     along = torch.tensor([1.0, -1.0, -1.0, -1.0]) / 2  # changes no rate
     variance = along @ sep.posterior().covariance_matrix @ along

@@ -6,12 +6,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 
-from pyro_dp import DPSEP, DPSVI, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 
 GROUPS = 6
@@ -80,7 +81,7 @@ def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **option
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = {"accountant": PrivacyAccountant(), "generator": 0, "noise_multiplier": noise}
-    inference = method(model, guide(model), **(settings | options))
+    inference = method(model, guide(model), **grouped(**settings | options))
     inference.run(*made_up(), progress=False)
     return inference
 
@@ -169,7 +170,9 @@ def test_a_state_goes_on():
     for _ in range(2):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        sep = DPSEP(not_centred, AutoNormal(not_centred), accountant=accountant, generator=0)
+        sep = DPSEP(
+            not_centred, AutoNormal(not_centred), accountant=accountant, noise=Noise(source=0)
+        )
         if first is None:
             for _ in range(4):
                 sep.step(*arguments)

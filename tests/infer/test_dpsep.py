@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, named, through_a_file
+from grouped import grouped
 from problems import (
     factored,
     handwritten_guide,
@@ -67,7 +68,7 @@ def new_sep(model=logistic, guide=None, **options):
         max_factor_norm=math.inf,
     )
     guide = AutoMultivariateNormal(model) if guide is None else guide
-    return PaperDPSEP(model, guide, **(settings | options))
+    return PaperDPSEP(model, guide, **grouped(**settings | options))
 
 
 def spied(monkeypatch, *args, block=0, **options):
@@ -194,7 +195,7 @@ def test_a_guide_of_low_rank_finds_the_same(inference):
         pyro.clear_param_store()
         own = {"max_factor_norm": math.inf, "num_steps": 15} if inference is PaperDPSEP else {}
         options = {"accountant": PrivacyAccountant(), "noise_multiplier": 0}
-        sep = inference(logistic, kind(logistic), **options, **own)
+        sep = inference(logistic, kind(logistic), **grouped(**options, **own))
         sep.run(*data, progress=False)
         found.append(sep.posterior())
     expected, posterior = found
@@ -228,12 +229,12 @@ class TestContract(InferenceContract):
     bad_settings = (
         ({"damping": 0.0}, "damping"),
         ({"damping": 1.5}, "damping"),
-        ({"moments": "exact"}, "moments"),
+        ({"site_moments": "exact"}, "moments"),
         ({"precision": "low rank"}, "precision"),
         ({"precision_weight": 0.0}, "precision_weight"),
         ({"num_steps": None}, "num_steps"),
         ({"max_factor_norm": None}, "max_factor_norm"),
-        *(({name: torch.zeros(2)}, name) for name in ("centred", "noise_aware", "slice_data")),
+        *(({name: torch.zeros(2)}, name) for name in ("centred", "slice_data")),
         ({"jit": "fast"}, "jit"),
     )
 
@@ -241,7 +242,9 @@ class TestContract(InferenceContract):
         kind, centred, precision = variant.split(", ")
         model, guide, _, settings = _KINDS[kind]
         settings = settings | dict(centred=centred == "centred", precision=precision)
-        return PaperDPSEP(model, guide(model), **({"max_factor_norm": 0.5} | settings | options))
+        return PaperDPSEP(
+            model, guide(model), **grouped(**{"max_factor_norm": 0.5} | settings | options)
+        )
 
     def data(self, variant):
         return _KINDS[variant.split(", ")[0]][2]()
@@ -318,7 +321,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
 def test_public_generators_do_not_see_the_batch(monkeypatch, moments):
     states = []
     for batch in ([], [1], [1, 4, 8, 20]):
-        one_sum(monkeypatch, "logistic", regression_data(), batch, moments=moments)
+        one_sum(monkeypatch, "logistic", regression_data(), batch, site_moments=moments)
         states.append(torch.get_rng_state())
     assert all(torch.equal(state, states[0]) for state in states)
 
@@ -341,7 +344,7 @@ def test_moments_agree_and_repr_tells():
     data = regression_data(size=500)
     posteriors = []
     for moments, name in (("auto", "linear"), ("stein", "stein")):
-        sep = new_sep(num_steps=10, moments=moments)
+        sep = new_sep(num_steps=10, site_moments=moments)
         assert f"moments='{moments}'" in repr(sep)
         sep.run(*data, progress=False)
         assert f"moments='{name}', precision='full'" in repr(sep)
@@ -423,10 +426,9 @@ def test_noise_aware_covariance_uncentred():
     torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
 
 
-@pytest.mark.parametrize("noise_aware", [True, False])
-def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
-    sep = noisy(noise_aware=noise_aware)
-    held, asked = sep.guide.get_posterior(), sep.posterior(noise_aware)
+def test_the_guide_holds_the_posterior():
+    sep = noisy()
+    held, asked = sep.guide.get_posterior(), sep.posterior()
     torch.testing.assert_close(held.mean, asked.mean)
     torch.testing.assert_close(held.covariance_matrix, asked.covariance_matrix)
     wider = sep.posterior(True).stddev / sep.posterior(False).stddev
@@ -559,7 +561,7 @@ def test_warm_starts_are_in_the_ledger():
     sep.run(*data, progress=False)
     assert not sep.accountant.notes
     accountant = PrivacyAccountant()
-    again = DPSEP(logistic, sep.guide, accountant=accountant, noise_multiplier=1.0)
+    again = DPSEP(logistic, sep.guide, accountant=accountant, noise=1.0)
     again.step(*data)
     assert "before the first step of DPSEP" in str(accountant)
 
@@ -661,7 +663,7 @@ def uncentred_features(x, y):
         (kinked, AutoNormal, {}, "kinks"),
         (kinked_prior, AutoNormal, {}, "Laplace"),
         (drops_out, lambda model: handwritten_guide, {}, "draws at random"),
-        (factored, AutoNormal, {"moments": "linear"}, "moments='linear' does not apply"),
+        (factored, AutoNormal, {"site_moments": "linear"}, "moments='linear' does not apply"),
     ],
 )
 def test_models_that_do_not_fit_are_refused_before_anything_is_spent(
@@ -683,7 +685,7 @@ def test_there_is_no_posterior_before_the_first_step():
     [
         (AutoMultivariateNormal, {}),
         (AutoNormal, {"centred": False, "damping": 0.5}),
-        (AutoDiagonalNormal, {"moments": "stein", "precision": "shared"}),
+        (AutoDiagonalNormal, {"site_moments": "stein", "precision": "shared"}),
         (AutoMultivariateNormal, {"precision": "diagonal"}),
     ],
 )
@@ -786,7 +788,7 @@ def test_a_posterior_beyond_the_numbers_stays_where_it_was():
 def test_observations_with_more_dimensions_than_their_distribution():
     """As y of shape (N, 1): no linear moments, and no exception without a name."""
     x, y = regression_data()
-    sep = new_sep(moments="linear")
+    sep = new_sep(site_moments="linear")
     with pytest.raises(ModelError):
         sep.step(x, y.unsqueeze(-1))
 

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
 import pyro_dp.mechanism.iterative
-from pyro_dp import DPSEP, ConfigurationError, PrivacyAccountant, PrivacyBudgetExceeded
+from pyro_dp import DPSEP, ConfigurationError, Noise, PrivacyAccountant, PrivacyBudgetExceeded
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release import release
@@ -27,7 +27,7 @@ def made(epsilon=1.0, sigma=None, accountant=None, seed=0):
     pyro.set_rng_seed(0)
     accountant = accountant or PrivacyAccountant(epsilon)
     guide = AutoMultivariateNormal(logistic)
-    return DPSEP(logistic, guide, accountant=accountant, noise_multiplier=sigma, generator=seed)
+    return DPSEP(logistic, guide, accountant=accountant, noise=Noise(sigma, source=seed))
 
 
 def squared_mu(accountant):
@@ -246,7 +246,7 @@ def scaled(x, y):
 def look_of(model, guide, *data):
     """Prepared sums, blocks of a look in a frame of its own, and of the opening."""
     pyro.clear_param_store()
-    sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
+    sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
     prepared, known = sep._prepare(data, {}), sep._approximation
     root = torch.randn(known.plan.dim, known.plan.dim)
     frame = Frame(root @ root.T + 0.1 * torch.eye(known.plan.dim), 0.6, BOUND, 0.2)
@@ -319,9 +319,7 @@ def test_a_record_beside_an_unknown_scale_does_so_too():
 
 def test_the_openings_histograms_share_its_cost():
     pyro.clear_param_store()
-    sep = DPSEP(
-        scaled, AutoMultivariateNormal(scaled), accountant=PrivacyAccountant(), noise_multiplier=3.0
-    )
+    sep = DPSEP(scaled, AutoMultivariateNormal(scaled), accountant=PrivacyAccountant(), noise=3.0)
     sep._prepare((torch.randn(SIZE, DIM), torch.randn(SIZE)), {})
     blocks = sep._approximation.blocks
     assert [each.bound for each in blocks] == [1.0, 1.0]

@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import through_a_file
+from grouped import grouped
 from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data
 from pyro import poutine
 from pyro.infer import Trace_ELBO
@@ -19,7 +20,9 @@ from pyro_dp import (
     DPSVI,
     ConfigurationError,
     ConvergenceWarning,
+    Execution,
     ModelError,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -69,7 +72,7 @@ def swap(model=logistic, guide=None, optim=None, **options):
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(model) if guide is None else guide(model)
     settings = {"accountant": PrivacyAccountant(epsilon=1.0), "generator": 0} | options
-    return DPSVI(model, guide, optim, **settings)
+    return DPSVI(model, guide, optim, **grouped(**settings))
 
 
 def outcomes(model, data):
@@ -131,7 +134,7 @@ def test_other_models_take_gradients(model, reason):
 def test_a_setting_of_gradients_is_the_reason():
     svi = swap(max_grad_norm=1.0, num_steps=3)
     svi.run(*regression_data(60), progress=False)
-    with pytest.raises(ConfigurationError, match="max_grad_norm is a setting of gradient steps"):
+    with pytest.raises(ConfigurationError, match="A bound is a setting of gradient steps"):
         svi.evidence  # noqa: B018
 
 
@@ -147,7 +150,9 @@ def test_other_problems_take_gradients(name):
     problem = PROBLEMS[name]()
     accountant = PrivacyAccountant(epsilon=1.0)
     options = {"num_steps": 2} | problem.options
-    svi = DPSVI(problem.model, problem.guide, accountant=accountant, loss=problem.loss, **options)
+    svi = DPSVI(
+        problem.model, problem.guide, accountant=accountant, loss=problem.loss, **grouped(**options)
+    )
     svi.run(*problem.data, progress=False)
     assert type(svi._inference) is StochasticGradientVI
 
@@ -160,7 +165,7 @@ def test_other_problems_take_gradients(name):
         {"max_grad_norm": 1.0},
         {"loss_clip": 1.0},
         {"privatize": "parameters"},
-        {"local_optim": RowAdam()},
+        {"optim": RowAdam()},
         {"loss": lambda model, guide, *args: Trace_ELBO().differentiable_loss(model, guide, *args)},
     ],
     ids=lambda setting: next(iter(setting)),
@@ -247,7 +252,7 @@ def test_after_a_release_the_method_stays():
 def test_the_posterior_is_that_of_dpsep(change):
     data, guide = regression_data(300), AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=1.0)
-    sep = DPSEP(logistic, guide, accountant=accountant, generator=0)
+    sep = DPSEP(logistic, guide, accountant=accountant, noise=Noise(source=0))
     pyro.set_rng_seed(0)
     sep.run(*data, progress=False)
     svi = swap(**change)
@@ -319,7 +324,7 @@ def test_one_front_for_both(model):
     assert svi.optim is optim and svi.num_steps is not None and svi.last_run is None
     svi.run(*data, progress=False)
     assert repr(svi).startswith("DPSVI(") and "<table" in svi._repr_html_()
-    assert repr(svi.last_run).startswith("DPSVI: ") and svi.max_grad_norm is None
+    assert repr(svi.last_run).startswith("DPSVI: ") and svi.clip.bound is None
     assert "DPSVI" in str(svi.accountant.report()) or svi.accountant.num_releases
     assert svi.explain().status == svi.posterior().status
     assert svi.predictive(5)(*regression_data(200))["y"].shape == (5, 200)
@@ -330,8 +335,8 @@ def test_one_front_for_both(model):
     for copied in (copy.copy, copy.deepcopy):
         with pytest.raises(PrivacyError, match="A DPSVI holds the data"):
             copied(svi)
-    svi.microbatch_size = 50
-    assert svi._inference.microbatch_size == svi._gradients.microbatch_size == 50
+    svi.execution = Execution(microbatch_size=50)
+    assert svi._inference.execution is svi._gradients.execution is svi.execution
 
 
 def test_rows_of_records_start_anew_after_the_attempt():

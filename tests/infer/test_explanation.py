@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import logistic, regression_data
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
 
@@ -45,7 +46,9 @@ def explanation(data=0.5, sampling=0.1, clipping=0.0, **options):
 def fitted(kind, size=200, dim=3, guide=AutoMultivariateNormal, data=None, **options):
     pyro.clear_param_store()
     accountant = PrivacyAccountant(options.pop("epsilon", None))
-    inference = kind(logistic, guide(logistic), accountant=accountant, generator=0, **options)
+    inference = kind(
+        logistic, guide(logistic), accountant=accountant, **grouped(generator=0, **options)
+    )
     inference.run(*(data or regression_data(size, dim)), progress=False)
     return inference
 
@@ -270,7 +273,7 @@ def test_dpsep_that_has_not_arrived():
     pyro.clear_param_store()
     accountant = PrivacyAccountant()
     guide, settings = started_far(logistic), {"noise_multiplier": 0.1, "generator": 0}
-    short = DPSEP(logistic, guide, accountant=accountant, **settings)
+    short = DPSEP(logistic, guide, accountant=accountant, **grouped(**settings))
     for _ in range(4):  # the first is of norms alone
         short.step(*data)
     assert short.explain().limit == short.posterior().status.cause == "steps"
@@ -297,7 +300,7 @@ def test_dpsep_after_its_first_release():
         logistic,
         AutoMultivariateNormal(logistic),
         accountant=PrivacyAccountant(),
-        noise_multiplier=2.0,
+        noise=2.0,
     )
     with pytest.raises(ConfigurationError, match="before the first step"):
         sep.explain()
@@ -333,9 +336,7 @@ def test_float32_and_latents_that_no_record_sees(kind):
         hierarchy,
         AutoNormal(hierarchy),
         accountant=PrivacyAccountant(),
-        noise_multiplier=2.0,
-        generator=0,
-        **options,
+        **grouped(noise_multiplier=2.0, generator=0, **options),
     )
     inference.run(*regression_data(100), progress=False)
     found = inference.explain()
@@ -356,7 +357,7 @@ def test_dpsep_of_products_is_to_be_checked():
     pyro.clear_param_store()
     guide = AutoMultivariateNormal(products)
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 0.1, "generator": 0}
-    sep = DPSEP(products, guide, **settings)
+    sep = DPSEP(products, guide, **grouped(**settings))
     with pytest.warns(ConvergenceWarning):
         sep.run(*regression_data(2000, 3), progress=False)
     assert str(sep.posterior().status).startswith("check: ")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.norm_counts import FROM, KEPT, ExtremeCounts, WithExtremes
 from pyro_dp.mechanism.contributions import Rows, Scaled
 from pyro_dp.mechanism.norm_histogram import Norms
@@ -96,7 +96,9 @@ def test_a_few_extreme_records_are_no_longer_missed(cap):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
-    sep = DPSEP(poisson, AutoMultivariateNormal(poisson), accountant=accountant, generator=0)
+    sep = DPSEP(
+        poisson, AutoMultivariateNormal(poisson), accountant=accountant, noise=Noise(source=0)
+    )
     sep.run(*data, progress=False)
     posterior = sep.posterior()
     assert posterior.status.is_ok == (cap == 20)
@@ -122,7 +124,7 @@ def test_early_looks_with_small_bounds_do_not_bias_the_mean():
     start = init_to_value(values={"w": exact})
     accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
     guide = AutoMultivariateNormal(poisson, init_loc_fn=start)
-    sep = DPSEP(poisson, guide, accountant=accountant, generator=0)
+    sep = DPSEP(poisson, guide, accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     away = sep.posterior().mean - exact
     precision = (x * (x @ exact).exp()[:, None]).mT @ x

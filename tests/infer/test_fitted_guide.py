@@ -7,11 +7,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro.distributions import constraints
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 
-from pyro_dp import DPSVI, ConvergenceWarning, ModelError, PrivacyAccountant
+from pyro_dp import DPSVI, ConvergenceWarning, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.records.initial_values import initialise
@@ -141,7 +142,7 @@ def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    svi = DPSVI(coin, coin_guide, accountant=accountant, generator=0)
+    svi = DPSVI(coin, coin_guide, accountant=accountant, noise=Noise(source=0))
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
         if loop:
@@ -163,7 +164,7 @@ def test_dpsvi_warns_of_a_guide_that_cannot_hold_the_posterior():
     tosses = (torch.arange(2_000) % 10 < 8).float()
     pyro.clear_param_store()
     accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    svi = DPSVI(coin, stuck_guide, accountant=accountant, generator=0)
+    svi = DPSVI(coin, stuck_guide, accountant=accountant, noise=Noise(source=0))
     with pytest.warns(ConvergenceWarning, match="stuck_guide could not be fitted"):
         svi.run(tosses, progress=False)
     assert math.isclose(svi.posterior().quantiles([0.5])["fairness"].item(), 0.8, abs_tol=0.05)
@@ -196,7 +197,7 @@ class TestMixture:
         exposed = pyro.poutine.block(two_kinds, expose=["weights", "locs"])
         guide = AutoDelta(exposed, init_loc_fn=start_of_two_kinds)
         loss = TraceEnum_ELBO(max_plate_nesting=1)
-        svi = DPSVI(two_kinds, guide, pyro.optim.Adam({"lr": 0.05}), loss, **settings)
+        svi = DPSVI(two_kinds, guide, pyro.optim.Adam({"lr": 0.05}), loss, **grouped(**settings))
         svi.run(y, progress=False)
         return svi, guide, near.float().mean()
 

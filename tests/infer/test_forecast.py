@@ -4,17 +4,28 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch.distributions import biject_to, constraints
 
-from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, Posterior, PrivacyAccountant
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    VIPS,
+    ConfigurationError,
+    Execution,
+    Forecast,
+    FullBatch,
+    Posterior,
+    PrivacyAccountant,
+)
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ModelError
 
 FEW = {"epsilons": (0.3, 30.0), "num_draws": 1, "progress": False}
-SHORT = {DPSEP: {}, DPSVI: {"num_steps": 150, "sample_rate": 1.0}}
+SHORT = {DPSEP: {}, DPSVI: {"num_steps": 150, "sampling": 1.0}}
 
 
 def made_up(size=300, dim=2):
@@ -65,7 +76,7 @@ def test_nothing_is_charged_or_moved():
     assert list(pyro.get_param_store().keys()) == ["theirs"]
     assert torch.equal(torch.get_rng_state(), rng) and torch.equal(y, before)
     # The guide can be used, and the forecast can be had again.
-    sep = DPSEP(logistic, guide, accountant=accountant, **SHORT[DPSEP])
+    sep = DPSEP(logistic, guide, accountant=accountant, **grouped(**SHORT[DPSEP]))
     sep.run(x, torch.bernoulli(torch.full((300,), 0.5)), progress=False)
     again = accountant.forecast(logistic, AutoMultivariateNormal(logistic), x, 1 - y, **options)
     assert torch.equal(again.widths, found.widths)  # the budget is spent, outcomes are others
@@ -80,12 +91,12 @@ def test_trials_have_the_settings_of_the_accountant():
 
     class Spied(DPSEP):
         def __init__(self, *args, **options):
-            trials.append((options["accountant"], options.get("noise_multiplier")))
+            trials.append((options["accountant"], options["noise"].multiplier))
             super().__init__(*args, **options)
 
     ours = PrivacyAccountant(2.0, 1e-6, neighboring="replace_one", engine="rdp")
     guide = AutoMultivariateNormal(logistic)
-    options = FEW | {"num_draws": 2, "settings": {"plate": "data"}}
+    options = FEW | {"num_draws": 2, "settings": {"sampling": FullBatch(plate="data")}}
     found = ours.forecast(logistic, guide, *made_up(100), inference=Spied, **options)
     assert [(each.epsilon, sigma) for each, sigma in trials] == 2 * [
         (None, 0.0),
@@ -127,7 +138,7 @@ def test_widths_are_of_the_model_s_own_space(inference):
     ]
     assert found.widths.isfinite().all() and (found.widths > 0).all()
     assert found.widths[:, 1:4].max() <= 1.0
-    short = short | {"slice_data": True}
+    short = short | {"execution": Execution(slice_data=True)}
     found = forecast(whole, made_up(50, 3), inference, settings=short, **once)
     assert found.names == ["rate"] and (found.widths > 0).all()
 
@@ -182,9 +193,7 @@ def test_a_picture():
         ({"inference": VIPS}, "inference must be"),
         ({"inference": None}, "inference must be"),
         ({"settings": {"accountant": None}}, "settings: leave out accountant"),
-        ({"settings": {"noise_multiplier": 1.0}}, "settings: leave out noise_multiplier"),
-        ({"settings": {"generator": 0}}, "settings: leave out generator"),
-        ({"settings": {"secure": True}}, "settings: leave out secure"),
+        ({"settings": {"noise": 1.0}}, "settings: leave out noise"),
         ({"settings": 3}, "settings must be"),
         ({"epsilons": ()}, "epsilons must be"),
         ({"epsilons": 1.0}, "epsilons must be"),
@@ -193,7 +202,7 @@ def test_a_picture():
         ({"seed": -1}, "seed must be"),
         ({"guide": AutoDelta, "inference": DPSVI}, "not one Gaussian"),
         ({"guide": AutoDelta}, "guide"),
-        ({"settings": {"plate": "rows"}}, "plate='rows'"),
+        ({"settings": {"sampling": FullBatch(plate="rows")}}, "plate='rows'"),
     ],
 )
 def test_what_it_refuses(options, said):

@@ -128,7 +128,7 @@ def test_a_tight_bound_and_one_that_is_far_above():
 @pytest.mark.parametrize(
     ("factor", "words"),
     [
-        (0.01, " clips about 100%.*max_grad_norm=None"),
+        (0.01, " clips about 100%.*clip=None"),
         (1.0, None),
         (0.8, None),
         (3.0, None),
@@ -140,4 +140,4 @@ def test_a_bound_of_ones_own_is_compared(factor, words):
     found = after(30)
     status = Clipping(found, factor * found.bound).status()
     assert status.is_ok == (words is None)
-    assert status.is_ok or re.search(f"^check: max_grad_norm=[0-9.]+.*{words}", str(status))
+    assert status.is_ok or re.search(f"^check: clip=[0-9.]+.*{words}", str(status))

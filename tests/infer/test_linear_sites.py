@@ -8,11 +8,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import logistic as plain_logistic
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
-from pyro_dp import DPSEP, PaperDPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
 from pyro_dp.infer.ep.linear_design import Axes, _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
@@ -72,7 +73,7 @@ def categorical(x, y):
         pyro.sample("y", dist.Categorical(logits=logits), obs=y[i])
 
 
-def grouped(x, y, z):
+def in_groups(x, y, z):
     """Each group, an integer, has an intercept of its own."""
     w, u = weights(), pyro.sample("u", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
     with pyro.plate("data", len(x)) as i:
@@ -99,7 +100,7 @@ MODELS = {
     each.__name__: each
     for each in (
         *(logistic, probabilities, with_offset, clamped, poisson, gaussian, categorical),
-        *(grouped, masked, two_elements),
+        *(in_groups, masked, two_elements),
     )
 }
 
@@ -114,7 +115,7 @@ def data(model, size=SIZE):
         y = torch.poisson(torch.ones(size))
     if model is categorical:
         y = torch.randint(0, 3, (size,))
-    if model is grouped:
+    if model is in_groups:
         return x, y, torch.arange(size) % 4
     if model in (with_offset, masked, two_elements):
         return x, y, torch.randn(size)
@@ -131,9 +132,7 @@ def sites_of(model, tensors, *, scale=0.1, **options):
         model,
         AutoMultivariateNormal(model, init_scale=scale),
         accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
-        **steps,
-        **options,
+        **grouped(noise_multiplier=1.0, **steps, **options),
     )
     prepared = sep._prepare(tuple(finite), {})
     for column, given in zip(prepared.records.columns, tensors, strict=True):
@@ -321,8 +320,8 @@ def test_predictors_that_are_not_linear_have_no_design():
 
 @pytest.mark.parametrize("group", [4, -9])
 def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
-    x, y, z = data(grouped)
-    sep, sites = sites_of(grouped, (x, y, z))
+    x, y, z = data(in_groups)
+    sep, sites = sites_of(in_groups, (x, y, z))
     known, own = sep._approximation, frame(DIM + 4, 2.0)
     at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
     expected = sums(sites, at, blocks, torch.cat([torch.arange(7), torch.arange(8, SIZE)]))
@@ -395,7 +394,7 @@ def test_runs_are_as_before():
                 patch.setattr(SiteSum, "_linear", lambda self, public: None)
             guide = AutoMultivariateNormal(plain_logistic)
             accountant = PrivacyAccountant(epsilon=3.0)
-            sep = DPSEP(plain_logistic, guide, accountant=accountant, generator=0)
+            sep = DPSEP(plain_logistic, guide, accountant=accountant, noise=Noise(source=0))
             sep.run(x, y, progress=False)
             found.append((sep.posterior().mean, sep.posterior().covariance_matrix))
     close(found)

@@ -7,6 +7,7 @@ import pyro
 import pytest
 import torch
 from contract import same, through_a_file
+from grouped import grouped
 from problems import PROBLEMS, handwritten_guide, logistic, regression_data, values
 from pyro import poutine
 from pyro.infer.autoguide import (
@@ -21,6 +22,7 @@ from pyro_dp import (
     PaperDPSVI,
     PrivacyAccountant,
     PrivacyWarning,
+    RowAdam,
 )
 from pyro_dp.infer.svi.averaged_guide import IterateAverages
 
@@ -52,7 +54,7 @@ def swapped(model=logistic, guide=None, optim=OPTIMIZERS["Adam"], **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
-    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **settings)
+    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **grouped(**settings))
 
 
 def told(run, kind):
@@ -78,7 +80,7 @@ def test_a_learning_rate_of_zero_moves_nothing():
 def test_a_loop_needs_no_number_of_steps():
     """The first step says once that it returns nan."""
     svi, data = swapped(), regression_data()
-    with pytest.warns(PrivacyWarning, match=r"step\(\) returns nan.*loss_clip") as caught:
+    with pytest.warns(PrivacyWarning, match=r"step\(\) returns nan.*Clip") as caught:
         assert math.isnan(svi.step(*data))
     assert caught[0].filename == __file__ and svi.num_steps == 1000
     with warnings.catch_warnings():
@@ -148,18 +150,18 @@ def fitted(bound, model=logistic, **options):
 
 def test_a_bound_that_is_far_too_small(as_users_run_it):
     svi, texts = fitted(0.01)
-    assert len(texts) == 1 and "max_grad_norm=0.01 clips about" in texts[0]
-    assert "max_grad_norm=None" in texts[0] and svi.clipped_fraction.fraction > 0.8
+    assert len(texts) == 1 and "clip=0.01 clips about" in texts[0]
+    assert "clip=None" in texts[0] and svi.clipped_fraction.fraction > 0.8
     status = svi.posterior().status
     assert not status.is_ok and status.cause == "clipping"
-    assert texts[0].startswith(f"{status}. Leave max_grad_norm out")
+    assert texts[0].startswith(f"{status}. Leave clip out")
     assert fitted(None)[1] == []
 
 
 def test_a_bound_that_is_far_too_large(as_users_run_it):
     svi, texts = fitted(1e3)
     assert len(texts) == 1 and "far above the records' gradients" in texts[0]
-    assert "max_grad_norm=None" in texts[0] and svi._gradients._bound == svi.max_grad_norm == 1e3
+    assert "clip=None" in texts[0] and svi._gradients._bound == svi.clip.bound == 1e3
 
 
 @pytest.mark.parametrize("bound", [1.0, None])
@@ -288,7 +290,7 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
     del old["num_steps"]
     pyro.clear_param_store()
     paper = PaperDPSVI(
-        logistic, handwritten_guide, optim, accountant=PrivacyAccountant(), **settings
+        logistic, handwritten_guide, optim, accountant=PrivacyAccountant(), **grouped(**settings)
     )
     paper.step(*data)
     for state in (old, paper.state_dict()):
@@ -296,7 +298,9 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
             swapped(num_steps=5).load_state_dict(state)
     pyro.clear_param_store()
     settings |= dict(num_steps=9, accountant=PrivacyAccountant())
-    longer = PaperDPSVI(logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **settings)
+    longer = PaperDPSVI(
+        logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **grouped(**settings)
+    )
     with pytest.raises(ConfigurationError, match="has a plan. DPSVI takes it"):
         longer.load_state_dict(planned.state_dict())
     longer.load_state_dict(paper.state_dict())
@@ -306,11 +310,7 @@ def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
 # The paper's algorithm.
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"optim": None}, "needs an optim"), ({"max_grad_norm": None}, "needs a max_grad_norm")],
-)
-def test_the_paper_chooses_nothing(options, words):
-    settings = dict(accountant=PrivacyAccountant(), optim=pyro.optim.Adam({})) | options
-    with pytest.raises(ConfigurationError, match=words):
-        PaperDPSVI(logistic, handwritten_guide, **settings)
+def test_the_paper_chooses_no_optimizer():
+    for optim in (None, RowAdam()):
+        with pytest.raises(ConfigurationError, match="needs an optim"):
+            PaperDPSVI(logistic, handwritten_guide, optim, accountant=PrivacyAccountant())

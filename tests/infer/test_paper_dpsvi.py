@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, named, through_a_file
+from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -33,6 +34,9 @@ import pyro_dp.records.record_term
 from pyro_dp import (
     AdaptiveClip,
     ConfigurationError,
+    Execution,
+    FullBatch,
+    Noise,
     PaperDPSVI,
     PrivacyAccountant,
     PrivacyError,
@@ -64,7 +68,7 @@ class TestContract(InferenceContract):
         ({"loss_clip": 0.0}, "loss_clip"),
         ({"loss_share": 1.0}, "loss_share"),
         ({"privatize": "all"}, "privatize"),
-        ({"local_optim": 0.1}, "local_optim"),
+        ({"optim": (pyro.optim.Adam({}), 0.1)}, "optim"),
         ({"slice_data": 1}, "slice_data"),
         ({"report_clipping": None}, "report_clipping"),
         ({"plate": 3}, "plate"),
@@ -77,7 +81,9 @@ class TestContract(InferenceContract):
         problem = PROBLEMS[name]()
         settings = dict(max_grad_norm=0.5, loss_clip=2.0, privatize=privatize)
         settings |= dict(optim=pyro.optim.Adam({"lr": 0.01}), loss=problem.loss)
-        return PaperDPSVI(problem.model, problem.guide, **(settings | problem.options | options))
+        return PaperDPSVI(
+            problem.model, problem.guide, **grouped(**settings | problem.options | options)
+        )
 
     def data(self, variant):
         return PROBLEMS[variant.rpartition(", ")[0]]().data
@@ -317,7 +323,7 @@ def test_adaptive_clip(monkeypatch):
 
 
 def test_evaluate_loss_is_refused(monkeypatch):
-    with pytest.raises(PrivacyError, match="loss_clip"):
+    with pytest.raises(PrivacyError, match="Clip.loss"):
         Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
 
 
@@ -413,8 +419,8 @@ def test_any_pyro_optimizer(optim):
         optim(),
         Trace_ELBO(),
         accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
-        sampling="full",
+        noise=1.0,
+        sampling=FullBatch(),
     )
     data = regression_data()
     for _ in range(3):
@@ -468,7 +474,7 @@ def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
         optim,
         Trace_ELBO(),
         accountant=accountant,
-        noise_multiplier=1.0,
+        noise=1.0,
     )
     with pytest.raises(ConfigurationError, match=words):
         svi.step(*regression_data())
@@ -534,7 +540,7 @@ def test_a_scheduler_that_goes_by_a_loss():
         return new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4, **options)
 
     svi = make()
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*loss_clip"):
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*Clip"):
         svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 0
     svi = make(loss_clip=1.0)
@@ -569,9 +575,8 @@ def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
         optim,
         Trace_ELBO(),
         accountant=accountant,
-        noise_multiplier=1.0,
-        generator=0,
-        jit=jit,
+        noise=Noise(1.0, source=0),
+        execution=Execution(jit=jit),
     )
     with pytest.raises(ConfigurationError, match=words):
         for _ in range(20):
@@ -621,5 +626,5 @@ def test_bad_number_of_particles(particles):
             pyro.optim.Adam({}),
             Trace_ELBO(num_particles=particles),
             accountant=PrivacyAccountant(),
-            noise_multiplier=1.0,
+            noise=1.0,
         )

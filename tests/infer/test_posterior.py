@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from grouped import grouped
 from problems import logistic, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import MultivariateNormal, biject_to, constraints, kl_divergence
@@ -270,7 +271,7 @@ def fitted(bound=None, epsilon=None, **options):
     guide = AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=epsilon)
     kind, own = (PaperDPSEP, {"max_factor_norm": bound, "num_steps": 6}) if bound else (DPSEP, {})
-    sep = kind(logistic, guide, accountant=accountant, **own, **options)
+    sep = kind(logistic, guide, accountant=accountant, **grouped(**own, **options))
     sep.run(*regression_data(), progress=False)
     return sep
 
@@ -311,6 +312,6 @@ def test_dpsep_says_that_many_were_clipped():
 
 def test_dpsep_before_it_knows_anything_of_the_records():
     guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=2.0)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=2.0)
     sep.step(*regression_data())  # this step releases norms alone
     assert sep.posterior().status.level == "do not publish"

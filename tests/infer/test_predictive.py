@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import (
     logistic,
     logistic_subsampled,
@@ -33,6 +34,7 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     ModelError,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -90,7 +92,7 @@ def fitted(model, *data, guide=None, cls=DPSVI, **settings):
     if cls is DPSVI:
         options |= {"optim": pyro.optim.SGD({"lr": 0.0}), "max_grad_norm": 1.0}
     guide = AutoNormal(model) if guide is None else guide
-    inference = cls(model, guide, **options | settings)
+    inference = cls(model, guide, **grouped(**options | settings))
     kwargs = data[-1] if isinstance(data[-1], dict) and model is by_name else {}
     inference.step(*(() if kwargs else data), **kwargs)
     return inference
@@ -155,7 +157,7 @@ def test_draws_are_those_of_the_posterior():
     """Joint ones, in the model's own space, and their outcomes."""
     x, y = regression_data(400)
     guide, accountant = AutoMultivariateNormal(logistic), PrivacyAccountant(epsilon=1.0)
-    sep = DPSEP(logistic, guide, accountant=accountant, generator=0)
+    sep = DPSEP(logistic, guide, accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     posterior = sep.posterior()
     predictive = sep.predictive(4000)
@@ -172,7 +174,7 @@ def test_the_noise_is_in_the_draws():
     """The guide holds the noise-aware posterior."""
     x, y = regression_data(400)
     accountant = PrivacyAccountant(epsilon=0.3)
-    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
+    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     spread = sep.predictive(4000).posterior_samples["w"].std(0)
     aware, plain = (sep.posterior(flag).stddev for flag in (True, False))

@@ -9,11 +9,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.distributions import MultivariateNormal
 
-from pyro_dp import DPSEP, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, ConfigurationError, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.summary import Status
 
@@ -36,7 +37,7 @@ def run(model=linear, data=None, epsilon=3.0, guide=AutoMultivariateNormal, **op
     if "noise_multiplier" in options:
         epsilon = None
     accountant = PrivacyAccountant(epsilon)
-    sep = DPSEP(model, guide(model), accountant=accountant, generator=0, **options)
+    sep = DPSEP(model, guide(model), accountant=accountant, **grouped(generator=0, **options))
     sep.run(*(data or regression()), progress=False)
     return sep
 
@@ -239,7 +240,7 @@ def test_mu_is_that_of_the_relation():
     for relation in ("add_or_remove_one", "replace_one"):
         pyro.clear_param_store()
         accountant = PrivacyAccountant(1.0, neighboring=relation)
-        sep = DPSEP(linear, AutoNormal(linear), accountant=accountant, generator=0)
+        sep = DPSEP(linear, AutoNormal(linear), accountant=accountant, noise=Noise(source=0))
         sep.run(*regression(), progress=False)
         found[relation] = sep.evidence
     one, two = found.values()

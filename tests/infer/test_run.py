@@ -11,6 +11,7 @@ import warnings
 import pyro
 import pytest
 import torch
+from grouped import grouped
 from problems import handwritten_guide, logistic, new_paper_dpsvi, regression_data, values
 from pyro.infer.autoguide import AutoMultivariateNormal
 from run_contract import ctrl_c, same
@@ -18,8 +19,10 @@ from run_contract import ctrl_c, same
 from pyro_dp import (
     DPSEP,
     DPSVI,
+    Clip,
     ConfigurationError,
     ConvergenceWarning,
+    Noise,
     PoissonTrials,
     PrivacyAccountant,
     PrivacyWarning,
@@ -107,9 +110,8 @@ def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
         logistic,
         guide,
         accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
+        noise=Noise(1.0, source=0),
         num_steps=60,
-        generator=0,
     )
     with pytest.warns(ConvergenceWarning, match="The guide holds the last iterate"):
         svi.run(*data, progress=False, callbacks=[lambda step: step.step == 10])
@@ -135,7 +137,7 @@ def test_the_bound_follows_the_histogram():
     for kind in (DPSVI, DPSEP):
         pyro.clear_param_store()
         options = dict(accountant=PrivacyAccountant(8.0), generator=0)
-        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **options), []
+        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **grouped(**options)), []
         inference.run(
             *regression_data(1000),
             progress=False,
@@ -155,9 +157,9 @@ def test_a_selection_may_return_a_run():
             pyro.optim.Adam({"lr": rate}),
             accountant=accountant,
             num_steps=3,
-            noise_multiplier=2.0,
-            sample_rate=0.5,
-            loss_clip=1.0,
+            noise=2.0,
+            sampling=0.5,
+            clip=Clip(loss=1.0),
         )
         result = svi.run(*data, callbacks=[lambda step: step.step == 2])
         return result, -sum(result)

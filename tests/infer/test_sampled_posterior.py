@@ -9,7 +9,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import biject_to, constraints
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
 from pyro_dp.infer.posterior.hamiltonian_chains import chain_draws
 from pyro_dp.infer.posterior.posterior import SampledPosterior
@@ -150,7 +150,7 @@ def test_evidence_about_a_deterministic_site_meets_a_prior():
     group = torch.randint(6, (3000,))
     y = torch.bernoulli(torch.sigmoid(torch.linspace(-1.0, 1.0, 6))[group])
     accountant = PrivacyAccountant(epsilon=4.0)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
     sep.run(group, y, progress=False)
     ours, other = sep.posterior(), sep.evidence.posterior(prior, "chains")
     assert ours.names == other.names

@@ -35,8 +35,8 @@ def stein(model, *data):
         model,
         guide,
         accountant=PrivacyAccountant(),
-        noise_multiplier=0,
-        max_factor_norm=math.inf,
+        noise=0,
+        clip=math.inf,
         num_steps=1,
     )
     inference._prepare(data, {})

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.distributions import transforms
 from pyro.infer.autoguide import AutoMultivariateNormal
@@ -98,7 +99,9 @@ def data(model, dtype=torch.float64):
 def prepared(model, tensors, **options):
     pyro.clear_param_store()
     guide = AutoMultivariateNormal(model, init_scale=0.1)
-    sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0, **options)
+    sep = DPSEP(
+        model, guide, accountant=PrivacyAccountant(), **grouped(noise_multiplier=1.0, **options)
+    )
     return sep, sep._prepare(tensors, {})
 
 

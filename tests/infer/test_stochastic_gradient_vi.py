@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, same, through_a_file
+from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -58,7 +59,7 @@ class TestContract(InferenceContract):
         problem = PROBLEMS[variant]()
         loss = problem.loss if variant == "particles" else None
         return StochasticGradientVI(
-            problem.model, problem.guide, **({"loss": loss} | problem.options | options)
+            problem.model, problem.guide, **grouped(**{"loss": loss} | problem.options | options)
         )
 
     def data(self, variant):
@@ -86,7 +87,9 @@ class TestContract(InferenceContract):
 
 def new(model=logistic, guide=None, **options):
     settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
-    return StochasticGradientVI(model, guide or AutoMultivariateNormal(model), **settings)
+    return StochasticGradientVI(
+        model, guide or AutoMultivariateNormal(model), **grouped(**settings)
+    )
 
 
 def budget():

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._inductor
 from compilers import needs_compiler
+from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -59,7 +60,9 @@ def new(make, jit, **options):
     )
     settings = settings | problem.options | options
     optim = settings.pop("optim", lambda: pyro.optim.Adam({"lr": 0.02}))()
-    return problem, PaperDPSVI(problem.model, problem.guide, optim, problem.loss, **settings)
+    return problem, PaperDPSVI(
+        problem.model, problem.guide, optim, problem.loss, **grouped(**settings)
+    )
 
 
 def run(make, jit, steps=4, **options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 
 
 def regression(x, y, intercept=0.0):
@@ -27,7 +27,9 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
     x, y = made_up()
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    sep = DPSEP(regression, AutoMultivariateNormal(regression), accountant=accountant, generator=0)
+    sep = DPSEP(
+        regression, AutoMultivariateNormal(regression), accountant=accountant, noise=Noise(source=0)
+    )
     sep.run(x, y, progress=False)
     found = sep.posterior()
     exact = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
@@ -51,7 +53,7 @@ def test_a_prior_of_a_scale_that_is_far_too_small(scale):
     y = y * (scale / 0.5)
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     found = sep.posterior()
     exact = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
@@ -70,7 +72,7 @@ def test_a_scale_that_is_the_location_too():
             pyro.sample("y", dist.Normal(u, u.exp()), obs=y)
 
     accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
     sep.run(0.3 + 30 * made_up()[0][:, 0], progress=False)
     assert sep.posterior().mean.isfinite().all()
 
@@ -84,6 +86,6 @@ def test_a_prior_that_is_masked_out():
         regression(x, y, intercept)
 
     accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
     sep.run(*made_up(), progress=False)
     assert sep.posterior().mean.isfinite().all()

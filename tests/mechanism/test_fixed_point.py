@@ -280,7 +280,7 @@ def test_precision_tells_nothing(stream):
 def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma):
     accountant = PrivacyAccountant()
     event = SubsampledGaussian(sigma)
-    with pytest.raises(ConfigurationError, match="noise_multiplier"):
+    with pytest.raises(ConfigurationError, match="multiplier"):
         release(FixedPointSum([Block(1, 1.0)]), accountant=accountant, event=event, noise=stream)
     assert accountant.ledger == ()
 

@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
@@ -53,7 +54,7 @@ def svi(accountant=None, **settings):
     accountant = accountant or PrivacyAccountant()
     optim = pyro.optim.Adam({"lr": 0.1})
     return PaperDPSVI(
-        model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **settings
+        model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **grouped(**settings)
     )
 
 
@@ -62,13 +63,13 @@ def sep(accountant=None, kind=DPSEP, **settings):
     settings = dict(noise_multiplier=1.0, generator=1) | settings
     settings |= {"num_steps": 4} if kind is PaperDPSEP else {}
     accountant = accountant or PrivacyAccountant()
-    return kind(model, AutoNormal(model), accountant=accountant, **settings)
+    return kind(model, AutoNormal(model), accountant=accountant, **grouped(**settings))
 
 
 def vips(accountant=None, **settings):
     settings = dict(num_steps=4, noise_multiplier=1.0, generator=1) | settings
     accountant = accountant or PrivacyAccountant()
-    return VIPS(LogisticRegression(dim=2), accountant=accountant, **settings)
+    return VIPS(LogisticRegression(dim=2), accountant=accountant, **grouped(**settings))
 
 
 def by_hand(guide, x, y):

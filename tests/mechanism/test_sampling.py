@@ -97,7 +97,7 @@ def test_fixed_test_has_power():
 def test_secure(monkeypatch):
     """The operating system's generator replaces a seeded one, by other algorithms."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    source = Randomness(secure=True)
+    source = Randomness("system")
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
     assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
     assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
@@ -115,7 +115,7 @@ def test_poisson_block_by_block(monkeypatch, secure):
     """The same law, whatever the blocks; a block too few, or one count for all, is found."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
     monkeypatch.setattr(sampling, "BLOCK", 5)
-    source = Randomness(secure=True) if secure else None
+    source = Randomness("system") if secure else None
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
     assert poisson_pvalue(drawn("poisson", size=10, source=source)[:, :_SIZE]) < _ALARM
     assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM

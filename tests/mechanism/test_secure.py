@@ -8,6 +8,7 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
+from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -44,18 +45,22 @@ def entropy(monkeypatch):
 
 def dpsvi(accountant, **options):
     optim, guide = pyro.optim.Adam({"lr": 0.01}), AutoNormal(logistic)
-    return PaperDPSVI(logistic, guide, optim, Trace_ELBO(), accountant=accountant, **options)
+    return PaperDPSVI(
+        logistic, guide, optim, Trace_ELBO(), accountant=accountant, **grouped(**options)
+    )
 
 
 def dpsep(accountant, **options):
     guide = AutoMultivariateNormal(logistic)
-    return PaperDPSEP(logistic, guide, accountant=accountant, max_factor_norm=3.0, **options)
+    return PaperDPSEP(
+        logistic, guide, accountant=accountant, **grouped(max_factor_norm=3.0, **options)
+    )
 
 
 def dpem(accountant, **options):
     start = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     scales = {"radius": 5.0, "start_variance": 12.5, "least_variance": 2.5e-3}
-    return DPEM(start, **scales, accountant=accountant, **options)
+    return DPEM(start, accountant=accountant, **grouped(**scales, **options))
 
 
 VIPS_MODELS = {
@@ -89,7 +94,7 @@ def test_models_of_vips_release_integers_on_a_grid(monkeypatch, name, sampling):
     options = {"sample_rate": 0.5} if sampling == "poisson" else {}
     steps = 1 if name == "static" and sampling == "full" else 2
     options |= dict(accountant=accountant, num_steps=steps, noise_multiplier=2.0, secure=True)
-    VIPS(model, sampling=sampling, **options).run(*data(), progress=False)
+    VIPS(model, **grouped(sampling=sampling, **options)).run(*data(), progress=False)
     assert len(seen) == accountant.num_releases >= steps
     for clipped, _, values in seen:
         assert type(clipped) is FixedPointSum
@@ -116,12 +121,14 @@ def one_sum(monkeypatch, name, data, privatize, **options):
         pyro.optim.SGD({"lr": 0.0}),
         problem.loss,
         accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
-        sampling="full",
-        privatize=privatize,
-        max_grad_norm=0.5,
-        secure=True,
-        **({k: v for k, v in problem.options.items() if k != "sampling"} | options),
+        **grouped(
+            noise_multiplier=1.0,
+            sampling="full",
+            privatize=privatize,
+            max_grad_norm=0.5,
+            secure=True,
+            **{k: v for k, v in problem.options.items() if k != "sampling"} | options,
+        ),
     )
     svi.step(*data)
     return seen[0][0]._units[0]
@@ -262,7 +269,7 @@ def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
         pyro.set_rng_seed(0)
         seen = watched(monkeypatch)
         settings = dict(num_steps=3, noise_multiplier=1.0, sampling="full", secure=secure)
-        sep = dpsep(PrivacyAccountant(), moments=moments, jit=jit, **settings)
+        sep = dpsep(PrivacyAccountant(), site_moments=moments, jit=jit, **settings)
         torch.manual_seed(1)
         sep.run(*regression_data(), progress=False)
         sums.append(exact_sums(seen[0][0])[0])

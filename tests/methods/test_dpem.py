@@ -9,6 +9,7 @@ import pytest
 import torch
 from contract import InferenceContract
 from dpem import DPEM
+from grouped import grouped
 from scipy import stats
 
 from pyro_dp import ModelError, PrivacyAccountant
@@ -25,7 +26,7 @@ def points(n=60, scale=0.5):
 
 def em(start=CENTRES / 2, **options):
     plain = {"accountant": PrivacyAccountant(), "num_steps": 10, "noise_multiplier": 0}
-    return DPEM(start, **(SCALES | plain | options))
+    return DPEM(start, **grouped(**SCALES | plain | options))
 
 
 class TestContract(InferenceContract):
@@ -35,10 +36,11 @@ class TestContract(InferenceContract):
         ({"start_variance": 0.0}, "start_variance"),
         ({"least_variance": np.ones(2)}, "least_variance"),
         ({"sample_rate": 0.0}, "sample_rate"),
+        ({"jit": "trace"}, "DPEM has no use for Execution.jit"),
     )
 
     def make(self, variant="model", start=CENTRES / 2, **options):
-        return DPEM(start, **(SCALES | options))
+        return DPEM(start, **grouped(**SCALES | options))
 
     def data(self, variant="model"):
         return (points(),)

@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from dpsgld import DPSGLD
+from grouped import grouped
 from problems import PROBLEMS, gamma_poisson, hierarchical, mixture_parameters, regression_data
 from releases import Releases, batches
 from scipy import stats
@@ -41,7 +42,7 @@ def chain(model, **options):
         max_grad_norm=0.5,
         jit="none",
     )
-    return DPSGLD(model, **(settings | options))
+    return DPSGLD(model, **grouped(**settings | options))
 
 
 def test_posterior_at_a_temperature():

@@ -18,8 +18,8 @@ from pyro_dp import ModelError, PrivacyAccountant
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import FullBatch, Noise
 
 COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "leaks.py"
 pytestmark = pytest.mark.every_case
@@ -74,18 +74,13 @@ class Planted(IterativeMechanism):
     def __init__(self, fault):
         self.fault = fault
         self.kept = 0.0
-        settings = ReleaseSettings(
+        super().__init__(
             accountant=PrivacyAccountant(neighboring="replace_one"),
             num_steps=STEPS,
-            noise_multiplier=1.0,
             bound=1.0,
-            sample_rate=1.0,
-            sampling="full",
-            microbatch_size=None,
-            generator=0,
-            secure=False,
+            noise=Noise(1.0, source=0),
+            sampling=FullBatch(),
         )
-        super().__init__(settings)
 
     def step(self, x):
         sampler = RecordSampler("full", len(x), 1.0)

@@ -108,7 +108,9 @@ USES = {
         vips.statistics_sum.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
         tabular.synthesizer.Synthesizer.fit
-    """,  # all but the first two: how noisy is what was released
+        infer.posterior.forecast infer.posterior.forecast.Forecasted._forecast
+        pipeline.standard_scaler.DPStandardScaler.__getstate__
+    """,  # all but the first two: how noisy is what was released, and the argument's name
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample

@@ -7,6 +7,8 @@ import pyro
 import pytest
 import torch
 
+from pyro_dp import Noise
+
 ROOT = Path(__file__).parents[2]
 NUMBER = r"-?\d+\.?\d*"
 pytestmark = pytest.mark.every_case
@@ -55,7 +57,8 @@ def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
     code = examples(ROOT / page)[0]
     (output,) = re.findall(r"```text\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     pyro.clear_param_store()
-    exec(code.replace("accountant=accountant", "accountant=accountant, generator=0"), {})
+    code = code.replace("accountant=accountant", "accountant=accountant, noise=Noise(source=0)")
+    exec(code, {"Noise": Noise})
     printed = capsys.readouterr().out
     assert re.sub(NUMBER, "", printed).split() == re.sub(NUMBER, "", output).split()
     for one, other in zip(re.findall(NUMBER, printed), re.findall(NUMBER, output), strict=True):

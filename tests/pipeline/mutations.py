@@ -139,15 +139,14 @@ MUTATIONS = [
     Mutation(
         "door: a record that the release does not make",
         "_MomentRelease.step",
-        "        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))\n",
-        "        self.entered = self.accountant.record\n"
-        "        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))\n",
+        "        sums, squares = self._release(",
+        "        self.entered = self.accountant.record\n        sums, squares = self._release(",
         "test_one_door.py",
     ),
     Mutation(
         "scaler: a pickle holds the seed",
         "DPStandardScaler.__getstate__",
-        'return vars(self) | {"accountant": None, "generator": None}',
+        'return vars(self) | {"accountant": None, "noise": Noise.read(self.noise).multiplier}',
         'return vars(self) | {"accountant": None}',
         "test_standard_scaler.py",
     ),

@@ -10,14 +10,18 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 from pyro_dp import (
     ApproximateDP,
+    Clip,
     ConfigurationError,
     DPStandardScaler,
+    Execution,
+    Noise,
     PaperDPSVI,
     PoissonTrials,
     PrivacyAccountant,
@@ -227,9 +231,9 @@ def _fitted(guide, optim, x, accountant, progress=True):
         Trace_ELBO(),
         accountant=accountant,
         num_steps=2,
-        noise_multiplier=2.0,
-        loss_clip=10.0,
-        jit="none",
+        noise=2.0,
+        clip=Clip(loss=10.0),
+        execution=Execution(jit="none"),
     )
     return svi.run(x, progress=progress)
 
@@ -401,7 +405,9 @@ def test_a_seed_within_the_run_does_not_repeat_the_noise():
 
     def run(setting, accountant):
         settings = dict(accountant=accountant, noise_multiplier=8.0, generator=7)
-        means.append(DPStandardScaler((-1.0, 1.0), **settings).fit(torch.zeros(1000, 1)).mean_[0])
+        means.append(
+            DPStandardScaler((-1.0, 1.0), **grouped(**settings)).fit(torch.zeros(1000, 1)).mean_[0]
+        )
         return None, 0.0
 
     select(run, trials=TruncatedNegativeBinomial(20.0, 20.0))
@@ -428,12 +434,9 @@ def test_learning_rates_of_dpsvi():
             Trace_ELBO(),
             accountant=accountant,
             num_steps=15,
-            noise_multiplier=2.0,
-            max_grad_norm=3.0,
-            loss_clip=10.0,
-            loss_share=0.2,
-            generator=7,
-            jit="none",
+            noise=Noise(2.0, source=7),
+            clip=Clip(3.0, loss=10.0, loss_share=0.2),
+            execution=Execution(jit="none"),
         )
         losses = svi.run(x)
         return guide, -sum(losses[-5:])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contract import ReleaseContract
+from grouped import grouped
 from scipy import stats
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
@@ -19,6 +20,7 @@ from pyro_dp import (
     ConfigurationError,
     DPStandardScaler,
     ModelError,
+    Noise,
     PrivacyAccountant,
     SubsampledGaussian,
 )
@@ -36,7 +38,7 @@ def data(size=400):
 def fitted(x, bounds=BOUNDS, accountant=None, noise_multiplier=1.0, **settings):
     accountant = accountant or PrivacyAccountant()
     settings = dict(accountant=accountant, noise_multiplier=noise_multiplier, **settings)
-    return DPStandardScaler(bounds, **settings).fit(x)
+    return DPStandardScaler(bounds, **grouped(**settings)).fit(x)
 
 
 class TestContract(ReleaseContract):
@@ -52,7 +54,7 @@ class TestContract(ReleaseContract):
     )
 
     def make(self, variant="model", bounds=BOUNDS, num_steps=None, sampling="full", **options):
-        return DPStandardScaler(bounds, **options)
+        return DPStandardScaler(bounds, **grouped(**options))
 
     def data(self, variant="model"):
         return (torch.from_numpy(data(30)),)
@@ -216,7 +218,7 @@ def test_settings_out_of_range(settings):
     settings = dict(bounds=(0.0, 1.0), noise_multiplier=1.0) | settings
     settings.setdefault("accountant", PrivacyAccountant(epsilon=1.0))
     with pytest.raises(ConfigurationError):
-        DPStandardScaler(settings.pop("bounds"), **settings).fit(data())
+        DPStandardScaler(settings.pop("bounds"), **grouped(**settings)).fit(data())
     if isinstance(settings["accountant"], PrivacyAccountant):
         assert settings["accountant"].num_releases == 0
 
@@ -250,7 +252,7 @@ def test_names_of_features():
 
 
 def test_before_fit_and_with_other_columns():
-    unfitted = DPStandardScaler((0, 1), accountant=PrivacyAccountant(), noise_multiplier=1.0)
+    unfitted = DPStandardScaler((0, 1), accountant=PrivacyAccountant(), noise=1.0)
     for use in (unfitted.transform, unfitted.inverse_transform, unfitted.get_feature_names_out):
         with pytest.raises(ConfigurationError, match="fit"):
             use(data())
@@ -267,8 +269,8 @@ def test_clones_share_the_accountant():
     assert other.accountant is accountant
     assert other.get_params() == ours.get_params()
     assert not hasattr(other, "mean_")
-    other.set_params(noise_multiplier=7.0).fit(data())
-    assert ours.noise_multiplier == 1.0
+    other.set_params(noise=7.0).fit(data())
+    assert ours.noise == Noise(1.0)
     assert accountant.num_releases == 2
     assert "7.0" in repr(other)
     with pytest.raises(ConfigurationError, match="least"):
@@ -280,7 +282,7 @@ def test_copies_transform_and_do_not_fit(copied):
     ours = fitted(data(), generator=12345)
     other = copied(ours)
     np.testing.assert_array_equal(other.transform(data()), ours.transform(data()))
-    assert other.accountant is other.generator is None
+    assert other.accountant is None and other.noise == 1.0
     with pytest.raises(ConfigurationError, match="accountant"):
         other.fit(data())
 
@@ -288,12 +290,12 @@ def test_copies_transform_and_do_not_fit(copied):
 def test_in_a_pipeline():
     x, accountant = data(), PrivacyAccountant()
     y = x[:, 0] > 1.0
-    scaler = DPStandardScaler(BOUNDS, accountant=accountant, noise_multiplier=1.0, generator=0)
+    scaler = DPStandardScaler(BOUNDS, accountant=accountant, noise=Noise(1.0, source=0))
     pipeline = make_pipeline(scaler, LogisticRegression())
     assert clone(pipeline).fit(x, y).score(x, y) > 0.9
     assert pipeline.fit(x, y).predict(x).shape == (400,)
     assert list(pipeline[:-1].get_feature_names_out()) == ["x0", "x1", "x2"]
-    pipeline.set_params(dpstandardscaler__noise_multiplier=2.0).fit(x, y)
+    pipeline.set_params(dpstandardscaler__noise=2.0).fit(x, y)
     assert accountant.ledger == (
         (SubsampledGaussian(1.0, 1.0, "full"), 2),
         (SubsampledGaussian(2.0, 1.0, "full"), 1),

@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import scipy.sparse
 import torch
+from grouped import grouped
 from problems import linear, logistic, logistic_whole, new_paper_dpsvi, regression_data
 from pyro.infer.autoguide import AutoNormal
 from torch.utils.data import (
@@ -364,7 +365,7 @@ def test_captured_data_that_were_converted(convert):
 
 def attempt(model, *data, cls=DPSVI, **settings):
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | settings
-    inference = cls(model, AutoNormal(model), **settings)
+    inference = cls(model, AutoNormal(model), **grouped(**settings))
     inference.step(*data)
     return inference
 
@@ -385,7 +386,7 @@ FORMS = {
 
 
 def vips(model, guide, **settings):
-    return VIPS(LogisticRegression(dim=3), num_steps=1, **settings)
+    return VIPS(LogisticRegression(dim=3), num_steps=1, **grouped(**settings))
 
 
 class Sums(LogisticRegression):
@@ -395,7 +396,12 @@ class Sums(LogisticRegression):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "make",
-    [DPSVI, DPSEP, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)],
+    [
+        DPSVI,
+        DPSEP,
+        vips,
+        lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **grouped(**kw)),
+    ],
 )
 def test_every_inference_takes_every_form(make, form):
     """And releases the same numbers as for tensors of the default dtype."""
@@ -405,7 +411,7 @@ def test_every_inference_takes_every_form(make, form):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0)
-        inference = make(logistic, AutoNormal(logistic), **settings)
+        inference = make(logistic, AutoNormal(logistic), **grouped(**settings))
         inference.step(*data)
         state = inference.state_dict()
         losses.append([x for x in pytree_tensors(state) if x.numel()])

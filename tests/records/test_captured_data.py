@@ -138,7 +138,7 @@ def fit(model=logistic, guide=None, rate=0.01):
     guide = AutoNormal(model) if guide is None else guide
     optim = pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
     svi = PaperDPSVI(
-        model, guide, optim, Trace_ELBO(), accountant=accountant, num_steps=1, noise_multiplier=1.0
+        model, guide, optim, Trace_ELBO(), accountant=accountant, num_steps=1, noise=1.0
     )
     try:
         svi.step(DATA, Y.double())

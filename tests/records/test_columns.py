@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.utils.data import (
@@ -23,7 +24,7 @@ from torch.utils.data import (
 )
 
 import pyro_dp
-from pyro_dp import DPSEP, VIPS, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, ModelError, Noise, PrivacyAccountant
 from pyro_dp.records import column, stand_ins
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.column import ArrayColumn, Column, TensorColumn
@@ -225,7 +226,7 @@ def dpsep(model, *data):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     accountant, guide = PrivacyAccountant(), AutoNormal(model)
-    sep = DPSEP(model, guide, accountant=accountant, noise_multiplier=1.0, generator=0)
+    sep = DPSEP(model, guide, accountant=accountant, noise=Noise(1.0, source=0))
     for _ in range(2):
         sep.step(*data)
     return torch.cat([x.detach().flatten() for x in guide.parameters()])
@@ -234,7 +235,7 @@ def dpsep(model, *data):
 def vips(_, *data):
     pyro.set_rng_seed(0)
     own = {"accountant": PrivacyAccountant(), "num_steps": 2, "noise_multiplier": 1.0}
-    run = VIPS(LogisticRegression(3), **own, generator=0, microbatch_size=64)
+    run = VIPS(LogisticRegression(3), **grouped(generator=0, microbatch_size=64, **own))
     run.run(*data, progress=False)
     return run.posterior()["weights"].mean
 
@@ -320,7 +321,7 @@ def test_a_user_check_sees_all_blocks(tmp_path, monkeypatch):
                 file.write(f"{len(data[0])} ")
             super().check(*data)
 
-    run = VIPS(Watched(3), accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0)
+    run = VIPS(Watched(3), accountant=PrivacyAccountant(), num_steps=1, noise=1.0)
     run.run(pyro_dp.columns(X.numpy()), Y, progress=False)
     assert Path(path).read_text() == "100 " * 5
 
@@ -366,7 +367,7 @@ def test_predictions_on_columns(tmp_path):
 def test_mixtures_of_a_column():
     """A model with one argument."""
     model = GaussianMixture(2, 3, radius=5.0)
-    run = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0)
+    run = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise=1.0)
     run.run(pyro_dp.columns(X.numpy()), progress=False)
 
 
@@ -374,7 +375,7 @@ _LIMITED = """
     import resource, sys, threading
     import numpy as np, pyro, pyro.distributions as dist, torch
     from pyro.infer.autoguide import AutoNormal
-    from pyro_dp import DPSEP, DPSVI, VIPS, PaperDPSEP, PrivacyAccountant
+    from pyro_dp import DPSEP, DPSVI, VIPS, Execution, PaperDPSEP, PrivacyAccountant
     from pyro_dp.vips import LogisticRegression
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -390,7 +391,7 @@ _LIMITED = """
             pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
     def run(make, x, y, steps):
-        own = {"accountant": PrivacyAccountant(delta=1e-9), "noise_multiplier": 1.0}
+        own = {"accountant": PrivacyAccountant(delta=1e-9), "noise": 1.0}
         if steps is None:  # DPSEP: the opening, and a look
             run = make(own)
             run.step(x, y)
@@ -403,20 +404,25 @@ _LIMITED = """
         return next(int(line.split()[1]) for line in lines if line.startswith("VmData")) * 1024
 
     METHODS = {
-        "dpsep": (lambda own: DPSEP(model, AutoNormal(model), microbatch_size=2000, **own), None),
+        "dpsep": (
+            lambda own: DPSEP(
+                model, AutoNormal(model), execution=Execution(microbatch_size=2000), **own
+            ),
+            None,
+        ),
         "vips": (lambda own: VIPS(LogisticRegression(20), **own), 1),
-        "dpsvi": (lambda own: DPSVI(model, AutoNormal(model), sample_rate=1e-3, **own), 5),
+        "dpsvi": (lambda own: DPSVI(model, AutoNormal(model), sampling=1e-3, **own), 5),
     }
     def many():
         # The same row of zeros very often: a list of all indices would take 64 MB.
         few = torch.zeros(2, 1)
         x, y = few[:1].expand(8_000_000, 1), few[0].expand(8_000_000)
-        rare = {"sample_rate": 1e-4}
+        rare = {"sampling": 1e-4}
         for make in (
             lambda own: DPSVI(model, AutoNormal(model), **rare, **own),
             lambda own: DPSVI(whole, AutoNormal(whole), **rare, **own),
             lambda own: PaperDPSEP(
-                whole, AutoNormal(whole), max_factor_norm=1.0, **rare, **own
+                whole, AutoNormal(whole), clip=1.0, **rare, **own
             ),
             lambda own: VIPS(LogisticRegression(1), **rare, **own),
         ):

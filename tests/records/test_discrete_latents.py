@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import Problem, eager, fit_paper_dpsvi, fit_svi, start
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
@@ -178,7 +179,11 @@ def prepared(make, loss=TraceEnum_ELBO, **options):
     )
     optim = pyro.optim.Adam({"lr": 0.05})
     svi = PaperDPSVI(
-        made.model, made.guide, optim, made.loss, **(settings | made.options | options), generator=0
+        made.model,
+        made.guide,
+        optim,
+        made.loss,
+        **grouped(generator=0, **settings | made.options | options),
     )
     svi._prepare(made.data, {})
     return svi

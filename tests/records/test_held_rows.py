@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pyro
 import pytest
 import torch
+from grouped import grouped
 from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, logistic
@@ -78,9 +79,9 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda own: VIPS(LogisticRegression(3), **own),
+        lambda own: VIPS(LogisticRegression(3), **grouped(**own)),
         lambda own: PaperDPSEP(
-            logistic, AutoMultivariateNormal(logistic), max_factor_norm=1.0, **own
+            logistic, AutoMultivariateNormal(logistic), **grouped(max_factor_norm=1.0, **own)
         ),
     ],
     ids=["vips", "dpsep"],

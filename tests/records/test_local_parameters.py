@@ -33,8 +33,12 @@ from pyro_dp import (
     DPSEP,
     AdaptiveClip,
     ConfigurationError,
+    Execution,
+    FullBatch,
     ModelError,
+    Noise,
     PaperDPSVI,
+    PoissonSampling,
     PrivacyAccountant,
     RowAdam,
 )
@@ -319,9 +323,7 @@ def test_initial_rows_from_the_data_are_refused(monkeypatch):
 
 def test_expectation_propagation_has_no_place_for_them():
     with pytest.raises(ModelError):
-        DPSEP(effects, point, accountant=PrivacyAccountant(), noise_multiplier=1.0).step(
-            *regression_data()
-        )
+        DPSEP(effects, point, accountant=PrivacyAccountant(), noise=1.0).step(*regression_data())
 
 
 # The wall
@@ -675,16 +677,14 @@ def test_random_effects_are_learnt(monkeypatch):
     svi = PaperDPSVI(
         model,
         guide,
-        pyro.optim.Adam({"lr": 0.02}),
+        (pyro.optim.Adam({"lr": 0.02}), RowAdam(lr=0.1)),
         Trace_ELBO(),
         accountant=accountant,
         num_steps=150,
-        max_grad_norm=3.0,
-        sample_rate=0.5,
-        plate="people",
-        local_optim=RowAdam(lr=0.1),
-        generator=0,
-        jit="none",
+        clip=3.0,
+        sampling=PoissonSampling(0.5, plate="people"),
+        noise=Noise(source=0),
+        execution=Execution(jit="none"),
     )
     svi.run(x, y, progress=False)
     found = guide.median()
@@ -919,9 +919,9 @@ def _trained(accountant=None):
         pyro.optim.Adam({"lr": 0.5}),
         Trace_ELBO(),
         accountant=accountant or PrivacyAccountant(),
-        noise_multiplier=1.0,
-        sampling="full",
-        jit="none",
+        noise=1.0,
+        sampling=FullBatch(),
+        execution=Execution(jit="none"),
     )
     x = torch.randn(12)
     for _ in range(3):
@@ -999,9 +999,9 @@ def test_other_optimizers_need_settings(monkeypatch, optim):
     fixture = new(monkeypatch, local_optim=None)
     fixture.svi.optim = optim
     svi = PaperDPSVI(
-        effects, indexed, optim, Trace_ELBO(), accountant=PrivacyAccountant(), noise_multiplier=1.0
+        effects, indexed, optim, Trace_ELBO(), accountant=PrivacyAccountant(), noise=1.0
     )
-    with pytest.raises(ConfigurationError, match="local_optim.*RowAdam"):
+    with pytest.raises(ConfigurationError, match="optim.*RowAdam"):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
 
@@ -1022,6 +1022,6 @@ def test_bad_settings(settings):
         RowAdam(**settings)
 
 
-def test_local_optim_must_be_one(monkeypatch):
-    with pytest.raises(ConfigurationError, match="local_optim"):
+def test_there_is_one_optimizer_of_each_kind(monkeypatch):
+    with pytest.raises(ConfigurationError, match="optim must be"):
         new(monkeypatch, local_optim=pyro.optim.Adam({}))

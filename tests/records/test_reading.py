@@ -4,9 +4,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import handwritten_guide, logistic, logistic_whole, regression_data
 
-from pyro_dp import DPSEP, DPSVI, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, ConfigurationError, Execution, ModelError, PrivacyAccountant
 from pyro_dp.records.first_look import find_reading
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading
@@ -113,7 +114,7 @@ def fitted(kind, model, data, **settings):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
-    inference = kind(model, guide, accountant=PrivacyAccountant(4.0, 1e-5), **settings)
+    inference = kind(model, guide, accountant=PrivacyAccountant(4.0, 1e-5), **grouped(**settings))
     inference.run(*data, progress=False)
     return inference.posterior(noise_aware=False).mean
 
@@ -146,4 +147,9 @@ def test_where_neither_fits(model, more):
 @pytest.mark.parametrize("value", ["whole", None, 2, "True"])
 def test_unknown_settings(value):
     with pytest.raises(ConfigurationError, match="slice_data must be"):
-        DPSVI(logistic, handwritten_guide, accountant=PrivacyAccountant(1, 1e-5), slice_data=value)
+        DPSVI(
+            logistic,
+            handwritten_guide,
+            accountant=PrivacyAccountant(1, 1e-5),
+            execution=Execution(slice_data=value),
+        )

@@ -8,6 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from problems import PROBLEMS, Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
@@ -41,7 +42,11 @@ def prepared(name, **options):
     )
     optim = pyro.optim.Adam({"lr": 0.05})
     svi = PaperDPSVI(
-        problem.model, problem.guide, optim, problem.loss, **(settings | problem.options | options)
+        problem.model,
+        problem.guide,
+        optim,
+        problem.loss,
+        **grouped(**settings | problem.options | options),
     )
     svi._prepare(problem.data, {})
     return svi, problem

@@ -230,7 +230,7 @@ MUTATIONS = [
     Mutation(
         "synthesizer: a copy takes the ledger along",
         "Synthesizer.__getstate__",
-        'vars(self) | {"accountant": None, "_settings": settings}',
+        'vars(self) | {"accountant": None, "_noise": Noise(self._noise.multiplier)}',
         "vars(self)",
         "test_synthesizer.py",
     ),

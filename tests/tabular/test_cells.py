@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from grouped import grouped
 from vips_problems import Fixture
 
 from pyro_dp import ModelError, PrivacyAccountant, SubsampledGaussian, audit
@@ -170,7 +171,7 @@ def test_an_audit_shows_less_than_is_claimed(monkeypatch, fault):
 
     def make_run(codes):
         settings = dict(num_steps=1, sampling="full", noise_multiplier=sigma)
-        vips = VIPS(model, accountant=PrivacyAccountant(), **settings)
+        vips = VIPS(model, accountant=PrivacyAccountant(), **grouped(**settings))
         vips.step(codes)
         return vips.state_dict()["static"]["values"]["margins"]
 

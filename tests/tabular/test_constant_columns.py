@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from grouped import grouped
 
 from pyro_dp import ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer
@@ -82,7 +83,9 @@ def test_refused(change):
 
 
 def made(schema=SCHEMA, **settings):
-    twin = Synthesizer(schema, accountant=PrivacyAccountant(1e6), generator=0, **settings)
+    twin = Synthesizer(
+        schema, accountant=PrivacyAccountant(1e6), **grouped(generator=0, **settings)
+    )
     return twin.fit(frame()).sample(2000)
 
 

@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from torch.distributions import constraints, transform_to
 
@@ -18,6 +19,7 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     Evidence,
+    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -70,7 +72,7 @@ def schema(*names, unit=True, **other):
 def without_noise(*args, **kwargs):
     accountant = PrivacyAccountant(epsilon=None, delta=1e-5)
     settings = dict(noise_multiplier=0.0, accountant=accountant) | kwargs
-    return PrivateGLM(*args, **settings)
+    return PrivateGLM(*args, **grouped(**settings))
 
 
 def fitted(glm, data):
@@ -239,7 +241,7 @@ def test_exposures_that_do_not_fit(settings, said):
             formula,
             family=family,
             accountant=PrivacyAccountant(epsilon=1.0),
-            **settings,
+            **grouped(**settings),
         )
 
 
@@ -434,7 +436,7 @@ def test_a_private_fit_with_missing_values():
         "visits ~ age + chronic",
         family="poisson",
         accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
-        generator=0,
+        noise=Noise(source=0),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -494,7 +496,7 @@ def test_a_private_linear_model():
         "cost ~ age",
         family="linear",
         accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
-        generator=0,
+        noise=Noise(source=0),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -528,7 +530,7 @@ def test_a_private_fit():
         f"any ~ {RIGHT}",
         family="logistic",
         accountant=PrivacyAccountant(epsilon=0.5, delta=1e-5),
-        generator=0,
+        noise=Noise(source=0),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -671,7 +673,7 @@ def test_arviz_has_the_rows_with_an_outcome():
         "visits ~ age",
         family="poisson",
         accountant=accountant,
-        generator=0,
+        noise=Noise(source=0),
     )
     data = frame()[["person", "age", "visits"]].astype({"visits": "Int64"})
     result = fitted(glm, data)
@@ -711,7 +713,10 @@ def test_refused(change, said):
     accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         PrivateGLM(
-            settings.pop("schema"), settings.pop("formula"), accountant=accountant, **settings
+            settings.pop("schema"),
+            settings.pop("formula"),
+            accountant=accountant,
+            **grouped(**settings),
         )
     assert accountant.get_epsilon() == 0.0
 

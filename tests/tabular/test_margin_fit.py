@@ -184,7 +184,7 @@ class TestPyroModel:
         schema = TestRows().schema([])
         model, guide = schema.to_pyro(components=3)
         codes = torch.from_numpy(drawn_rows(truth(), 100, np.random.default_rng(0)))
-        svi = DPSVI(model, guide, accountant=PrivacyAccountant(1.0), num_steps=3, sample_rate=0.5)
+        svi = DPSVI(model, guide, accountant=PrivacyAccountant(1.0), num_steps=3, sampling=0.5)
         svi.run(codes, progress=False)
         assert isinstance(guide, AutoNormal)
         assert guide.init_loc_fn is init_to_sample

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from grouped import grouped
 from scipy.stats import norm
 
 from pyro_dp import (
@@ -66,7 +67,7 @@ def fitted(data=None, of=None, epsilon=1.0, **settings):
     settings = {"keep": KEEP, "components": 3, "generator": 0} | settings
     if "noise_multiplier" in settings:
         epsilon = None
-    made = Synthesizer(of or schema(), accountant=PrivacyAccountant(epsilon), **settings)
+    made = Synthesizer(of or schema(), accountant=PrivacyAccountant(epsilon), **grouped(**settings))
     return made.fit(frame() if data is None else data)
 
 

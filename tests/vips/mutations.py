@@ -35,14 +35,14 @@ MUTATIONS = [
     Mutation(
         "VIPS: one of two releases within the budget",
         "VIPS._to_reserve",
-        "return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)",
+        "return Counter(SubsampledGaussian(each, rate, self.sampling.kind) for each in both)",
         "return None",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
         "VIPS: calibrated without the static release",
         "VIPS._to_release",
-        "events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling)] += 1",
+        "events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1",
         "pass",
         "test_vips.py test_vips_models.py",
     ),

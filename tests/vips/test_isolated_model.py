@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_dp import VIPS, ModelError, PrivacyAccountant
+from pyro_dp import VIPS, ModelError, Noise, PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.vips import LinearRegression
@@ -116,7 +116,7 @@ def test_no_record_moves_another(kind):
 )
 def test_refused_before_anything_is_spent(kind, named):
     accountant = PrivacyAccountant()
-    vips = VIPS(kind(), accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    vips = VIPS(kind(), accountant=accountant, num_steps=2, noise=1.0)
     with pytest.raises(ModelError, match=named):
         vips.step(rows())
     assert accountant.num_releases == 0
@@ -129,7 +129,7 @@ class KeepsInCheck(Sums):
 
 def test_a_check_that_keeps_something():
     model, accountant = KeepsInCheck(), PrivacyAccountant()
-    vips = VIPS(model, accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    vips = VIPS(model, accountant=accountant, num_steps=2, noise=1.0)
     with pytest.raises(ModelError, match="'scale' of KeepsInCheck"):
         vips.step(rows())
     assert accountant.num_releases == 0 and not hasattr(model, "scale")
@@ -149,7 +149,7 @@ class FailsOnAll(Sums):
 
 def sums(model, x):
     """Sums of all records, released without noise."""
-    vips = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=0.0)
+    vips = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise=0.0)
     vips.step(x)
     return vips._mixed.values
 
@@ -179,7 +179,7 @@ def test_parts_that_do_not_fit(change, named):
             return parts
 
     accountant = PrivacyAccountant()
-    vips = VIPS(Other(), accountant=accountant, num_steps=1, noise_multiplier=1.0)
+    vips = VIPS(Other(), accountant=accountant, num_steps=1, noise=1.0)
     with pytest.raises(ModelError, match=named):
         vips.step(rows())
     assert accountant.num_releases == 0
@@ -200,9 +200,7 @@ def test_whole_runs_agree():
     """With a model that the package takes as its own, which sees batches."""
     ends = []
     for kind in (Sums, type("Sums", (Sums,), {"__module__": "pyro_dp.vips.sums"})):
-        vips = VIPS(
-            kind(), accountant=PrivacyAccountant(), num_steps=3, noise_multiplier=1.0, generator=0
-        )
+        vips = VIPS(kind(), accountant=PrivacyAccountant(), num_steps=3, noise=Noise(1.0, source=0))
         vips.run(rows(), progress=False)
         ends.append(vips._mixed.values)
     for name, value in ends[0].items():
@@ -220,5 +218,5 @@ def test_the_name_of_a_module_earns_no_trust():
     ):
         assert is_reviewed(model) is trusted
         accountant = PrivacyAccountant()
-        vips = VIPS(model, accountant=accountant, num_steps=1, noise_multiplier=1.0)
+        vips = VIPS(model, accountant=accountant, num_steps=1, noise=1.0)
         assert isinstance(vips._e_step, IsolatedModel) is not trusted

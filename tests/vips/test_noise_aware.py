@@ -6,10 +6,11 @@ from dataclasses import replace
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from vips_problems import PROBLEMS, fitted, linear_data, logistic_data
 
-from pyro_dp import VIPS, PrivacyAccountant
+from pyro_dp import VIPS, Noise, PrivacyAccountant
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.vips import LinearRegression, LogisticRegression, site_posterior
 from pyro_dp.vips.models.logistic_regression import logit_information, polya_gamma_mean
@@ -19,7 +20,7 @@ from pyro_dp.vips.statistics_sum import MixedStatistics
 
 def noisy(model, data, **options):
     settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise_multiplier=1.0, generator=0)
-    vips = VIPS(model, **(settings | options))
+    vips = VIPS(model, **grouped(**settings | options))
     vips.run(*data, progress=False)
     return vips
 
@@ -270,7 +271,9 @@ def test_intervals_cover_the_truth(kind, epsilon):
     for seed in range(100):
         data, w = simulated(kind, 5000, seed)
         steps, accountant = 30 if kind == "logistic" else 1, PrivacyAccountant(epsilon=epsilon)
-        vips = VIPS(MODELS[kind](), accountant=accountant, num_steps=steps, generator=seed)
+        vips = VIPS(
+            MODELS[kind](), accountant=accountant, num_steps=steps, noise=Noise(source=seed)
+        )
         vips.run(*data, progress=False)
         lower, upper = vips.posterior().intervals()["weights"]
         if vips.posterior().status.is_ok:
@@ -361,7 +364,8 @@ def test_a_step_makes_a_new_one():
     data = logistic_data()
     settings = dict(num_steps=3, noise_multiplier=1.0, generator=0)
     vips, other = (
-        VIPS(LogisticRegression(3), accountant=PrivacyAccountant(), **settings) for _ in range(2)
+        VIPS(LogisticRegression(3), accountant=PrivacyAccountant(), **grouped(**settings))
+        for _ in range(2)
     )
     found = []
     for _ in range(2):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from contract import InferenceContract, through_a_file
+from grouped import grouped
 from scipy import stats
 from vips_problems import (
     PROBLEMS,
@@ -40,7 +41,7 @@ class TestContract(InferenceContract):
         ({"model": lambda x: x}, "model"),
         ({"model": Totals(bounds=(math.inf, 1.0))}, "infinite bound"),
         ({"num_steps": None}, "num_steps"),
-        ({"sample_rate": None}, "sample_rate"),
+        ({"sampling": None}, "needs a rate"),
         ({"step_size": 0.7}, "step_size"),
         ({"step_size": (1.0, 2.0, 3.0)}, "step_size"),
         ({"step_size": (-1.0, 0.7)}, "tau0"),
@@ -49,7 +50,7 @@ class TestContract(InferenceContract):
     )
 
     def make(self, variant, model=None, **options):
-        return VIPS(PROBLEMS[variant][0]() if model is None else model, **options)
+        return VIPS(PROBLEMS[variant][0]() if model is None else model, **grouped(**options))
 
     def data(self, variant):
         return tuple(x.clone() for x in PROBLEMS[variant][1]())
@@ -269,7 +270,7 @@ def test_what_is_static_only_is_released_once():
 def test_batches_release_static_statistics_with_each_step(name):
     make, data = PROBLEMS[name]
     accountant = PrivacyAccountant(epsilon=1.0)
-    vips = VIPS(make(), accountant=accountant, num_steps=4, sample_rate=0.5)
+    vips = VIPS(make(), accountant=accountant, num_steps=4, sampling=0.5)
     vips.run(*data(), progress=False)
     assert accountant.ledger == ((SubsampledGaussian(vips.noise_multiplier, 0.5), 4),)
 
@@ -280,12 +281,12 @@ def test_budget_is_checked_before_the_release():
     One release of sigma 3.73 costs epsilon 1: the static one, of sigma 4, would fit.
     """
     accountant = PrivacyAccountant(epsilon=1.0)
-    vips = VIPS(Totals(), accountant=accountant, num_steps=4, noise_multiplier=8.0)
+    vips = VIPS(Totals(), accountant=accountant, num_steps=4, noise=8.0)
     with pytest.raises(PrivacyBudgetExceeded):
         vips.step(torch.ones(5, 1))
     assert accountant.num_releases == 0
     assert accountant.get_epsilon() == 0.0
-    vips = VIPS(Totals(), accountant=accountant, num_steps=4, noise_multiplier=12.0)
+    vips = VIPS(Totals(), accountant=accountant, num_steps=4, noise=12.0)
     with pytest.raises(PrivacyBudgetExceeded):
         for _ in range(1000):
             vips.step(torch.ones(5, 1))
@@ -388,9 +389,7 @@ def test_bad_data(name, data):
 
 def test_changed_data_are_checked_again():
     x, y = logistic_data()
-    vips = VIPS(
-        LogisticRegression(3), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1
-    )
+    vips = VIPS(LogisticRegression(3), accountant=PrivacyAccountant(), num_steps=5, noise=1)
     vips.step(x, y)
     y[3] = 7.0
     with pytest.raises(ModelError, match="'y' was overwritten"):
@@ -401,9 +400,7 @@ def test_changed_data_are_checked_again():
 def test_data_of_later_steps():
     """The same numbers in other memory are the same data; a batch, or others, are not."""
     x, y = logistic_data()
-    vips = VIPS(
-        LogisticRegression(3), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1
-    )
+    vips = VIPS(LogisticRegression(3), accountant=PrivacyAccountant(), num_steps=5, noise=1)
     vips.step(x, y)
     vips.step(x.clone(), y.numpy())
     for other in ((x[:9], y[:9]), (x / 2, y)):
@@ -418,7 +415,7 @@ def test_an_error_in_the_e_step_tells_no_value():
             raise ValueError(f"the data are {x}")
 
     accountant = PrivacyAccountant()
-    vips = VIPS(Broken(), accountant=accountant, num_steps=5, noise_multiplier=1.0, sample_rate=0.9)
+    vips = VIPS(Broken(), accountant=accountant, num_steps=5, noise=1.0, sampling=0.9)
     with pytest.raises(ModelError, match="E-step") as error:
         vips.step(torch.full((50, 1), 77.0))
     assert "77" not in str(error.value) and accountant.num_releases == 0
@@ -433,7 +430,7 @@ def test_an_error_in_the_e_step_of_a_model_of_ours_tells_no_value(monkeypatch):
     x, y = logistic_data()
     accountant = PrivacyAccountant()
     own = dict(accountant=accountant, num_steps=5, noise_multiplier=1.0, sample_rate=0.9)
-    vips = VIPS(LogisticRegression(x.shape[1]), **own)
+    vips = VIPS(LogisticRegression(x.shape[1]), **grouped(**own))
     vips.step(x, y)
     releases = accountant.num_releases
     monkeypatch.setattr(LogisticRegression, "expected_statistics", fail)
@@ -447,15 +444,15 @@ def test_a_statistic_of_another_shape_is_refused():
         def expected_statistics(self, posterior, draws, x):
             return {"each": x[:, :1]}
 
-    vips = VIPS(Broken(), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1.0)
+    vips = VIPS(Broken(), accountant=PrivacyAccountant(), num_steps=5, noise=1.0)
     with pytest.raises(ModelError, match="each"):
         vips.step(torch.ones(5, 1))
 
 
 def test_a_posterior_fails_by_name(monkeypatch):
     make, data = PROBLEMS["logistic"]
-    vips = VIPS(make(), accountant=PrivacyAccountant(), num_steps=2, noise_multiplier=1.0)
-    exact = VIPS(make(), accountant=PrivacyAccountant(), num_steps=2, noise_multiplier=0)
+    vips = VIPS(make(), accountant=PrivacyAccountant(), num_steps=2, noise=1.0)
+    exact = VIPS(make(), accountant=PrivacyAccountant(), num_steps=2, noise=0)
     for each in (vips, exact):
         each.step(*data())
 

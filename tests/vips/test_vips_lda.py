@@ -8,6 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.infer import Predictive
 from scipy import integrate
@@ -15,7 +16,15 @@ from sklearn.decomposition import LatentDirichletAllocation as Reference
 from vips_problems import Fixture, fitted, scaled_distance
 
 import pyro_dp.mechanism.sampling
-from pyro_dp import VIPS, ConfigurationError, ModelError, NotPrivateWarning, PrivacyAccountant
+from pyro_dp import (
+    VIPS,
+    ConfigurationError,
+    FullBatch,
+    ModelError,
+    Noise,
+    NotPrivateWarning,
+    PrivacyAccountant,
+)
 from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.models.latent_dirichlet_allocation import (
     Documents,
@@ -236,7 +245,7 @@ def test_documents_without_words():
     others = parts(model_of(), counts[torch.arange(6) != 2])
     for name, part in found.items():
         torch.testing.assert_close(part.sum(0), others[name].sum(0))
-    vips = VIPS(model_of(), accountant=PrivacyAccountant(1.0), num_steps=3, generator=0)
+    vips = VIPS(model_of(), accountant=PrivacyAccountant(1.0), num_steps=3, noise=Noise(source=0))
     vips.run(torch.zeros(4, WORDS), progress=False)
     assert torch.isfinite(vips.posterior()["topics"].mean).all()
     assert (vips.posterior()["topics"].base_dist.concentration > 0).all()
@@ -424,7 +433,9 @@ def test_private_topics_beat_the_words_frequencies():
     model = LatentDirichletAllocation(4, 60, length=60, clip=0.4, alpha=0.2, eta=0.1)
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(2.0)
-    vips = VIPS(model, accountant=accountant, num_steps=15, sampling="full", generator=0)
+    vips = VIPS(
+        model, accountant=accountant, num_steps=15, sampling=FullBatch(), noise=Noise(source=0)
+    )
     vips.run(train, progress=False)
     assert accountant.get_epsilon() <= 2.0
     assert model.perplexity(vips.posterior(), test) < 0.9 * frequencies(train, test)
@@ -484,9 +495,8 @@ def test_nothing_explodes_under_noise(sigma):
             model_of(),
             accountant=PrivacyAccountant(),
             num_steps=4,
-            noise_multiplier=sigma,
-            sample_rate=rate,
-            generator=0,
+            noise=Noise(sigma, source=0),
+            **grouped(sampling=rate),
         )
         vips.run(counts, progress=False)
         concentration = vips.posterior()["topics"].base_dist.concentration
@@ -514,7 +524,7 @@ def test_nothing_explodes_under_noise(sigma):
 )
 def test_bad_documents(data, message):
     accountant = PrivacyAccountant()
-    vips = VIPS(model_of(), accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    vips = VIPS(model_of(), accountant=accountant, num_steps=2, noise=1.0)
     with pytest.raises(ModelError, match=message) as raised:
         vips.step(*data)
     assert not accountant.ledger
@@ -549,7 +559,7 @@ def test_no_noise_hides_a_document_of_any_length():
             model_of(length=None, clip=1.0),
             accountant=PrivacyAccountant(),
             num_steps=2,
-            noise_multiplier=1.0,
+            noise=1.0,
         )
 
 
@@ -560,6 +570,6 @@ def test_counts_of_any_type(dtype):
         LatentDirichletAllocation(2, 3, iterations=2),
         accountant=PrivacyAccountant(),
         num_steps=1,
-        noise_multiplier=0,
+        noise=0,
     )
     assert math.isfinite(vips.step(torch.ones(4, 3, dtype=dtype)))

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
@@ -20,7 +21,7 @@ from vips_problems import (
     regression_rows,
 )
 
-from pyro_dp import DPSEP, VIPS, ConfigurationError, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, ConfigurationError, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.utils.linalg import stacked
 from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression
 from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares
@@ -228,7 +229,11 @@ def test_the_mixture_recovers_its_components(private):
     model = GaussianMixture(3, 2, radius=6.0)
     if private:
         vips = VIPS(
-            model, accountant=PrivacyAccountant(2.0), num_steps=40, sampling="full", generator=0
+            model,
+            accountant=PrivacyAccountant(2.0),
+            num_steps=40,
+            sampling=FullBatch(),
+            noise=Noise(source=0),
         )
         vips.run(*data, progress=False)
     else:
@@ -353,13 +358,13 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
         pyro.optim.Adam({"lr": 0.01}),
         loss,
         accountant=accountant,
-        noise_multiplier=1.0,
-        sample_rate=0.5,
+        noise=1.0,
+        sampling=0.5,
     )
     svi.step(*data)
     assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
     guide = AutoMultivariateNormal(function)
-    sep = DPSEP(model.model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
+    sep = DPSEP(model.model, guide, accountant=PrivacyAccountant(), noise=1.0)
     sep.step(*data)
     assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
 
@@ -376,9 +381,8 @@ def test_nothing_explodes_under_noise(name, sigma):
                 model,
                 accountant=PrivacyAccountant(),
                 num_steps=steps,
-                noise_multiplier=sigma,
-                sample_rate=rate,
-                generator=seed,
+                noise=Noise(sigma, source=seed),
+                **grouped(sampling=rate),
             )
             vips.run(*data, progress=False)
             for site, q in vips.posterior().items():

@@ -8,13 +8,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from grouped import grouped
 from pyro import poutine
 from pyro.infer import Predictive
 from scipy import stats
 from vips_problems import Fixture, fitted, scaled_distance
 
 import pyro_dp.mechanism.sampling
-from pyro_dp import VIPS, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp import VIPS, ConfigurationError, FullBatch, ModelError, Noise, PrivacyAccountant
 from pyro_dp.vips import SigmoidBeliefNetwork
 from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
 from pyro_dp.vips.models.noisy_sums import noisy_regression
@@ -412,7 +413,7 @@ def test_variational_bayes_learns_the_network():
         model,
         accountant=PrivacyAccountant(),
         num_steps=60,
-        noise_multiplier=0,
+        noise=0,
         step_size=NOT_STEP,
     )
     found = []
@@ -432,7 +433,9 @@ def test_a_private_network_learns():
     train, test = images[:5000], images[5000:]
     pyro.set_rng_seed(0)
     model, accountant = model_of(), PrivacyAccountant(2.0)
-    vips = VIPS(model, accountant=accountant, num_steps=10, sampling="full", generator=0)
+    vips = VIPS(
+        model, accountant=accountant, num_steps=10, sampling=FullBatch(), noise=Noise(source=0)
+    )
     vips.run(train, progress=False)
     assert accountant.get_epsilon() <= 2.0
     majority = ((train.mean(0) > 0.5) == (test > 0.5)).double().mean().item()
@@ -538,9 +541,8 @@ def test_nothing_explodes(sigma, units):
             model_of(units=units),
             accountant=PrivacyAccountant(),
             num_steps=4,
-            noise_multiplier=sigma,
-            sample_rate=rate,
-            generator=0,
+            noise=Noise(sigma, source=0),
+            **grouped(sampling=rate),
         )
         vips.run(images, progress=False)
         for q in vips.posterior().values():
@@ -569,7 +571,7 @@ def test_nothing_explodes(sigma, units):
 )
 def test_bad_images(data, message):
     accountant = PrivacyAccountant()
-    vips = VIPS(model_of(), accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    vips = VIPS(model_of(), accountant=accountant, num_steps=2, noise=1.0)
     with pytest.raises(ModelError, match=message) as raised:
         vips.step(*data)
     assert not accountant.ledger

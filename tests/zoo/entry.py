@@ -1,8 +1,7 @@
 """An entry of the zoo: a model as its author writes it, and what a user hands over with it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pyro
 import torch
@@ -18,7 +17,6 @@ class Entry:
     :param draw: so many records, from a model like this one: arguments of model and guide.
     :param loss: a new one.
     :param edit: the line that has to be written otherwise than the source has it.
-    :param settings: settings of ``DPSVI``, if its defaults do not serve.
     :param size: records of the measured table.
     :param dpsep: whether ``DPSEP`` is for it: a Gaussian guide of latents outside the plate.
     """
@@ -29,7 +27,6 @@ class Entry:
     draw: Callable[[int], tuple]
     loss: Callable[[], ELBO] = Trace_ELBO
     edit: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
     size: int = 5000
     dpsep: bool = False
 

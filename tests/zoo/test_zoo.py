@@ -7,6 +7,7 @@ import pyro
 import pytest
 import torch
 from contract import RECORD, WITH, WITHOUT, require_close_by
+from grouped import grouped
 from pyro.infer import SVI
 from releases import Releases, take
 from torch.utils import _pytree as pytree
@@ -51,9 +52,9 @@ def start(name):
 
 
 def dpsvi(entry, model, guide, **options):
-    settings = dict(accountant=PrivacyAccountant()) | entry.settings
     optim = pyro.optim.Adam({"lr": options.pop("lr", 0.02)})
-    return PaperDPSVI(model, guide, optim, entry.loss(), **(settings | options))
+    options["accountant"] = PrivacyAccountant()
+    return PaperDPSVI(model, guide, optim, entry.loss(), **grouped(**options))
 
 
 def plain(entry, model, guide, **options):

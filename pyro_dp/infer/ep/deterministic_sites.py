@@ -154,7 +154,7 @@ class DeterministicSites:
         """The posterior of the latents: the model's prior times the evidence."""
         return self._result(evidence).posterior
 
-    def fit(self, evidence: Evidence, noise_aware: bool) -> float:
+    def fit(self, evidence: Evidence) -> float:
         """Bring the guide to the posterior, as ``SVI`` would.
 
         :returns: as :meth:`FittedGuide.fit`; 0 for a Gaussian guide.
@@ -165,7 +165,7 @@ class DeterministicSites:
             mean, sds = found.independent
             self._guide.write(mean, sds**2)
         else:
-            self._guide.write(*(found.closest if noise_aware else found.closest_without_noise))
+            self._guide.write(*found.closest)
         return self._guide.fit() if isinstance(self._guide, FittedGuide) else 0.0
 
     def _result(self, evidence: Evidence) -> PriorTimesEvidence:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
@@ -28,16 +27,18 @@ from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.messages import Flag, Share
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
-from pyro_dp.utils.validation import arguments_moved_to
 
 _LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
+_ALL_RECORDS = (
+    "DPSEP looks at all records: leave sampling out, or name the plate by FullBatch(plate=...). "
+    "PaperDPSEP samples."
+)
 _DONE = "All looks are done: start anew with the remaining budget."
 _ALL_LOST = (
     "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
@@ -90,35 +91,30 @@ class DPSEP(StochasticEP[EPState]):
         ``AutoLowRankMultivariateNormal``, or a hand-written one of ``Normal`` and
         ``MultivariateNormal`` sites. Its initial values are the first q. If an autoguide starts by
         default and the model is a generalised linear one, the prior's mean is.
-    :param accountant: as for :class:`DPSVI`, as are plate, microbatch_size, slice_data, generator
-        and secure. All looks are at all records.
-    :param noise_multiplier: 1 / mu: all looks together are one Gaussian mechanism of this noise
-        multiplier. ``None``: the smallest that fits what remains of the budget at the first look.
-        0: not private, and nothing is cut off.
+    :param accountant: as for :class:`DPSVI`.
+    :param noise: a multiplier or a :class:`Noise`. The multiplier is 1 / mu: all looks together are
+        one Gaussian mechanism of this noise multiplier. 0: not private, and nothing is cut off.
     :param moments: "auto" takes "linear" if it applies, else "stein". ``repr`` shows the choice. If
         an observation depends on the latents through one or two numbers per element, "linear"
         applies. It is exact for generalised linear models. Otherwise "stein" takes any twice
         differentiable likelihood.
-    :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
-    :param jit: with "none", every look runs Pyro code. With "trace", a graph of the sites is traced
-        once, in a second or two. With "compile" it becomes machine code, which needs a C++ compiler
-        and up to a minute. A dozen looks gain little, and generalised linear models nothing
-        (:mod:`pyro_dp.infer.ep.linear_sites`).
-    :param cluster: a :class:`Cluster` of processes that share the work, each with its own records.
-        Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
+    :param sampling: all looks are at all records. ``FullBatch(plate="people")`` names the plate.
+    :param execution: an :class:`Execution`. Its microbatches, jit and peers serve as they do for
+        gradient steps (:mod:`pyro_dp.infer.ep.linear_sites`).
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoMultivariateNormal
-    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
     >>> def model(y):
     ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
     >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    >>> guide, noise = AutoMultivariateNormal(model), Noise(source=0)
+    >>> sep = DPSEP(model, guide, accountant=accountant, noise=noise)
     >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
     >>> print(f"{sep.posterior().mean.item():.2f}, {sep.posterior().status}")
     1.70, ok
@@ -138,47 +134,33 @@ class DPSEP(StochasticEP[EPState]):
         "numbers",
     )
 
-    @arguments_moved_to(PaperDPSEP)
+    @old_names_explained(PaperDPSEP, plate="sampling=FullBatch(plate={})")
     def __init__(
         self,
         model: Callable,
         guide: Callable,
         *,
         accountant: PrivacyAccountant,
-        noise_multiplier: float | None = None,
-        plate: str | None = None,
         moments: str = "auto",
-        noise_aware: bool = True,
-        microbatch_size: int | None = None,
-        slice_data: bool | str = "auto",
-        jit: str = "none",
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
-        cluster: Cluster | None = None,
+        noise: Noise | float | None = None,
+        sampling: FullBatch | None = None,
+        execution: Execution | None = None,
     ):
+        sampling = FullBatch() if sampling is None else sampling
+        if not isinstance(sampling, FullBatch):
+            raise ConfigurationError(_ALL_RECORDS)
         super().__init__(
             model,
             guide,
-            ReleaseSettings(
-                accountant=accountant,
-                num_steps=None,
-                noise_multiplier=noise_multiplier,
-                bound=1.0,
-                sample_rate=1.0,
-                sampling="full",
-                microbatch_size=microbatch_size,
-                generator=generator,
-                secure=secure,
-                plans=True,
-                cluster=cluster,
-            ),
-            plate=plate,
             moments=moments,
-            noise_aware=noise_aware,
-            slice_data=slice_data,
-            jit=jit,
+            accountant=accountant,
+            bound=1.0,
+            noise=noise,
+            sampling=sampling,
+            execution=execution,
+            plans=True,
         )
-        self.num_steps = 1 + MOST_LOOKS if noise_multiplier != 0 else MOST_WITHOUT_NOISE
+        self.num_steps = 1 + MOST_LOOKS if self.noise.multiplier != 0 else MOST_WITHOUT_NOISE
         self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
         self._behind = False  # its state is older than the ledger
 
@@ -218,7 +200,7 @@ class DPSEP(StochasticEP[EPState]):
         """
         sites = self._approximation.problem.guide if self._known and self._known.looks else None
         if isinstance(sites, DeterministicSites):
-            return sites.fit(self.evidence, self.noise_aware)
+            return sites.fit(self.evidence)
         return 0.0
 
     def _note_result(self) -> None:
@@ -290,7 +272,7 @@ class DPSEP(StochasticEP[EPState]):
             problem=problem,
             structure=self._approximation.structure,
             num_blocks=num_blocks,
-            microbatch_size=self.microbatch_size,
+            microbatch_size=self.execution.microbatch_size,
         )
 
     def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:

@@ -11,21 +11,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
-from pyro_dp.mechanism.cluster import Cluster
-from pyro_dp.mechanism.release_settings import ReleaseSettings
+from pyro_dp.mechanism.settings import (
+    Clip,
+    Execution,
+    Factors,
+    Noise,
+    Sampling,
+    old_names_explained,
+)
 from pyro_dp.utils.validation import (
-    require_choice,
     require_count,
-    require_flag,
     require_number,
     require_scale,
     value_at,
@@ -47,7 +48,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     element of the private plate, for finite data. Its epsilon is ``accountant.get_epsilon()``,
     under the accountant's neighbouring relation. Proof: m, kappa and C are constants after the
-    earlier releases. A record adds a vector of norm C at most. The bit of ``report_clipping`` is a
+    earlier releases. A record adds a vector of norm C at most. The bit of being clipped is a
     block of bound 1/2. Both blocks are one Gaussian mechanism of noise multiplier sigma
     (:class:`Block`). Steps compose adaptively.
 
@@ -63,113 +64,77 @@ class PaperDPSEP(StochasticEP[Approximation]):
     control refused most estimates of the last half of the steps. A :class:`ClippingWarning` says
     that many records were clipped.
 
-    :param accountant: as for :class:`DPSEP`, as are model, guide, plate, sample_rate, sampling,
-        moments, noise_aware, microbatch_size, slice_data, jit, generator, secure and cluster.
-    :param max_factor_norm: C. It should let nearly all records through. For logistic regression the
-        bound on the features' norm clips nothing. The smaller epsilon is, the more a smaller C
-        pays for its bias. ``math.inf`` needs ``noise_multiplier=0``.
+    :param accountant: as for :class:`DPSEP`, as are model, guide and execution.
     :param num_steps: number of steps of :meth:`run`. 20 to 50 serve regressions.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C, before the bit
-        takes its share. ``None``: the smallest that fits the rest of the budget at the first step.
-        0: not private.
+    :param clip: C, or a :class:`Clip`. C should let nearly all records through. For logistic
+        regression the bound on the features' norm clips nothing. The smaller epsilon is, the more a
+        smaller C pays for its bias. Unless it says ``report=False``, :attr:`clipped_fraction` is
+        released.
+    :param factors: a :class:`Factors`, or its precision.
     :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
         returns it. ``None``: 1 until the posterior has arrived, up to noise, then the average of
         all estimates since (:mod:`pyro_dp.infer.ep.step_control`).
-    :param precision: structure of Lambda in the release: "full", "diagonal", or "shared" (one
-        number for each latent site). ``None``: full up to 1200 latents, else shared.
-    :param precision_weight: kappa, the public weight of Lambda. The noise of Lambda is
-        sigma C / kappa. ``None``: 2 / C, which makes the result independent of the latents' scale.
-    :param centred: release eta - Lambda m, or eta. In the former the noise of Lambda does not move
-        the mean.
-    :param report_clipping: release :attr:`clipped_fraction`, with a bit that takes 1% of the
-        privacy cost.
+    :param noise: a multiplier or a :class:`Noise`. sigma is in units of C, before the bit takes its
+        share.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`.
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoMultivariateNormal
-    >>> from pyro_dp import PaperDPSEP, PrivacyAccountant
+    >>> from pyro_dp import Noise, PaperDPSEP, PrivacyAccountant
     >>> def model(y):
     ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(height, 1.0), obs=y)
     >>> accountant = PrivacyAccountant(epsilon=1.0)
     >>> sep = PaperDPSEP(model, AutoMultivariateNormal(model), accountant=accountant,
-    ...                  max_factor_norm=3.0, num_steps=20, generator=0)
+    ...                  num_steps=20, clip=3.0, noise=Noise(source=0))
     >>> result = sep.run(torch.linspace(0.7, 2.7, 2000), progress=False)
     >>> print(f"{sep.posterior().mean.item():.1f}")
     1.7
     """
 
-    _bound_name = "max_factor_norm"
-    _remedy = "Use a smaller max_factor_norm or damping, or other units."
-    _remedies = REMEDIES | {
-        CLIPPING: "Raise max_factor_norm until few are clipped; the noise grows with it."
-    }
+    _remedy = "Use a smaller clip or damping, or other units."
+    _remedies = REMEDIES | {CLIPPING: "Raise clip until few are clipped; the noise grows with it."}
     _state_names = ("settings", "average", "control", "mean_noise", "gaussians")
 
+    @old_names_explained()
     def __init__(
         self,
         model: Callable,
         guide: Callable,
         *,
         accountant: PrivacyAccountant,
-        max_factor_norm: float,
         num_steps: int,
-        noise_multiplier: float | None = None,
+        clip: Clip | float,
+        factors: Factors | str | None = None,
         damping: float | Callable[[int], float] | None = None,
-        plate: str | None = None,
-        sample_rate: float = 1.0,
-        sampling: str = "poisson",
-        moments: str = "auto",
-        precision: str | None = None,
-        precision_weight: float | None = None,
-        centred: bool = True,
-        noise_aware: bool = True,
-        microbatch_size: int | None = None,
-        slice_data: bool | str = "auto",
-        jit: str = "none",
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
-        report_clipping: bool = True,
-        cluster: Cluster | None = None,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float = 1.0,
+        execution: Execution | None = None,
     ):
-        bound = require_scale("max_factor_norm", max_factor_norm, infinite=True)
+        self.clip = Clip.read(clip).only("PaperDPSEP", "bound", "report")
         require_count("num_steps", num_steps)
-        require_flag("centred", centred)
-        if precision is not None:
-            require_choice("precision", precision, tuple(STRUCTURES))
-        if precision_weight is not None:
-            require_scale("precision_weight", precision_weight)
+        bound = require_scale("Clip.bound of PaperDPSEP", self.clip.bound, infinite=True)
         if damping is not None and not callable(damping):
             require_number("damping", damping, above=0.0, below=1.0, closed=True)
+        self.factors = Factors.read(factors)
         super().__init__(
             model,
             guide,
-            ReleaseSettings(
-                accountant=accountant,
-                num_steps=num_steps,
-                noise_multiplier=noise_multiplier,
-                bound=bound,
-                sample_rate=sample_rate,
-                sampling=sampling,
-                microbatch_size=microbatch_size,
-                generator=generator,
-                secure=secure,
-                cluster=cluster,
-            ),
-            plate=plate,
-            moments=moments,
-            noise_aware=noise_aware,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
+            moments=self.factors.moments,
+            report=self.clip.report,
+            accountant=accountant,
+            num_steps=num_steps,
+            bound=bound,
+            noise=noise,
+            sampling=sampling,
+            execution=execution,
         )
-        self.precision = precision
         self.damping = damping
-        self.centred = centred
-        self._weight = precision_weight or (1.0 if bound == math.inf else 2.0 / bound)
+        self._weight = self.factors.weight or (1.0 if bound == math.inf else 2.0 / bound)
 
     def _status(self) -> Status:
         return self._approximation.status(self.clipped_fraction)
@@ -180,9 +145,9 @@ class PaperDPSEP(StochasticEP[Approximation]):
             problem,
             bound=self._bound,
             bit=self._bit,
-            precision=self.precision,
+            precision=self.factors.precision,
             weight=self._weight,
-            centred=self.centred,
+            centred=self.factors.centred,
             steered=self.damping is None,
             num_steps=self.num_steps,
         )
@@ -191,10 +156,10 @@ class PaperDPSEP(StochasticEP[Approximation]):
         return SiteSum(
             problem=problem,
             structure=approximation.structure,
-            centred=self.centred,
+            centred=self.factors.centred,
             weight=self._weight,
             num_blocks=approximation.num_blocks,
-            microbatch_size=self.microbatch_size,
+            microbatch_size=self.execution.microbatch_size,
         )
 
     def _updated(self) -> Callable[..., tuple[float, Approximation]]:
@@ -211,12 +176,12 @@ class PaperDPSEP(StochasticEP[Approximation]):
     def _shaping_settings(self) -> dict[str, Any]:
         return {
             "max_factor_norm": self._bound,
-            "precision": self.precision,
+            "precision": self.factors.precision,
             "precision_weight": self._weight,
-            "centred": self.centred,
+            "centred": self.factors.centred,
         }
 
     def _shown(self) -> dict[str, Any]:
         known = self._known
-        precision = self.precision if known is None else known.structure.name
+        precision = self.factors.precision if known is None else known.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

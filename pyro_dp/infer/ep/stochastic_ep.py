@@ -25,7 +25,6 @@ from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import (
@@ -35,7 +34,7 @@ from pyro_dp.utils.errors import (
     ModelError,
 )
 from pyro_dp.utils.torch_state import private_rng
-from pyro_dp.utils.validation import require_choice, require_flag
+from pyro_dp.utils.validation import require_choice
 
 A = TypeVar("A", Approximation, EPState)
 
@@ -67,6 +66,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     """
 
     _measure = "change of the factor"
+    _usual_jit = "none"
     _remedy: str  # for a posterior that left the finite numbers
     _remedies = REMEDIES  # for a posterior that is not ok
     _state_names: tuple[str, ...]
@@ -76,28 +76,13 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         self,
         model: Callable,
         guide: Callable,
-        settings: ReleaseSettings,
         *,
-        plate: str | None,
         moments: str,
-        noise_aware: bool,
-        slice_data: bool | str,
-        jit: str,
-        report_clipping: bool = False,
+        **settings: Any,
     ):
         require_choice("moments", moments, MOMENTS)
-        require_flag("noise_aware", noise_aware)
-        super().__init__(
-            model,
-            guide,
-            settings,
-            plate=plate,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
-        )
+        super().__init__(model, guide, **settings)
         self.moments = moments
-        self.noise_aware = noise_aware
         self._known: A | None = None  # from the first look on
         self._loaded: dict[str, Any] | None = None  # until the first step
 
@@ -126,7 +111,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         """The settings that decide what a state means."""
 
     def _problem(self, records: Records) -> EPProblem:
-        return EPProblem.build(self.model, self.guide, records, self.moments, self.microbatch_size)
+        size = self.execution.microbatch_size
+        return EPProblem.build(self.model, self.guide, records, self.moments, size)
 
     @whole_step
     @torch.no_grad()
@@ -152,7 +138,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             change, approximation = updated(
                 released, at, multiplier=self._noise_in_sums / rate, sample_rate=rate
             )
-            mean, covariance = approximation.moments(self.noise_aware)
+            mean, covariance = approximation.moments(True)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
                 raise ArithmeticError
@@ -222,7 +208,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             resumed = _resumed(known, state, known.posterior.eta.device)
             self._load_state(state)
             self._known = resumed
-            known.problem.guide.write(*resumed.moments(self.noise_aware))
+            known.problem.guide.write(*resumed.moments(True))
 
     def _status_line(self) -> str:
         return str(self._status())
@@ -256,7 +242,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             approximation = replace(known, problem=problem)
         if self._loaded is not None:
             approximation = _resumed(approximation, self._loaded, records.device)
-            problem.guide.write(*approximation.moments(self.noise_aware))
+            problem.guide.write(*approximation.moments(True))
         self._known, self._loaded = approximation, None
         sites = self._site_sum(problem, approximation)
         at = approximation.at(records.plate.size)

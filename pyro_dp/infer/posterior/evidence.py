@@ -126,7 +126,7 @@ class Evidence:
     >>> import pyro, torch
     >>> import pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
     >>> def prior():
     ...     return pyro.sample("height", dist.Normal(1.5, 1.0))
     >>> def model(y):
@@ -134,7 +134,7 @@ class Evidence:
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
     >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
+    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, noise=Noise(source=0))
     >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
     >>> evidence = sep.evidence
     >>> print(f"{evidence.posterior(prior).mean.item():.2f}")

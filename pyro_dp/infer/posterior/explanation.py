@@ -21,7 +21,7 @@ _MORE_RECORDS = "More records or a larger epsilon would help most."
 _HELPS = {
     DATA: "More records would help most.",
     NOISE: _MORE_RECORDS,
-    SAMPLING: "A larger sample_rate or more steps would lower it, at a higher privacy cost.",
+    SAMPLING: "A larger sample rate or more steps would lower it, at a higher privacy cost.",
     CLIPPING: _MORE_RECORDS,
 }
 _COLUMNS = {DATA: "data and prior"}  # headings of shares whose names say too little
@@ -73,13 +73,13 @@ class Explanation:
     >>> import pyro, torch
     >>> import pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
     >>> def model(y):
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
     >>> accountant = PrivacyAccountant(epsilon=0.3)
-    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=3)
+    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, noise=Noise(source=3))
     >>> result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
     >>> sep.explain().limit
     'privacy noise'

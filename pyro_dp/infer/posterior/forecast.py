@@ -17,6 +17,7 @@ from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.predictive import Predicted
 from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, element_names
+from pyro_dp.mechanism.settings import Noise, Sampling
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
 from pyro_dp.utils.display import aligned, figure, numbers
@@ -26,7 +27,7 @@ from pyro_dp.utils.validation import require_count, require_number
 
 Intervals = Mapping[str, Interval]  # by site
 _MOST_CURVES = 10
-_OWN = ("accountant", "noise_multiplier", "generator", "secure")
+_OWN = ("accountant", "noise")
 _NOT_YOURS = (
     "settings: leave out {name}, which the forecast sets itself. Noise follows from epsilons, "
     "and seeds from seed."
@@ -177,7 +178,9 @@ class Forecasted(Explained, Predicted):
         for name in _OWN:
             if name in settings:
                 raise ConfigurationError(_NOT_YOURS.format(name=name))
-        predictive = PriorPredictive.of(model, *arguments, settings.get("plate"))
+        predictive = PriorPredictive.of(
+            model, *arguments, Sampling.read(settings.get("sampling")).plate
+        )
         found: dict[float | None, list[Posterior]] = {each: [] for each in (None, *budgets)}
         bar = tqdm(total=num_draws * len(found), desc="forecast", disable=not progress)
         with bar, forked_rng():
@@ -190,8 +193,9 @@ class Forecasted(Explained, Predicted):
                         neighboring=accountant.neighboring,
                         engine=accountant.engine,
                     )
-                    noise = {"noise_multiplier": 0.0} if epsilon is None else {}
-                    own = {**settings, **noise, "accountant": trial, "generator": draw}
+                    noise = Noise(0.0 if epsilon is None else None, source=draw)
+                    own = {**settings, "accountant": trial, "noise": noise}
+                    pyro.set_rng_seed(draw)
                     posterior = cls._tried(model, guide, made_up, own)
                     posteriors.append(posterior.plain if epsilon is None else posterior)
                     bar.update()
@@ -203,7 +207,6 @@ class Forecasted(Explained, Predicted):
     ) -> Posterior:
         """The posterior of a run that leaves model, guide and parameter store as they were."""
         args, kwargs = made_up
-        pyro.set_rng_seed(settings["generator"])
         with (
             pyro.get_param_store().scope(),
             CapturedState(model, guide).pristine(),

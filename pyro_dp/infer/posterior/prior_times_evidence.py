@@ -73,11 +73,6 @@ class PriorTimesEvidence:
         with forked_rng():
             return full_rank(self._gradients, *self.independent)
 
-    @property
-    def closest_without_noise(self) -> tuple[Tensor, Tensor]:
-        """As :attr:`closest`, without the uncertainty that the noise adds."""
-        return self.closest[0], self._without_noise(*self.closest)
-
     def _without_noise(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """The covariance with the precision that the noise takes from the evidence there."""
 

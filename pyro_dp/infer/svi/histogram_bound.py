@@ -42,12 +42,12 @@ _CLIPPED = (
     "at this budget"
 )
 _CUT = (
-    "max_grad_norm={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
-    "posterior by more than the noise (max_grad_norm=None would clip at about {better:.2g})"
+    "clip={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
+    "posterior by more than the noise (clip=None would clip at about {better:.2g})"
 )
 _LOOSE = (
-    "max_grad_norm={bound:.3g} is far above the records' gradients, and makes the noise about "
-    "{times:,.0f} times too large (max_grad_norm=None would clip at about {better:.2g})"
+    "clip={bound:.3g} is far above the records' gradients, and makes the noise about "
+    "{times:,.0f} times too large (clip=None would clip at about {better:.2g})"
 )
 
 

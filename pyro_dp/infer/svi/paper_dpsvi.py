@@ -1,24 +1,27 @@
 """DPVI as its paper has it: a bound and an optimizer of one's own, and the last iterate."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pyro.optim import PyroOptim
 from torch import Tensor
 
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.eager_step import PreparedGradient
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.saved_run import SavedRun
-from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI, optimizers
 from pyro_dp.mechanism.clipped_fraction import SHARE, AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.contributions import Block, with_bit
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.losses import Loss
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.validation import require_flag
 
 _OF_PLAN = ("averages", "num_steps", "histogram")  # in a state
 
@@ -36,16 +39,15 @@ class PaperDPSVI(StochasticGradientVI):
 
     **Not protected.** As :class:`DPSVI`.
 
-    :param optim: a ``pyro.optim`` optimizer.
-    :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
-        steps there can be, and then required.
-    :param max_grad_norm: C, or an :class:`AdaptiveClip`.
-    :param local_optim: as for :class:`DPSVI`; ``None``: the settings of ``optim``, which must be a
-        plain Adam.
-    :param report_clipping: release how many records were clipped, :attr:`clipped_fraction`, with a
-        bit that takes 1% of the privacy cost. An :class:`AdaptiveClip` has such a bit anyway.
-    :param settings: ``accountant`` and all others of :class:`DPSVI`. Here ``sample_rate=None``
-        takes subsample_size / size from the plate.
+    :param optim: a ``pyro.optim`` optimizer, or a tuple of it and a :class:`RowAdam`. Without the
+        latter, rows have the settings of ``optim``, which must be a plain Adam then.
+    :param accountant: as for :class:`DPSVI`, as are model, guide, loss, noise and execution.
+    :param num_steps: number of steps of :meth:`run`; if the noise is calibrated also the most steps
+        there can be, and then required.
+    :param clip: C, an :class:`AdaptiveClip`, or a :class:`Clip` of either, whose bound is 1 if it
+        has none. Unless it says ``report=False``, :attr:`clipped_fraction` is released.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. A rate of
+        ``None`` is subsample_size / size of the plate.
     :raises ConfigurationError: as :class:`DPSVI`; or there is no ``optim``.
 
     >>> import pyro, torch
@@ -63,51 +65,46 @@ class PaperDPSVI(StochasticGradientVI):
     """
 
     _known_as = ""
-    _report_name = "report_clipping"
+    _report_name = "the bit of being clipped"
     _plans = False
     _usual_steps = None
     _report = staticmethod(with_bit)
 
+    @old_names_explained()
     def __init__(
         self,
         model: Callable,
         guide: Callable,
-        optim: PyroOptim,
+        optim: PyroOptim | tuple[PyroOptim, RowAdam],
         loss: Loss | None = None,
         *,
+        accountant: PrivacyAccountant,
         num_steps: int | None = None,
-        max_grad_norm: float | AdaptiveClip = 1.0,
-        local_optim: RowAdam | None = None,
-        report_clipping: bool = True,
-        **settings: Any,
+        clip: Clip | AdaptiveClip | float = 1.0,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float | None = None,
+        execution: Execution | None = None,
     ):
-        if optim is None:
+        if optimizers(optim)[0] is None:
             raise ConfigurationError(
                 "PaperDPSVI needs an optim, such as pyro.optim.Adam({'lr': 0.01}). DPSVI does not."
             )
-        if max_grad_norm is None:
-            raise ConfigurationError(
-                "PaperDPSVI needs a max_grad_norm: a number, or an AdaptiveClip. DPSVI chooses it."
-            )
-        require_flag("report_clipping", report_clipping)
-        adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
-        bound = max_grad_norm.initial if isinstance(max_grad_norm, AdaptiveClip) else max_grad_norm
-        reports = report_clipping and bound != float("inf")
-        self._adaptive = adaptive
-        self._report_bit = Block(1, 0.5, adaptive.share if adaptive else SHARE)
-        self._reports = reports or adaptive is not None
+        clips = Clip.read(clip)
+        clips = replace(clips, bound=1.0) if clips.bound is None else clips
+        self._report_bit = Block(1, 0.5, clips.adaptive.share if clips.adaptive else SHARE)
+        self._reports = clips.adaptive is not None or (clips.report and clips.bound != math.inf)
         super().__init__(
             model,
             guide,
             optim,
             loss,
+            accountant=accountant,
             num_steps=num_steps,
-            max_grad_norm=bound,
-            local_optim=local_optim,
-            **settings,
+            clip=clips,
+            noise=noise,
+            sampling=sampling,
+            execution=execution,
         )
-        self.max_grad_norm = max_grad_norm  # type: ignore[assignment]
-        self.report_clipping = report_clipping
         self._loops = False  # there is no plan to explain
 
     @property
@@ -163,7 +160,7 @@ class PaperDPSVI(StochasticGradientVI):
         """The guide holds the last iterate."""
 
     def _warnings(self) -> list[Warning]:
-        return [] if self._adaptive else PrivateInference._warnings(self)
+        return [] if self.clip.adaptive else PrivateInference._warnings(self)
 
     def _read_report(
         self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
@@ -171,6 +168,6 @@ class PaperDPSVI(StochasticGradientVI):
         if self._reports:
             bit = others.pop()
             self._add_bit(self._report_bit, bit, prepared)
-            if self._adaptive is not None:
+            if self.clip.adaptive is not None:
                 within = bit.item() / prepared.records.plate.size + 0.5
-                self._bound = self._adaptive.updated(self._bound, within)
+                self._bound = self.clip.adaptive.updated(self._bound, within)

@@ -29,7 +29,7 @@ class RowAdam:
     :raises ConfigurationError: a setting is out of range.
 
     >>> from pyro_dp import RowAdam
-    >>> RowAdam(lr=0.1)  # DPSVI(..., local_optim=RowAdam(lr=0.1))
+    >>> RowAdam(lr=0.1)  # DPSVI(model, guide, RowAdam(lr=0.1), ...)
     RowAdam(lr=0.1, betas=(0.9, 0.999), eps=1e-08)
     """
 
@@ -57,8 +57,8 @@ class RowAdam:
         plain = isinstance(settings, dict) and settings.keys() <= {"lr", "betas", "eps"}
         if optim.pt_optim_constructor is not torch.optim.Adam or not plain:
             raise ConfigurationError(
-                f"local_optim: parameter {name!r} has a row per record, and rows are moved by an "
-                "Adam of their own. Pass local_optim=RowAdam(lr=...), as optim is no "
+                f"optim: parameter {name!r} has a row per record, and rows are moved by an "
+                "Adam of their own. Pass optim=(optim, RowAdam(lr=...)), as optim is no "
                 "pyro.optim.Adam with lr, betas and eps only."
             )
         return RowAdam(**settings)

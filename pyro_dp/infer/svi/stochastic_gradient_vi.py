@@ -15,7 +15,6 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
@@ -29,7 +28,6 @@ from pyro_dp.infer.posterior.summary import (
 )
 from pyro_dp.infer.svi.averaged_guide import IterateAverages, guide_posterior
 from pyro_dp.infer.svi.eager_step import (
-    COORDINATES,
     EagerStep,
     PreparedGradient,
     exact_loss,
@@ -47,13 +45,12 @@ from pyro_dp.infer.svi.saved_run import (
 )
 from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, usual_rate
 from pyro_dp.mechanism import norm_histogram
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.mechanism.cluster import Cluster
+from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
-from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.records.local_parameters import FIXED, NOTE
 from pyro_dp.records.losses import Loss, as_elbo
 from pyro_dp.records.plate import PrivatePlate
@@ -68,7 +65,7 @@ from pyro_dp.utils.errors import (
     PrivacyWarning,
     warn_user,
 )
-from pyro_dp.utils.validation import require_choice, require_number, require_scale, same
+from pyro_dp.utils.validation import same
 
 _DONE = (
     "All num_steps={steps} steps of the plan are done, and the guide holds the result. For a "
@@ -79,10 +76,10 @@ _OF_PAPER = (
     "saved in version 0.1."
 )
 NAN = (
-    "step() returns nan: the loss on the data is not private. Pass loss_clip=... to DPSVI to "
-    "release a private one with each step."
+    "step() returns nan: the loss on the data is not private. Pass clip=Clip(loss=...) to "
+    "DPSVI to release a private one with each step."
 )
-_LEAVE_OUT = "Leave max_grad_norm out, and DPSVI chooses the bound."
+_LEAVE_OUT = "Leave clip out, and DPSVI chooses the bound."
 _WITHOUT_NOISE = Status(
     CHECK, "gradient steps found the intervals, which do not include the privacy noise", STEPS
 )
@@ -91,10 +88,23 @@ _IN_ITS_PLACE = (
     "settings of gradient steps, or use DPSEP."
 )
 _PER_RECORD = (
-    "cluster: model or guide have latents or parameters of each record, or draw for each, as "
-    "dropout does. Such records must stay in one process: leave cluster=None, or sum latents out "
+    "peers: model or guide have latents or parameters of each record, or draw for each, as "
+    "dropout does. Such records must stay in one process: leave peers=None, or sum latents out "
     '(infer={"enumerate": "parallel"}).'
 )
+
+
+def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
+    """The optimizer of the parameters, and that of rows of parameters per record."""
+    found = optim if isinstance(optim, tuple) else () if optim is None else (optim,)
+    own = [each for each in found if isinstance(each, PyroOptim)]
+    rows = [each for each in found if isinstance(each, RowAdam)]
+    if len(own) > 1 or len(rows) > 1 or len(own) + len(rows) < len(found):
+        raise ConfigurationError(
+            "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01}), a "
+            "RowAdam for rows of parameters per record, or a tuple of both."
+        )
+    return next(iter(own), None), next(iter(rows), None)
 
 
 class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
@@ -115,68 +125,28 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self,
         model: Callable,
         guide: Callable,
-        optim: PyroOptim | None = None,
+        optim: PyroOptim | RowAdam | tuple[PyroOptim, RowAdam] | None = None,
         loss: Loss | None = None,
         *,
-        accountant: PrivacyAccountant,
-        num_steps: int | None = None,
-        noise_multiplier: float | None = None,
-        max_grad_norm: float | None = None,
-        plate: str | None = None,
-        sample_rate: float | None = None,
-        sampling: str = "poisson",
-        privatize: str = "latents",
-        microbatch_size: int | None = None,
-        slice_data: bool | str = "auto",
-        jit: str = "trace",
-        loss_clip: float | None = None,
-        loss_share: float = 0.05,
-        local_optim: RowAdam | None = None,
-        generator: torch.Generator | int | None = None,
-        secure: bool = False,
-        cluster: Cluster | None = None,
+        clip: Clip | AdaptiveClip | float | None = None,
+        noise: Noise | float | None = None,
+        **settings: Any,
     ):
-        if not isinstance(optim, PyroOptim | None):
-            raise ConfigurationError(
-                "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01})."
-            )
+        optim, self._local_optim = optimizers(optim)
         if loss is not None:
             as_elbo(loss)
-        require_choice("privatize", privatize, tuple(COORDINATES))
-        if max_grad_norm is not None:
-            bound = require_scale("max_grad_norm", max_grad_norm, infinite=True)
-        else:  # that of the histogram, if there is noise
-            bound = math.inf if same(noise_multiplier, 0) else 1.0
-        if loss_clip is not None:
-            require_scale("loss_clip", loss_clip)
-            require_number("loss_share", loss_share, above=0.0, below=1.0)
-        if not isinstance(local_optim, RowAdam | None):
-            raise ConfigurationError("local_optim must be a RowAdam, or None.")
         self.loss = loss
-        self.max_grad_norm = max_grad_norm
-        self.privatize = privatize
-        self.loss_clip = loss_clip
-        self.loss_share = loss_share
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=bound,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-            plans=self._plans,
-            cluster=cluster,
-        )
-        super().__init__(model, guide, settings, plate=plate, slice_data=slice_data, jit=jit)
-        of_loss = loss_share if loss_clip else 0.0
+        self.clip, noise = Clip.read(clip), Noise.read(noise)
+        bound = self.clip.first_bound
+        if bound is None:  # that of the histogram, if there is noise
+            bound = math.inf if noise.multiplier == 0 else 1.0
+        super().__init__(model, guide, bound=bound, noise=noise, plans=self._plans, **settings)
+        of_loss = self.clip.loss_share if self.clip.loss else 0.0
         of_report = self._report_block.share if self._report_block else 0.0
         self._gradient_share = 1.0 - of_loss - of_report
         if self._gradient_share <= 0:
             raise ConfigurationError(
-                f"loss_share={loss_share:g} and {of_report:g} for {self._report_name} "
+                f"Clip.loss_share={of_loss:g} and {of_report:g} for {self._report_name} "
                 "must sum to less than 1: the gradient needs a part of the privacy cost."
             )
         self._histogram: HistogramBound | None = None  # before the first
@@ -185,11 +155,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._plans_adam = optim is None
         self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
         self._loaded = SavedParameters()
-        self._local_optim = local_optim
         self._rows = RowOptimizer(self._row_adam)
         self._loops = True  # over step(), as long as run() is not called
 
-    _bound_name = "max_grad_norm"
     _measure = "private loss (nats)"
     _report_name = "the histogram of the norms"
     _report = staticmethod(with_bins)  # makes the block of the norms
@@ -206,16 +174,16 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Make one private gradient step of the plan from the full data.
 
-        With ``max_grad_norm=None`` the first one releases the norms alone, and moves nothing.
+        If C is chosen, the first one releases the norms alone, and moves nothing.
 
-        :returns: the private loss in nats if ``loss_clip`` is set, else nan; nan for the norms.
+        :returns: the private loss in nats if ``Clip.loss`` is set, else nan; nan for the norms.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: the plan is done; or the optimizer fails, or makes a parameter
             NaN or infinite.
         """
         prepared = self._prepare(args, kwargs)
-        if self._loops and self._steps == 0 and self.loss_clip is None:
+        if self._loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
         opens = self._opens
         step = prepared.step.eager.of_norms_alone() if opens else prepared.step
@@ -240,13 +208,13 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._read_report(others, blocks[-1], size, prepared)
         if self._steps == self.num_steps:
             self.finish() if self._loops else self._conclude(prepared)
-        return math.nan if self.loss_clip is None else others[0].item() + gradients.outside.item()
+        return math.nan if self.clip.loss is None else others[0].item() + gradients.outside.item()
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
-        if self._optimizer.needs_metric and self.loss_clip is None:
+        if self._optimizer.needs_metric and self.clip.loss is None:
             raise ConfigurationError(
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
-                "loss_clip, use another scheduler, or call step() and optim.step(...) yourself."
+                "Clip.loss, use another scheduler, or call step() and optim.step(...) yourself."
             )
         self._loops = False
         if self.num_steps is None:
@@ -263,7 +231,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     @property
     def _opens(self) -> bool:
         """Whether the next release is that of the norms alone, which gives the first C."""
-        return self._measures and self.max_grad_norm is None and self._histogram is None
+        return self._measures and self.clip.bound is None and self._histogram is None
 
     def finish(self) -> None:
         """End a loop over :meth:`step` early: write the result into the guide.
@@ -307,7 +275,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         found, clipped = _WITHOUT_NOISE, self._clipping_status
         if clipped.is_ok:
             return found
-        first, other = (found, clipped) if self.max_grad_norm is None else (clipped, found)
+        first, other = (found, clipped) if self.clip.bound is None else (clipped, found)
         return Status(CHECK, f"{first.reason}; {other.reason}", first.cause)
 
     def _status_line(self) -> str | None:
@@ -330,7 +298,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
         raise PrivacyError(
-            "evaluate_loss would release a number of the data without noise. Set loss_clip for "
+            "evaluate_loss would release a number of the data without noise. Set Clip.loss for "
             "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
             "Calling pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole "
             "guarantee."
@@ -402,14 +370,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
         users = (as_elbo(self.loss), self.model, self.guide)
         term, parameters = build_record_term(
-            *users, records, privatize=self.privatize, microbatch_size=self.microbatch_size
+            *users, records, privatize=self.clip.of, microbatch_size=self.execution.microbatch_size
         )
         if not (parameters or term.local):
             raise ModelError(
                 "Neither model nor guide has a parameter: there is nothing to learn. Use an "
                 "autoguide, such as AutoNormal(model), or pyro.param in the guide."
             )
-        if term.local and self.sampling == "fixed":
+        if term.local and self.sampling.kind == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
         if not self._ranks.alone and (term.local or term.draws or term.samples):
             raise ConfigurationError(_PER_RECORD)
@@ -426,9 +394,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             *users,
             term,
             parameters,
-            privatize=self.privatize,
-            microbatch_size=self.microbatch_size,
-            releases_loss=self.loss_clip is not None,
+            privatize=self.clip.of,
+            microbatch_size=self.execution.microbatch_size,
+            releases_loss=self.clip.loss is not None,
             report=self._report if self._report_block else None,
         )
         step = self._traced(
@@ -445,7 +413,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _rate(self, plate: PrivatePlate) -> float:
         rate = super()._rate(plate)
-        chosen = self.sample_rate is None and self.sampling != "full"
+        chosen = self.sampling.rate is None
         return usual_rate(plate.size) if chosen and rate == 1.0 else rate
 
     def _row_adam(self, name: str) -> RowAdam:
@@ -506,8 +474,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def _blocks(self, size: int) -> list[Block]:
         """The blocks of the joint release: gradient, loss, and the report of clipping."""
         blocks = [Block(size, self._bound, self._gradient_share)]
-        if self.loss_clip is not None:
-            blocks.append(Block(1, self.loss_clip, self.loss_share))
+        if self.clip.loss is not None:
+            blocks.append(Block(1, self.clip.loss, self.clip.loss_share))
         return [*blocks, self._report_block] if self._report_block else blocks
 
     @property
@@ -526,7 +494,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if status.cause != CLIPPING:
             remedy = self._concluded or REMEDIES[status.cause]
             return [ConvergenceWarning(f"{status}. {remedy}")]
-        remedy = REMEDIES[CLIPPING] if self.max_grad_norm is None else _LEAVE_OUT
+        remedy = REMEDIES[CLIPPING] if self.clip.bound is None else _LEAVE_OUT
         return [ClippingWarning(f"{status}. {remedy}")]
 
     def _read_report(
@@ -545,7 +513,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             )
         sd, rate = self._noise(block, sampler), sampler.sample_rate
         self._histogram = self._histogram.updated(counts, sd, rate)
-        if self.max_grad_norm is None:
+        if self.clip.bound is None:
             self._bound = self._histogram.bound
 
     def _exact(self) -> dict[str, Callable]:

@@ -73,7 +73,7 @@ class GaussianMixture(ConjugateModel):
     :param start: means at the beginning, (K, D), from public knowledge.
 
     >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
     >>> from pyro_dp.vips import GaussianMixture
     >>> made_up = torch.Generator().manual_seed(0)
     >>> x = 0.05 * torch.randn(5000, 1, generator=made_up) + 0.5
@@ -81,7 +81,7 @@ class GaussianMixture(ConjugateModel):
     >>> start = torch.tensor([[-0.5], [0.5]])
     >>> model = GaussianMixture(components=2, dim=1, radius=1.0, start=start)
     >>> accountant = PrivacyAccountant(epsilon=4.0)
-    >>> vips = VIPS(model, accountant=accountant, num_steps=60, generator=0)
+    >>> vips = VIPS(model, accountant=accountant, num_steps=60, noise=Noise(source=0))
     >>> result = vips.run(x, progress=False)
     >>> [f"{mean:.1f}" for mean in vips.posterior()["means"].mean.flatten().tolist()]
     ['-0.5', '0.5']

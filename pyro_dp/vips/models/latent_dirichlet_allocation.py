@@ -234,14 +234,14 @@ class LatentDirichletAllocation(ConjugateModel):
     :param iterations: number of iterations of the E-step for each document.
 
     >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
     >>> from pyro_dp.vips import LatentDirichletAllocation
     >>> counts = torch.zeros(4000, 6)  # words of a public list, in 4,000 documents
     >>> counts[::2, :3] = 4.0
     >>> counts[1::2, 3:] = 4.0
     >>> model = LatentDirichletAllocation(topics=2, words=6, length=12.0)
     >>> accountant = PrivacyAccountant(epsilon=8.0)
-    >>> vips = VIPS(model, accountant=accountant, num_steps=10, generator=0)
+    >>> vips = VIPS(model, accountant=accountant, num_steps=10, noise=Noise(source=0))
     >>> result = vips.run(counts, progress=False)
     >>> topics = vips.posterior()["topics"].mean
     >>> topics.shape

@@ -179,11 +179,12 @@ class SigmoidBeliefNetwork(ConjugateModel):
     :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
     >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
     >>> from pyro_dp.vips import SigmoidBeliefNetwork
     >>> images = (torch.arange(2000)[:, None] % 2 == torch.arange(4) % 2).float()
     >>> model = SigmoidBeliefNetwork(pixels=4, units=1)
-    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=4.0), num_steps=5, generator=0)
+    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=4.0), num_steps=5,
+    ...             noise=Noise(source=0))
     >>> result = vips.run(images, progress=False)
     >>> sorted(vips.posterior())
     ['biases', 'hidden_biases', 'precisions', 'rates', 'scales', 'spread', 'weights']
