@@ -219,7 +219,7 @@ def test_rows_of_records_have_a_step_size():
         svi.step(data)
         sizes += [svi._rows._adams["AutoNormal.locs.own"].lr]
     assert sizes[1:] == pytest.approx([0.1, 0.1, 0.1**1.5])  # after the norms
-    svi = new(model, AutoNormal(model), num_steps=4, local_optim=RowAdam(lr=0.3))
+    svi = new(model, AutoNormal(model), num_steps=4, optim=RowAdam(lr=0.3))
     svi.run(data, progress=False)
     assert svi._rows._adams["AutoNormal.locs.own"].lr == 0.3
 
@@ -436,7 +436,7 @@ def test_a_passed_optimizer_is_used_as_ever():
     scale = torch.tensor([0.2252326420370528, 0.2252496287925971, 0.21878714733517995])
     torch.testing.assert_close(pyro.param("AutoNormal.locs.w"), loc, rtol=1e-9, atol=0)
     torch.testing.assert_close(pyro.param("AutoNormal.scales.w"), scale, rtol=1e-9, atol=0)
-    assert svi.max_grad_norm == svi._bound == 1.0
+    assert svi.clip.bound == svi._bound == 1.0
 
 
 def test_asking_for_the_posterior_changes_nothing():
