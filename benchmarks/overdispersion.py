@@ -21,7 +21,7 @@ from common import ROOT, write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 
 RESULTS = ROOT / "benchmarks" / "results" / "overdispersion.csv"
 SIZE, SEEDS, EPSILONS, DISPERSIONS = 5000, 40, (1.0, 4.0), (1, 2, 4, 9)
@@ -64,7 +64,9 @@ def run(name: str, covariates: str, epsilon: float, dispersion: int, seed: int) 
     y = draw(np.exp(x @ TRUTH.numpy()), dispersion, rng)
     pyro.clear_param_store()
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    sep = DPSEP(
+        model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=seed)
+    )
     sep.run(*(torch.as_tensor(each, dtype=torch.float32) for each in (x, y)), progress=False)
     posterior = sep.posterior()
     holds = ((posterior.mean - TRUTH).abs() < 1.96 * posterior.stddev).sum().item()
