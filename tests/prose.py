@@ -1,11 +1,8 @@
-"""Find the sentences that break docs/writing.md.
+"""Find the sentences that break docs/writing.md::
 
-Each file has a stored number of violations, in tests/prose.csv. It may fall and never rise::
-
-    python tests/prose.py                  # files that have more than is stored, or fewer
-    python tests/prose.py README.md docs   # every violation in these, with its line
-    python tests/prose.py --words README.md  # words, sentences, and the share within 25 words
-    python tests/prose.py --store          # store the numbers of today
+    python tests/prose.py                    # every violation, with its line
+    python tests/prose.py README.md docs     # in these files and folders
+    python tests/prose.py --words README.md  # words, sentences, and those within 25 words
 
 The prose of a page is its Markdown outside of code. The prose of Python code is its docstrings and
 comments; in the package also its texts: errors, warnings and printed texts. Proselint finds general
@@ -14,14 +11,12 @@ faults. The rules below find those that it misses.
 
 import argparse
 import ast
-import csv
 import html
 import io
 import json
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +29,6 @@ from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
 ROOT = Path(__file__).resolve().parents[1]
-STORED = Path(__file__).with_suffix(".csv")
 LONGEST = 25  # words of a sentence
 READ = (
     "*.md",
@@ -267,35 +261,13 @@ def files(names: Iterable[str] = READ) -> list[Path]:
     return sorted(path for path in found if "node_modules" not in path.parts)
 
 
-def counts() -> dict[str, int]:
-    """Violations of each file that has any."""
-    found = {path.relative_to(ROOT).as_posix(): len(violations(path)) for path in files()}
-    return {name: number for name, number in found.items() if number}
-
-
-def stored() -> dict[str, int]:
-    with STORED.open(newline="") as file:
-        return {row["file"]: int(row["violations"]) for row in csv.DictReader(file)}
-
-
-def store(found: dict[str, int]) -> None:
-    with STORED.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["file", "violations"])
-        writer.writerows(sorted(found.items()))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="*", help="files or folders to list")
-    parser.add_argument("--store", action="store_true", help="store the numbers of today")
+    parser.add_argument("paths", nargs="*", help="files or folders; all by default")
     parser.add_argument("--words", action="store_true", help="count words and long sentences")
     options = parser.parse_args()
-    chosen = [Path(name).resolve() for name in options.paths]
+    chosen = [Path(name).resolve() for name in options.paths] or [ROOT]
     inside = [path for path in files() if any(path == c or c in path.parents for c in chosen)]
-    if options.store:
-        store(counts())
-        return 0
     if options.words:
         for path in inside:
             every = [s for p in passages(path) for s in sentences(p.text)]
@@ -303,17 +275,10 @@ def main() -> int:
             total = sum(map(words, every))
             print(f"{path.relative_to(ROOT)}: {total} words, {len(every)} sentences, {short} short")
         return 0
-    if chosen:
-        for path in inside:
-            for line, rule, sentence in violations(path):
-                print(f"{path.relative_to(ROOT)}:{line}: {rule}: {sentence}")
-        return 0
-    found, before = Counter(counts()), Counter(stored())
-    changed = {name: found[name] - before[name] for name in found | before}
-    for name, more in sorted(changed.items()):
-        if more:
-            print(f"{name}: {found[name]} violations, {before[name]} stored")
-    return int(any(changed.values()))
+    found = [(path, each) for path in inside for each in violations(path)]
+    for path, (line, rule, sentence) in found:
+        print(f"{path.relative_to(ROOT)}:{line}: {rule}: {sentence}")
+    return int(bool(found))
 
 
 if __name__ == "__main__":
