@@ -790,7 +790,9 @@ def test_the_curator_can_use_the_guide(monkeypatch):
 def test_fixed_batches_are_refused(monkeypatch):
     accountant = PrivacyAccountant(neighboring="replace_one")
     fixture = new(monkeypatch, sampling="fixed", accountant=accountant)
-    with pytest.raises(ConfigurationError, match="'fixed'.*own_loc.*'poisson' or 'full'"):
+    with pytest.raises(
+        ConfigurationError, match="FixedSizeSampling.*own_loc.*PoissonSampling or FullBatch"
+    ):
         fixture.svi.step(*regression_data())
     assert accountant.num_releases == 0
 
