@@ -281,7 +281,7 @@ def test_rare_and_unused_levels_are_ok(other):
         "ill ~ age + region",
         family="logistic",
         accountant=PrivacyAccountant(1.0, 1e-6),
-        generator=0,
+        noise=Noise(source=0),
     )
     result = glm.fit(people, progress=False)
     assert result.status.is_ok and result.posterior.status.is_ok
@@ -605,10 +605,10 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ClippingWarning)
-        result = fitted(PrivateGLM(columns, generator=0, **settings), data)
+        result = fitted(PrivateGLM(columns, **grouped(generator=0, **settings)), data)
     result.save(path)
     accountant = PrivacyAccountant()
-    glm = PrivateGLM(columns, **(settings | {"accountant": accountant}))
+    glm = PrivateGLM(columns, **grouped(**settings | {"accountant": accountant}))
     again = glm.load(path)
     found, wanted = again.summary(), result.summary()
     assert ((found["mean"] - wanted["mean"]) / wanted["sd"]).abs().max() < 0.1
@@ -632,7 +632,7 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
     again.evidence.save(path)
     with pytest.raises(ConfigurationError, match="no result of this model"):
         glm.load(path)  # whose model is unknown
-    wider = PrivateGLM(schema(*COLUMNS, age=Number(20, 90), **other), **settings)
+    wider = PrivateGLM(schema(*COLUMNS, age=Number(20, 90), **other), **grouped(**settings))
     result.save(path)
     with pytest.raises(ConfigurationError, match="no result of this model"):
         wider.load(path)
