@@ -33,6 +33,7 @@ from torch import Tensor
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.torch_state import sent, signed
+from pyro_dp.utils.validation import same
 
 _Purpose = Literal["noise", "sampling", "local"]
 _PURPOSES = get_args(_Purpose)
@@ -52,8 +53,8 @@ class Randomness:
         source: torch.Generator | int | str | None = None,
         rank: int = 0,
     ):
-        self.secure = isinstance(source, str)
-        self._key = None if source is None or isinstance(source, str) else _key(source)
+        self.secure = same(source, "system")
+        self._key = None if source is None or self.secure else _key(source)
         self._rank = (rank,) if rank else ()
 
     @property
@@ -95,7 +96,7 @@ class _SystemEntropy(ISeedSequence):
         return np.frombuffer(os.urandom(n_words * np.dtype(dtype).itemsize), dtype)
 
 
-def _key(generator: torch.Generator | int) -> int:
+def _key(generator: Any) -> int:
     if isinstance(generator, torch.Generator):
         words = torch.randint(2**32, (4,), generator=generator, device=generator.device)
         return sum(word << (32 * i) for i, word in enumerate(words.tolist()))

@@ -146,7 +146,8 @@ def test_at_a_small_rate_all_records_are_one_block():
 @pytest.mark.parametrize("rate", [0.06, 0.003])
 def test_memory_of_a_draw(rate, secure):
     """O(batch) and a block, also where numpy would list all N to choose from."""
-    sampler, source = RecordSampler("poisson", 3 * 10**7, rate), Randomness(secure=secure)
+    sampler = RecordSampler("poisson", 3 * 10**7, rate)
+    source = Randomness("system" if secure else None)
     tracemalloc.start()
     try:
         indices = sampler.draw(source.stream("sampling", 0))
