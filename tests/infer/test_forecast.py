@@ -6,7 +6,7 @@ import pytest
 import torch
 from grouped import grouped
 from problems import linear, logistic
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal, AutoNormal
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import (
@@ -200,7 +200,7 @@ def test_a_picture():
         ({"epsilons": (1.0, -1.0)}, "epsilons must lie"),
         ({"num_draws": 0}, "num_draws must be"),
         ({"seed": -1}, "seed must be"),
-        ({"guide": AutoDelta, "inference": DPSVI}, "not one Gaussian"),
+        ({"guide": AutoIAFNormal, "inference": DPSVI}, "not one Gaussian"),
         ({"guide": AutoDelta}, "guide"),
         ({"settings": {"sampling": FullBatch(plate="rows")}}, "plate='rows'"),
     ],
