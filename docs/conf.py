@@ -14,9 +14,10 @@ release = version = importlib.metadata.version("pyro-dp")
 
 autodoc_default_options = {
     "members": True,
-    # Except members from Python and torch.
+    # Except members from Python, from torch, and from the base of the settings.
     "inherited-members": (
-        "BaseException,Distribution,Mapping,MultivariateNormal,Protocol,Sequence,dict,object"
+        "BaseException,Distribution,Mapping,MultivariateNormal,Protocol,Sequence,Setting,dict,object,"
+        "tuple"
     ),
 }
 
@@ -51,6 +52,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 nb_render_markdown_format = "myst"  # outputs have tables, too
+nb_merge_streams = True
 nb_execution_mode = "off"  # the site has them as committed; tests run them
 
 autodoc_class_signature = "mixed"

@@ -21,7 +21,7 @@ _CURATOR = "(This message depends on the data: it is for the curator only.)"
 
 
 class DPStandardScaler:
-    """Subtract means and divide by standard deviations that were released with noise.
+    r"""Subtract means and divide by standard deviations that were released with noise.
 
     The interface is that of scikit-learn's ``StandardScaler``, for NumPy arrays, data frames and
     torch tensors, also as a step of a ``Pipeline``. :meth:`fit` clips every feature to its public
@@ -48,10 +48,10 @@ class DPStandardScaler:
         release that costs epsilon by itself: ``PrivacyAccountant(epsilon,
         delta).noise_multiplier(num_steps=1, sampling="full")``. 0: not private.
 
-    :ivar mean_: (d,) in float64, within the bounds, as are
-    :ivar var_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and
-    :ivar scale_: (d,), its square root.
-    :ivar n_features_in_: d.
+    :ivar mean\_: (d,) in float64, within the bounds, as are
+    :ivar var\_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and
+    :ivar scale\_: (d,), its square root.
+    :ivar n_features_in\_: d, the number of features.
 
     >>> import numpy as np
     >>> from pyro_dp import DPStandardScaler, Noise, PrivacyAccountant

@@ -61,8 +61,8 @@ class GaussianMixture(ConjugateModel):
 
     Data: ``x`` of shape (N, dim).
 
-    :param components: K.
-    :param dim: D.
+    :param components: K, the number of components.
+    :param dim: D, the number of columns.
     :param radius: > 0.
     :param concentration: concentration of the prior of the weights, > 0.
     :param mean_precision: precision of the prior of a mean, in units of the component's precision,

@@ -223,7 +223,7 @@ class LatentDirichletAllocation(ConjugateModel):
 
     Data: ``counts`` of shape (N, words), whole numbers >= 0. A document without words adds nothing.
 
-    :param topics: K.
+    :param topics: K, the number of topics.
     :param words: V, size of the vocabulary, which is public.
     :param length: length of a document after rescaling, > 0. ``None``: documents keep theirs,
         without a bound, for runs without noise.

@@ -171,7 +171,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
 
     Data: ``images`` of shape (N, pixels), each 0 or 1.
 
-    :param pixels: J.
+    :param pixels: J, the number of pixels in an image.
     :param units: K, number of hidden units.
     :param a: parameter of the prior of the weights, > 0.
     :param b: parameter of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
