@@ -1015,6 +1015,13 @@ MUTATIONS = [
         "test_automatic_dpsep.py",
     ),
     Mutation(
+        "a dispersion that noise makes",
+        "MeanHistogram.least_mean_square",
+        "sums - _SURE * sds",
+        "sums + _SURE * sds",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
         "a dispersion that counts curvature, too",
         "EPState._dispersion",
         " - (frame.weight * curvature) ** 2",

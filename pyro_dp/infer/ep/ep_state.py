@@ -63,7 +63,8 @@ _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per
 _LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
 _MEDIAN = 0.455  # a squared standard normal number has this median
 _FAR_TOO_SMALL = 3.0  # median of the squared residuals, in units of the scale
-_TOO_NARROW = 3.0  # variance of the estimate, relative to the posterior's
+_TOO_NARROW = 1.5  # variance of the estimate, relative to the posterior's
+_LARGEST_SCORE = 10.0  # norm of a score, over the root of the curvature; few are larger
 _FASTEST = 4.0  # change of the scale in one step
 _NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
 _TOO_MANY = (
@@ -75,7 +76,7 @@ _CURVED = (
     "Name what they see by pyro.deterministic, outside the plate"
 )
 _OVERDISPERSED = (
-    "outcomes vary {dispersion:.0f} times as much as the model says, and intervals may be "
+    "outcomes vary at least {dispersion:.1f} times as much as the model says, and intervals may be "
     "{ratio:.1f} times too narrow"
 )
 _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
@@ -374,12 +375,17 @@ class EPState:
         self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
     ) -> Norms:
         """Norms of the records' parts at a point, from all histograms."""
+        mean = self._histogram(point, histograms, looks)
+        return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
+
+    def _histogram(
+        self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
+    ) -> MeanHistogram:
         points = torch.stack([x.point if isinstance(x, Look) else x for x in looks])
         ways = points - point
         curvature = self._prior_seen() if self.pooled is None else self.pooled.curvature
         distances = ((ways @ curvature) * ways).sum(dim=1) / self.plan.size
-        mean = histograms.mean(distances, self.plan.size)
-        return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
+        return histograms.mean(distances, self.plan.size)
 
     @property
     def _has_spent(self) -> bool:
@@ -470,19 +476,20 @@ class EPState:
         return Status()
 
     def _dispersion(self) -> float:
-        """The scores' variance, relative to the curvature; 1 if nothing can be said.
+        """At least so large is the scores' variance, relative to the curvature.
 
         If the model holds, the two are equal (the information identity; White 1982). Norms of
         bounded residuals do not depend on the outcome, and say nothing.
 
-        It is an estimate: records' curvatures count as if they were all alike.
+        Records' curvatures count as if they were all alike.
         """
         if not self.histograms.counts or self.plan.residuals == Residuals.BOUNDED:
-            return 1.0
+            return 0.0
         frame, pooled = self._required_frame, self._required_pooled
-        norms = self._norms(self.posterior.mean[self.problem.places], self.histograms, self.looks)
-        squared = (norms.norms**2 @ norms.counts).item() / self.plan.size
+        point = self.posterior.mean[self.problem.places]
         curvature = (frame.root @ pooled.curvature @ frame.root).trace().item() / self.plan.size
+        histogram = self._histogram(point, self.histograms, self.looks)
+        squared = histogram.least_mean_square(_LARGEST_SCORE * math.sqrt(curvature))
         scores = squared - frame.counted**2 - (frame.weight * curvature) ** 2
         return scores / curvature
 

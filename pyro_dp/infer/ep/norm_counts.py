@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Measured
-from pyro_dp.mechanism.norm_histogram import Norms
+from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, Norms
 
 FROM = (4.0, 16.0)  # the least norms of two classes of extreme records, in units of the bound
 KEPT = 0.6  # fraction of its clipped part that an extreme record keeps
@@ -28,6 +28,7 @@ _SIGNIFICANT = 2.75  # standard deviations
 _NEAR = 0.1  # squared distance from which norms differ
 _SPREAD = 2.0  # sd of the first guess of norms, in nats
 _SPREAD_LATER = 0.25
+_SURE = 3.0  # standard deviations
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 
 
@@ -151,6 +152,18 @@ class MeanHistogram:
         fraction = above.sum().item() / self.size
         error = self.sd * math.sqrt(len(above)) / self.size
         return ClippedFraction(min(max(fraction, 0.0), 1.0), error)
+
+    def least_mean_square(self, below: float) -> float:
+        """A number that the mean squared norm surely exceeds, as far as the noise lets see.
+
+        Norms beyond a cut count as 0. The cut is where the bound is largest.
+
+        :param below: the largest cut. The noise of bins far out would exceed everything.
+        """
+        norms = np.exp(MIDDLES[EDGES[1:] <= math.log(below)])
+        sums = (self.counts.cpu().numpy()[: len(norms)] * norms**2).cumsum()
+        sds = self.sd * np.sqrt((norms**4).cumsum())
+        return float((sums - _SURE * sds).max()) / self.size
 
     def _read(self, typical: float, spread: float, *, tail: bool) -> Norms:
         counts = self.counts.cpu().numpy()

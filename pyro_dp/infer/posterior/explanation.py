@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.infer.posterior.summary import CLIPPING, MOST_LINES, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.summary import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils.display import MOST_ROWS, aligned, first_of, up, with_rows
 
@@ -29,6 +29,7 @@ _SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {
 _FIRST = {
     STEPS: "The steps limit this posterior first.",
     CLIPPING: "Clipping limits this posterior first.",
+    MODEL: "The model limits this posterior first: outcomes vary more than it says.",
     NOISE: "Privacy noise limits this posterior first. If it is far larger than the data, the "
     "prior makes the width, which counts in the first column.",
 }

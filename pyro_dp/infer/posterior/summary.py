@@ -23,8 +23,8 @@ REMEDIES = {
     NOISE: "A new run needs new budget: fewer latents, more records or a larger epsilon.",
     CLIPPING: "A new run needs new budget: lower bounds where a few records are far above all "
     "others, more records or a larger epsilon.",
-    MODEL: "A new run needs new budget: a model that lets outcomes vary more. Use a negative "
-    "binomial for counts, or an unknown scale for numbers.",
+    MODEL: "A new run needs new budget and a model with more variance: a negative binomial for "
+    "counts, or an unknown scale for numbers.",
     "": "Another prior costs nothing (Evidence.posterior). Another model needs new budget.",
 }
 _PUBLISH = {
