@@ -136,6 +136,11 @@ class Sampling(Setting):
     kind: ClassVar[str]  # in the ledger
 
     def __post_init__(self) -> None:
+        if type(self) not in (PoissonSampling, FixedSizeSampling, FullBatch):
+            raise ConfigurationError(
+                "sampling must be a PoissonSampling, a FixedSizeSampling or a FullBatch. No other "
+                "scheme is accounted for."
+            )
         if self.rate is not None:
             name = f"{type(self).__name__}.rate, the expected fraction of the records in a step,"
             rate = require_number(name, self.rate, above=0.0, below=1.0, closed=True)

@@ -159,6 +159,7 @@ def test_what_stands_for_none(kind, value, text):
         (lambda: PoissonSampling(0.0), "PoissonSampling.rate, the expected"),
         (lambda: FixedSizeSampling(2), "FixedSizeSampling.rate, the expected"),
         (lambda: FullBatch(plate=1), "Sampling.plate must be"),
+        (lambda: Sampling(0.1), "sampling must be a PoissonSampling"),
         (lambda: Clip(-1.0), "Clip.bound must lie"),
         (lambda: Clip(of=None), "Clip.of must be"),
         (lambda: Clip(loss=math.inf), "Clip.loss"),
