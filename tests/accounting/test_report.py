@@ -7,13 +7,13 @@ import sys
 from decimal import Decimal
 
 import pytest
-from grouped import grouped
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
     ApproximateDP,
     ConfigurationError,
     DPStandardScaler,
+    Noise,
     PrivacyAccountant,
     SubsampledGaussian,
 )
@@ -165,10 +165,8 @@ def test_what_each_row_costs_alone_and_with_those_above():
 def test_runs_are_told_apart():
     """Two runs release the same event: a row each, with method, bound, time and generator."""
     accountant = PrivacyAccountant()
-    for settings in (dict(secure=True), dict(generator=3), dict()):
-        scaler = DPStandardScaler(
-            (0, 1), accountant=accountant, **grouped(noise_multiplier=4.0, **settings)
-        )
+    for source in ("system", 3, None):
+        scaler = DPStandardScaler((0, 1), accountant=accountant, noise=Noise(4.0, source=source))
         scaler.fit([[0.0, 1.0]])
     (entry,) = accountant.ledger
     accountant.record(entry.event, 5)
@@ -389,19 +387,17 @@ def test_looks_are_loud(format):
 
 
 @pytest.mark.parametrize(
-    "settings, sentence",
+    "source, sentence",
     [
-        (dict(), "the operating system's entropy"),
-        (dict(generator=3), "**At least one run used a seed."),
-        (dict(secure=True), "At least one run was in secure mode"),
+        (None, "the operating system's entropy"),
+        (3, "**At least one run used a seed."),
+        ("system", "At least one run was in secure mode"),
     ],
-    ids=str,
 )
-def test_random_numbers(settings, sentence):
+def test_random_numbers(source, sentence):
     accountant = PrivacyAccountant()
-    DPStandardScaler(
-        (0, 1), accountant=accountant, **grouped(noise_multiplier=1.0, **settings)
-    ).fit([[0.0]])
+    noise = Noise(1.0, source=source)
+    DPStandardScaler((0, 1), accountant=accountant, noise=noise).fit([[0.0]])
     text = accountant.report().split("## Random numbers")[1].split("##")[0].strip()
     assert sentence in text
     assert len(text.splitlines()) == 1

@@ -10,10 +10,9 @@ import chromium
 import pyro
 import pytest
 import torch
-from grouped import grouped
 from saved_runs import data, model
 
-from pyro_dp import DPSEP, ApproximateDP, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import DPSEP, ApproximateDP, Noise, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting.origins import Origin
 
 pytestmark = [
@@ -132,8 +131,7 @@ def cells():
     pyro.set_rng_seed(0)
     accountant = described()
     guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
-    settings = dict(noise_multiplier=200.0, generator=0)
-    inference = DPSEP(model, guide, accountant=accountant, **grouped(**settings))
+    inference = DPSEP(model, guide, accountant=accountant, noise=Noise(200.0, source=0))
     result = inference.run(*data(), progress=False)
     return [each._repr_html_() for each in (accountant, inference, result, inference.posterior())]
 

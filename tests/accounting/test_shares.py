@@ -7,10 +7,9 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, DPSVI, PaperDPSEP, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import DPSEP, DPSVI, Noise, PaperDPSEP, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting import composition
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 
@@ -144,12 +143,12 @@ def test_inferences_calibrate_to_the_share(inference, steps):
     accountant, y = PrivacyAccountant(1.0), torch.linspace(-1.0, 1.0, 200)
     guide = AutoMultivariateNormal(model)
     settings = dict(accountant=accountant) | ({} if steps is None else {"num_steps": steps})
-    settings |= {"max_factor_norm": 1.0} if inference is PaperDPSEP else {}
-    first = inference(model, guide, **grouped(generator=0, **settings))
+    settings |= {"clip": 1.0} if inference is PaperDPSEP else {}
+    first = inference(model, guide, noise=Noise(source=0), **settings)
     with accountant.up_to(0.7):
         first.run(y, progress=False)
     assert 0.698 <= cost(accountant) <= 0.7
-    inference(model, guide, **grouped(generator=1, **settings)).run(y, progress=False)
+    inference(model, guide, noise=Noise(source=1), **settings).run(y, progress=False)
     assert 0.998 <= cost(accountant) <= 1.0
 
 
