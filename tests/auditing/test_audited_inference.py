@@ -14,13 +14,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 from sums import exact_sums
 
 from pyro_dp import (
     DPSEP,
+    Execution,
+    FullBatch,
     Noise,
     PaperDPSEP,
     PaperDPSVI,
@@ -102,13 +103,9 @@ class OneStep:
             pyro.optim.SGD({"lr": 1.0}),
             Trace_ELBO(),
             accountant=PrivacyAccountant(neighboring=self._neighboring),
-            **grouped(
-                noise_multiplier=self._noise_multiplier,
-                sampling="poisson" if self._neighboring == "replace_one" else "full",
-                sample_rate=1 / SIZE if self._neighboring == "replace_one" else 1.0,
-                jit="trace",
-                generator=self._generator,
-            ),
+            noise=Noise(self._noise_multiplier, source=self._generator),
+            sampling=1 / SIZE if self._neighboring == "replace_one" else FullBatch(),
+            execution=Execution(jit="trace"),
         )
         return svi, loc
 
@@ -339,8 +336,8 @@ class TestWholeRuns:
             pyro.clear_param_store()
             accountants.append(PrivacyAccountant(1.0))
             guide = AutoDiagonalNormal(model)
-            settings = dict(num_steps=1, max_factor_norm=1.0, generator=0)
-            PaperDPSEP(model, guide, accountant=accountants[-1], **grouped(**settings)).step(x, y)
+            settings = dict(num_steps=1, clip=1.0, noise=Noise(source=0))
+            PaperDPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
             return guide.loc.numpy(force=True)
 
         def one_of_ten(x, y):
