@@ -10,11 +10,10 @@ import warnings
 import pyro
 import pyro.distributions as dist
 import torch
-from grouped import grouped
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch.distributions import constraints
 
-from pyro_dp import DPSEP, DPSVI, VIPS, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, VIPS, Clip, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 PROBLEMS = ("logistic", "network", "vae", "local")
@@ -136,15 +135,9 @@ def dpsvi(problem, device, count=500, dim=4, num_steps=30, **settings):
         model, guide, data = vae.model, vae.guide, (x,)
     else:
         model, guide, data = local_model, local_guide, (x[:, 0].contiguous(),)
-    settings = {
-        "accountant": PrivacyAccountant(),
-        "noise_multiplier": 1.0,
-        "sample_rate": 0.1,
-        "report_clipping": False,
-        "num_steps": num_steps,
-        "generator": 0,
-    } | settings
-    return PaperDPSVI(model, guide, pyro.optim.Adam({"lr": 0.05}), **grouped(**settings)), data
+    own = dict(accountant=PrivacyAccountant(), noise=Noise(1.0, source=0), sampling=0.1)
+    own |= dict(optim=pyro.optim.Adam({"lr": 0.05}), clip=Clip(report=False), num_steps=num_steps)
+    return PaperDPSVI(model, guide, **own | settings), data
 
 
 def fitted(method, device, **settings):
@@ -155,12 +148,12 @@ def fitted(method, device, **settings):
     if method in POSTERIORS:
         data = records(500, 4, device)
         pyro.clear_param_store()
-        own = {"accountant": PrivacyAccountant(epsilon=5.0, delta=1e-5), "generator": 0} | settings
+        own = dict(accountant=PrivacyAccountant(5.0, 1e-5), noise=Noise(source=0)) | settings
         if method == "vips":
-            inference = VIPS(LogisticRegression(4), num_steps=5, **grouped(**own))
+            inference = VIPS(LogisticRegression(4), num_steps=5, **own)
         else:
             engine = DPSEP if method == "dpsep" else DPSVI
-            inference = engine(logistic, gaussian_guide(), **grouped(**own))
+            inference = engine(logistic, gaussian_guide(), **own)
         inference.run(*data, progress=False)
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}

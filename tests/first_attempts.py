@@ -18,7 +18,6 @@ import pyro
 import pyro.distributions as dist
 import scipy.sparse
 import torch
-from grouped import grouped
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -87,9 +86,7 @@ def dpsep(model, guide=None, **settings):
 
 def vips(model, **settings):
     """The same of VIPS."""
-    return VIPS(
-        model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **grouped(**settings)
-    )
+    return VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **settings)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from grouped import grouped
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import (
     AutoDelta,
@@ -27,7 +26,7 @@ from pyro.infer.autoguide import (
 from pyro.optim import Adam
 from torch import Tensor, nn
 
-from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, VIPS, Execution, FullBatch, Noise, PrivacyAccountant
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.vips import ConjugateModel, Statistic
 
@@ -100,30 +99,26 @@ def dpsvi(model, guide, *data, optim=None, loss=None, publishes=(), **options) -
         guide or AutoNormal(model),
         optim or Adam({"lr": 0.01}),
         loss or Trace_ELBO(),
-        **grouped(**_settings(), **{"jit": "none", **options}),
+        **_settings() | {"execution": Execution(jit="none")} | options,
     )
     return Case(inference, data, tuple(publishes))
 
 
 def dpsep(model, guide, *data, **options) -> Case:
-    settings = {name: value for name, value in _settings().items() if name in _OF_DPSEP}
-    return Case(DPSEP(model, guide or AutoNormal(model), **grouped(**settings | options)), data)
-
-
-_OF_DPSEP = ("accountant", "noise_multiplier", "generator")
+    settings = {name: _settings()[name] for name in ("accountant", "noise")} | options
+    return Case(DPSEP(model, guide or AutoNormal(model), **settings), data)
 
 
 def vips(model, *data) -> Case:
-    return Case(VIPS(model, **grouped(**_settings())), data)
+    return Case(VIPS(model, **_settings()), data)
 
 
 def _settings() -> dict:
     return dict(
         accountant=PrivacyAccountant(neighboring="replace_one"),
         num_steps=STEPS,
-        noise_multiplier=1.0,
-        sampling="full",
-        generator=0,
+        noise=Noise(1.0, source=0),
+        sampling=FullBatch(),
     )
 
 
@@ -193,7 +188,9 @@ def scale_with_a_buffer_as_flag(x, y):
         with pyro.plate("data", len(x)):
             observe(scale(x) @ w, y)
 
-    return dpsvi(model, None, x, y, publishes=[scale], slice_data=True)
+    return dpsvi(
+        model, None, x, y, publishes=[scale], execution=Execution(jit="none", slice_data=True)
+    )
 
 
 @leak("encoder", "Encoder", "shift", data=points)
@@ -254,7 +251,7 @@ def dictionary_in_model_and_guide(x):
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("z", dist.Normal(encoder(h[idx] / 10.0), 0.5).to_event(1))
 
-    return dpsvi(model, guide, x, publishes=[encoder], jit="trace")
+    return dpsvi(model, guide, x, publishes=[encoder], execution=Execution(jit="trace"))
 
 
 @leak("cache")
@@ -312,7 +309,7 @@ def attribute_of_a_function(x, y):
         with pyro.plate("data", len(x)):
             observe((x / model.largest) @ w, y)
 
-    return dpsvi(model, None, x, y, slice_data=True)
+    return dpsvi(model, None, x, y, execution=Execution(jit="none", slice_data=True))
 
 
 _STATISTICS: dict[str, Tensor] = {}
@@ -450,7 +447,7 @@ def module_whose_copy_is_itself(x, y):
             with pyro.plate("data", len(x)):
                 observe((x - self.centre) @ w / 10.0, y)
 
-    return dpsvi(Shared(), None, x, y, slice_data=True)
+    return dpsvi(Shared(), None, x, y, execution=Execution(jit="none", slice_data=True))
 
 
 @leak("whiten", "LazyWhitening", "centre")
@@ -545,7 +542,7 @@ def numpy_array_by_closure(x, y):
         with pyro.plate("data", len(x)) as idx:
             observe((x[idx] - centre) @ w / 10.0, y[idx])
 
-    return dpsvi(model, None, x, y, jit="trace")
+    return dpsvi(model, None, x, y, execution=Execution(jit="trace"))
 
 
 @leak("rows")
@@ -639,7 +636,7 @@ def init_to_value_with_rows(x):
     hidden = pyro.poutine.block(mixture_of_known_shares, hide=["z"])
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": x[[0, 22]]}))
     # It has more noise than the others, because its result is near the data's own numbers.
-    return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
+    return dpsep(mixture_of_known_shares, guide, x, noise=Noise(4.0, source=0))
 
 
 def mixture_of_known_shares(x):
@@ -733,7 +730,7 @@ def running_maximum_in_a_float(x, y):
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", dist.Normal(x[idx] @ w / 100.0, 2.0), obs=h[idx])
 
-    return dpsvi(model, None, x, y, jit="trace")
+    return dpsvi(model, None, x, y, execution=Execution(jit="trace"))
 
 
 @leak("seen", "'y'", "in model")
@@ -806,7 +803,7 @@ def scaled_by_the_deviation(x, y):
         with pyro.plate("data", len(x)):
             observe((x / (x.std(0) + 1e-6)) @ w, y)
 
-    return dpsvi(model, None, x, y, slice_data=True)
+    return dpsvi(model, None, x, y, execution=Execution(jit="none", slice_data=True))
 
 
 @leak("'x'", "'data'", "in model")
@@ -1026,7 +1023,7 @@ def regression_on_whole_tensors(x, y):
         with pyro.plate("data", len(x)):
             observe(((x - usual["centre"]) / usual["sd"]) @ w, y)
 
-    return dpsvi(model, None, x, y, slice_data=True, jit="trace")
+    return dpsvi(model, None, x, y, execution=Execution(jit="trace", slice_data=True))
 
 
 @honest(points)
@@ -1069,7 +1066,7 @@ def clusters(x):
     hidden = pyro.poutine.block(mixture_of_known_shares, hide=["z"])
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": start}))
     # It has more noise than the others, because its result is near the data's own numbers.
-    return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
+    return dpsep(mixture_of_known_shares, guide, x, noise=Noise(4.0, source=0))
 
 
 @honest(points)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pyro
 import pyro.distributions as dist
 import torch
-from grouped import grouped
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
@@ -103,14 +102,13 @@ def write_described(folder):
     accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
     accountant.describe(title="A study", unit="a person", units=60)
     accountant.journal(folder / "described.journal")
-    for secure in (True, False):
+    for source in ("system", None):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         guide = AutoMultivariateNormal(model)
-        settings = dict(num_steps=2, noise_multiplier=20.0, max_factor_norm=1.0, slice_data=True)
-        inference = PaperDPSEP(
-            model, guide, accountant=accountant, **grouped(secure=secure, **settings)
-        )
+        settings = dict(num_steps=2, noise=Noise(20.0, source=source), clip=1.0)
+        settings |= dict(accountant=accountant, execution=Execution(slice_data=True))
+        inference = PaperDPSEP(model, guide, **settings)
         inference.run(*data(), progress=False)
     accountant.save(folder / "described.ledger.json")
 

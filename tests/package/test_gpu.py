@@ -17,6 +17,7 @@ import stand_in_device
 import torch
 from device_runs import POSTERIORS, PROBLEMS, apart, dpsvi, fitted, steps_that_wait
 
+from pyro_dp import Clip, Execution, Noise
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
@@ -54,9 +55,10 @@ def stand_in():
 # They loop instead of having parameters, so that few tests are skipped without CUDA.
 def test_dpsvi_is_that_of_the_cpu(device):
     for problem, jit in ("logistic", "none"), *((each, "trace") for each in PROBLEMS):
-        found, expected = (fitted(problem, each, jit=jit) for each in (device, "cpu"))
+        way = Execution(jit=jit)
+        found, expected = (fitted(problem, each, execution=way) for each in (device, "cpu"))
         assert apart(found, expected) < 1e-6, problem
-        other = fitted(problem, "cpu", jit=jit, generator=1)
+        other = fitted(problem, "cpu", execution=way, noise=Noise(1.0, source=1))
         assert apart(other, expected) > 1e-3, problem  # so that the first is no accident
 
 
@@ -64,18 +66,21 @@ def test_posteriors_are_those_of_the_cpu(device):
     for method in POSTERIORS:
         found, expected = (fitted(method, each) for each in (device, "cpu"))
         assert apart(found, expected) < 1e-6, method
-        assert apart(fitted(method, "cpu", generator=1), expected) > 1e-3, method
+        assert apart(fitted(method, "cpu", noise=Noise(source=1)), expected) > 1e-3, method
 
 
 def test_one_step_in_ten_waits_for_the_device(device):
     waits = device != "cpu"
-    secure = {"secure": True, "generator": None}
-    for problem, settings in itertools.product(PROBLEMS, ({}, secure)):
-        inference, data = dpsvi(problem, device, num_steps=40, jit="trace", **settings)
+    traced = Execution(jit="trace")
+    for problem, source in itertools.product(PROBLEMS, (0, "system")):
+        noise = Noise(1.0, source=source)
+        inference, data = dpsvi(problem, device, num_steps=40, noise=noise, execution=traced)
         waited = steps_that_wait(inference, data, device, stand_in())
-        assert waited == (4 * waits, 37), (problem, settings)
+        assert waited == (4 * waits, 37), (problem, source)
     # A loss is a number of the host's, in each step: that it is seen shows that others would be.
-    inference, data = dpsvi("logistic", device, num_steps=8, jit="trace", loss_clip=5.0)
+    inference, data = dpsvi(
+        "logistic", device, num_steps=8, execution=traced, clip=Clip(loss=5.0, report=False)
+    )
     assert steps_that_wait(inference, data, device, stand_in()) == (5 * waits, 5)
 
 
@@ -119,7 +124,8 @@ def test_rows_of_records_with_broken_gradients_stay(device):
 @pytest.mark.gpu
 @pytest.mark.skipif(not _HAS_CUDA, reason="needs a CUDA device")
 def test_compiled_on_cuda_is_traced_on_cuda():
-    found, expected = (fitted("logistic", "cuda", jit=jit) for jit in ("compile", "trace"))
+    ways = (Execution(jit=jit) for jit in ("compile", "trace"))
+    found, expected = (fitted("logistic", "cuda", execution=way) for way in ways)
     assert apart(found, expected) < 1e-6
 
 

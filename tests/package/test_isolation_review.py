@@ -31,7 +31,7 @@ from leaks import (
 )
 from torch import nn
 
-from pyro_dp import DPSVI, ModelError
+from pyro_dp import DPSVI, Execution, ModelError
 from pyro_dp.graphs.captured_state import CapturedState
 
 PEAK = 150.0
@@ -420,7 +420,7 @@ def test_a_model_writes_into_copies():
             observe(x @ w / 100.0, y)
 
     before = x.clone()
-    inference = dpsvi(model, None, x, y, slice_data=True).inference
+    inference = dpsvi(model, None, x, y, execution=Execution(jit="none", slice_data=True)).inference
     with pytest.warns(UserWarning, match="one record at a time"):
         inference.step(x, y)
     assert torch.equal(x, before)

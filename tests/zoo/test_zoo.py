@@ -7,12 +7,12 @@ import pyro
 import pytest
 import torch
 from contract import RECORD, WITH, WITHOUT, require_close_by
-from grouped import grouped
+from problems import values
 from pyro.infer import SVI
 from releases import Releases, take
 from torch.utils import _pytree as pytree
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant
+from pyro_dp import Clip, Execution, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.svi.traced_step import TracedStep
 
 from . import ZOO
@@ -54,23 +54,19 @@ def start(name):
 def dpsvi(entry, model, guide, **options):
     optim = pyro.optim.Adam({"lr": options.pop("lr", 0.02)})
     options["accountant"] = PrivacyAccountant()
-    return PaperDPSVI(model, guide, optim, entry.loss(), **grouped(**options))
+    return PaperDPSVI(model, guide, optim, entry.loss(), **options)
 
 
 def plain(entry, model, guide, **options):
     """Without noise and clipping, on all records."""
-    whole = dict(noise_multiplier=0, max_grad_norm=math.inf, sampling="full")
+    whole = dict(noise=0, clip=math.inf, sampling=FullBatch())
     return dpsvi(entry, model, guide, **whole, **options)
-
-
-def values():
-    return {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
 
 
 def fit(name, private):
     entry, model, guide, data = start(name)
     if private:
-        inference, draws = plain(entry, model, guide, jit="trace"), one_by_one
+        inference, draws = plain(entry, model, guide, execution=Execution(jit="trace")), one_by_one
     else:
         optim = pyro.optim.Adam({"lr": 0.02})
         inference, draws = SVI(model, guide, optim, entry.loss()), all_at_once
@@ -103,10 +99,8 @@ def test_sensitivity(monkeypatch, name):
     The same draws each time, at the same parameters: nothing else moves the sums.
     """
     entry, model, guide, data = start(name)
-    seen, options = Releases(monkeypatch), dict(noise_multiplier=1.0, sample_rate=0.5)
-    inference = dpsvi(
-        entry, model, guide, max_grad_norm=0.5, loss_clip=2.0, lr=1e-30, generator=0, **options
-    )
+    seen, options = Releases(monkeypatch), dict(noise=Noise(1.0, source=0), sampling=0.5)
+    inference = dpsvi(entry, model, guide, clip=Clip(0.5, loss=2.0), lr=1e-30, **options)
 
     def sums(batch):
         take(monkeypatch, batch)
