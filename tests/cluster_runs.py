@@ -25,15 +25,18 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.distributed
-from grouped import grouped
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from pyro_dp import (
     DPSEP,
     DPSVI,
     VIPS,
+    Clip,
     Cluster,
     ClusterError,
+    Execution,
+    FullBatch,
+    Noise,
     PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
@@ -71,30 +74,30 @@ def by_index(x, y, spread):
         pyro.sample("y", dist.Bernoulli(logits=x[index] @ w), obs=y[index])
 
 
-_NOT_OF_DPSEP = ("num_steps", "sampling", "sample_rate")
+_NOT_OF_DPSEP = ("num_steps", "sampling")
+SECURE = Noise(source="system")
 
 
 def make(
-    method: str, accountant: PrivacyAccountant, cluster: Cluster | None, **options: Any
+    method: str, accountant: PrivacyAccountant, peers: Any, jit: str = "auto", **options: Any
 ) -> Any:
     """An inference of :func:`model`, or of its conjugate kin."""
-    given = dict(accountant=accountant, cluster=cluster) | options
+    given = dict(accountant=accountant, execution=Execution(jit=jit, peers=peers)) | options
     if method == "vips":
-        return VIPS(LogisticRegression(DIM), **grouped(**{"num_steps": 4} | given))
+        return VIPS(LogisticRegression(DIM), **{"num_steps": 4} | given)
     if method == "sep":  # on all records, and as many steps as it takes
         given = {name: value for name, value in given.items() if name not in _NOT_OF_DPSEP}
-        return DPSEP(model, AutoMultivariateNormal(model), **grouped(**given))
+        return DPSEP(model, AutoMultivariateNormal(model), **given)
     if method == "sep with a bound":
-        given = {"max_factor_norm": 3.0, "num_steps": 4} | given
-        return PaperDPSEP(model, AutoNormal(model), **grouped(**given))
+        return PaperDPSEP(model, AutoNormal(model), **{"clip": 3.0, "num_steps": 4} | given)
     if method == "svi by index":
-        return DPSVI(by_index, AutoNormal(by_index), **grouped(**{"num_steps": 4} | given))
+        return DPSVI(by_index, AutoNormal(by_index), **{"num_steps": 4} | given)
     if method == "svi":
-        return DPSVI(model, AutoNormal(model), **grouped(**{"num_steps": 6} | given))
+        return DPSVI(model, AutoNormal(model), **{"num_steps": 6} | given)
     assert method == "svi with an optim"
     optim = pyro.optim.Adam({"lr": 0.1})
-    given = {"num_steps": 6, "loss_clip": 1.0} | given
-    return PaperDPSVI(model, AutoNormal(model), optim, **grouped(**given))
+    given = {"num_steps": 6, "clip": Clip(loss=1.0)} | given
+    return PaperDPSVI(model, AutoNormal(model), optim, **given)
 
 
 def _eager(method: str) -> dict[str, str]:
@@ -230,8 +233,9 @@ def equality(methods: dict = FEW) -> dict[str, Any]:
 
     def fit(method, options, cluster, data):
         fresh()
-        options = {"generator": 5} | ({} if method == "vips" else {"sampling": "full"}) | options
-        inference = make(method, PrivacyAccountant(3.0), cluster, **options)
+        options |= {} if method == "vips" else {"sampling": FullBatch()}
+        noise = Noise(source=5)
+        inference = make(method, PrivacyAccountant(3.0), cluster, noise=noise, **options)
         more = [torch.full((31,), 2.0)] if "index" in method else []
         values = list(inference.run(*data, *more, progress=False))
         return [*found(inference), *values, inference.accountant.get_epsilon()]
@@ -263,7 +267,7 @@ def secure() -> dict[str, Any]:
     def sums(method, cluster, data):
         fresh()
         torch.manual_seed(3)
-        options = dict(noise_multiplier=1.0, num_steps=1, secure=True, **_eager(method))
+        options = dict(noise=Noise(1.0, source="system"), num_steps=1, **_eager(method))
         inference = make(method, PrivacyAccountant(), cluster, **options)
         kept, released = [], inference._account_and_release
 
@@ -306,7 +310,7 @@ def samples() -> list[dict[str, Any]]:
 
         PaperDPSVI._sample, ClippedSum._noisy = sample, noise
         accountant, cluster = PrivacyAccountant(), Cluster(timeout=30)
-        options = dict(noise_multiplier=1.0, sample_rate=0.5, num_steps=20, generator=7)
+        options = dict(noise=Noise(1.0, source=7), sampling=0.5, num_steps=20)
         svi = make("svi with an optim", accountant, cluster, **options, jit="none")
         svi.run(*shard(rank, [0, 30, 60]), progress=False)
         own_state = torch.get_rng_state()
@@ -348,9 +352,12 @@ def differences() -> dict[str, Any]:
         def scaled(x, y, scale):
             model(x * scale.mean(), y)
 
-        options = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, jit="none")
-        cluster = Cluster(timeout=20)
-        svi = DPSEP(scaled, AutoNormal(scaled), **grouped(cluster=cluster, **options))
+        accountant, execution = (
+            PrivacyAccountant(),
+            Execution(jit="none", peers=Cluster(timeout=20)),
+        )
+        given = dict(accountant=accountant, noise=1.0, execution=execution)
+        svi = DPSEP(scaled, AutoNormal(scaled), **given)
         svi.step(x, y, torch.ones(1, 3) + rank)
 
     def other_rows(rank, svi, x, y):
@@ -414,7 +421,7 @@ def differences() -> dict[str, Any]:
             cluster, accountant = Cluster(timeout=20), PrivacyAccountant()
             if case is earlier_releases and rank:
                 accountant.record(SubsampledGaussian(1.0))
-            options = dict(noise_multiplier=1.0, generator=7, jit="none")
+            options = dict(noise=Noise(1.0, source=7), jit="none")
             try:
                 svi = make("svi with an optim", accountant, cluster, **options)
                 results[case.__name__] = case(rank, svi, *own)
@@ -564,7 +571,7 @@ def train(
         accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
     cluster = Cluster(timeout=TIMEOUT if failure else 30.0)
     if method == "svi":
-        options = options | {"max_grad_norm": 2.0}  # gradient steps: looks are as of "sep"
+        options = options | {"clip": 2.0}  # gradient steps: looks are as of "sep"
     inference = make(method, accountant, cluster, num_steps=8, **options)
     made.append(inference)
     if checkpoint.exists():
@@ -722,8 +729,9 @@ def methods() -> dict[str, list[Any]]:
         for each, rounds in ((model, 25), (product, 5)):
             fresh()
             accountant, cluster = PrivacyAccountant(3.0), Cluster(timeout=30)
-            given = dict(accountant=accountant, cluster=cluster, num_steps=5, jit="none")
-            svi = DPSVI(each, AutoNormal(each), **grouped(**given))
+            execution = Execution(jit="none", peers=cluster)
+            given = dict(accountant=accountant, num_steps=5, execution=execution)
+            svi = DPSVI(each, AutoNormal(each), **given)
             for _ in range(rounds):
                 svi.step(*shard(rank, [0, 30, 60]))
             counts = type(svi._inference).__name__, svi._steps, accountant.num_releases

@@ -25,9 +25,18 @@ import cluster_runs
 import numpy as np
 import pyro
 import torch
-from cluster_runs import data, fresh, make, shard
+from cluster_runs import SECURE, data, fresh, make, shard
 
-from pyro_dp import DPSEP, VIPS, ClusterError, ClusterWarning, PrivacyAccountant, PrivacyError
+from pyro_dp import (
+    DPSEP,
+    VIPS,
+    ClusterError,
+    ClusterWarning,
+    FullBatch,
+    Noise,
+    PrivacyAccountant,
+    PrivacyError,
+)
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism import fixed_point
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -161,8 +170,8 @@ def noise_of_first_only(index: int) -> None:
 METHODS = {
     "vips": {"num_steps": 4},
     "sep": {"jit": "none"},
-    "svi with an optim": {"jit": "trace", "sampling": "full"},
-    "svi": {"jit": "none", "num_steps": 4, "sampling": "full"},
+    "svi with an optim": {"jit": "trace", "sampling": FullBatch()},
+    "svi": {"jit": "none", "num_steps": 4, "sampling": FullBatch()},
 }
 
 
@@ -176,7 +185,7 @@ def equality() -> dict[str, Any]:
             noise_of_first_only(index)
             # The accountants count sigma; posteriors count what is in the sums.
             accountant, sigma = PrivacyAccountant(), 2.0 * (math.sqrt(3) if cluster is None else 1)
-            given = dict(options, secure=True, noise_multiplier=sigma)
+            given = dict(options, noise=Noise(sigma, source="system"))
             torch.manual_seed(3)
             inference = make(method, accountant, cluster, **given)
             values = list(inference.run(*own, progress=False))
@@ -207,7 +216,7 @@ def nothing_set() -> list[dict[str, Any]]:
         warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
         accountant = PrivacyAccountant(epsilon=1.0)
-        sep = make("sep", accountant, federation, secure=True)
+        sep = make("sep", accountant, federation, noise=SECURE)
         values = list(sep.run(*shard(index, CUTS), progress=False))
         federation.leave()
         return {
@@ -237,7 +246,7 @@ def uploads() -> dict[str, Any]:
         accountant = PrivacyAccountant(epsilon=1.0)
         path = Path(tempfile.mkdtemp()) / "journal"
         accountant.journal(path)
-        vips = make("vips", accountant, federation, secure=True)
+        vips = make("vips", accountant, federation, noise=SECURE)
         vips.run(*shard(index, CUTS), progress=False)
         federation.leave()
         return {
@@ -279,7 +288,7 @@ def _until(how: str, index: int, line: PipeLine) -> Any:
     path = Path(tempfile.mkdtemp()) / "journal"
     accountant = PrivacyAccountant(epsilon=1.0)
     accountant.journal(path)
-    vips = make("vips", accountant, federation, secure=True, num_steps=6)
+    vips = make("vips", accountant, federation, noise=SECURE, num_steps=6)
     add, calls = federation.add, []
 
     def upload(numbers: torch.Tensor) -> torch.Tensor:
@@ -333,7 +342,7 @@ def resumed(method: str = "vips") -> list[list[Any]]:
         federation = Federation(AtTrustedAggregator(line), holders=3)
         accountant = PrivacyAccountant(epsilon=1.0)
         accountant.journal(folder / f"{index}")
-        return federation, accountant, make(method, accountant, federation, secure=True)
+        return federation, accountant, make(method, accountant, federation, noise=SECURE)
 
     def before(index: int, line: PipeLine) -> Any:
         _, accountant, inference = start(index, line)
@@ -384,13 +393,13 @@ def refusals() -> dict[str, Any]:
     def budget(index: int, line: PipeLine) -> Any:
         federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
-        vips = make("vips", accountant, federation, secure=True, noise_multiplier=20.0, num_steps=9)
+        vips = make("vips", accountant, federation, noise=Noise(20.0, source="system"), num_steps=9)
         return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 100)
 
     def calibrated(index: int, line: PipeLine) -> Any:
         federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
-        vips = make("vips", accountant, federation, secure=True)
+        vips = make("vips", accountant, federation, noise=SECURE)
         found = _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 4)
         return [*found, vips.noise_multiplier]
 
@@ -400,7 +409,7 @@ def refusals() -> dict[str, Any]:
         if index:
             own[0][3] = float("nan")
         accountant = PrivacyAccountant(epsilon=3.0)
-        vips = make("vips", accountant, federation, secure=True)
+        vips = make("vips", accountant, federation, noise=SECURE)
         return _outcome(federation, accountant, vips, own, 1)
 
     def other_numbers(index: int, line: PipeLine) -> Any:
@@ -409,7 +418,7 @@ def refusals() -> dict[str, Any]:
     def other_settings(index: int, line: PipeLine) -> Any:
         federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(epsilon=3.0)
-        vips = make("vips", accountant, federation, secure=True, num_steps=4 + index)
+        vips = make("vips", accountant, federation, noise=SECURE, num_steps=4 + index)
         return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 1)
 
     trials = [budget, calibrated, broken, other_settings]
@@ -435,7 +444,7 @@ def shamir() -> dict[str, Any]:
         federation = Federation(channel, holders=3, colluders=2)
         noise_of_first_only(index)
         fresh()
-        vips = make("vips", PrivacyAccountant(), federation, secure=True, noise_multiplier=2.0)
+        vips = make("vips", PrivacyAccountant(), federation, noise=Noise(2.0, source="system"))
         vips.run(*shard(index, CUTS), progress=False)
         federation.leave()
         return cluster_runs.found(vips), list(vips.accountant.notes)
@@ -498,7 +507,7 @@ def shamir() -> dict[str, Any]:
         fresh()
         noise_of_first_only(0)
         sigma = 2.0 * math.sqrt(3)
-        vips = make("vips", PrivacyAccountant(), None, secure=True, noise_multiplier=sigma)
+        vips = make("vips", PrivacyAccountant(), None, noise=Noise(sigma, source="system"))
         vips.run(*data(), progress=False)
         return cluster_runs.found(vips)
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed
 from cluster_runs import make, model
-from grouped import grouped
 from trials import found_by
 
 from pyro_dp import (
@@ -23,7 +22,10 @@ from pyro_dp import (
     ClusterError,
     ClusterWarning,
     ConfigurationError,
+    Execution,
+    FixedSizeSampling,
     ModelError,
+    Noise,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     PrivacyError,
@@ -189,14 +191,14 @@ def test_a_timeout_is_a_number_of_seconds(timeout):
 def test_settings_that_do_not_go_with_a_cluster(cluster):
     with pytest.raises(ConfigurationError, match="FixedSizeSampling"):
         accountant = PrivacyAccountant(neighboring="replace_one")
-        make("vips", accountant, cluster, noise_multiplier=1.0, sampling="fixed", sample_rate=0.5)
+        make("vips", accountant, cluster, noise=1.0, sampling=FixedSizeSampling(0.5))
     with pytest.raises(ConfigurationError, match="peers must be"):
-        make("vips", PrivacyAccountant(), "loopback", noise_multiplier=1.0)
+        make("vips", PrivacyAccountant(), "loopback", noise=1.0)
 
 
 def test_no_look_without_noise(cluster):
     with pytest.raises(ConfigurationError, match="nonprivate"):
-        nonprivate(make("vips", PrivacyAccountant(), cluster, noise_multiplier=1.0))
+        nonprivate(make("vips", PrivacyAccountant(), cluster, noise=1.0))
 
 
 @pytest.mark.parametrize("amortised", [False, True])
@@ -220,8 +222,8 @@ def test_latents_of_a_record_are_refused(cluster, amortised):
             pyro.sample("own", dist.Normal(weight * x, 1.0))
 
     accountant = PrivacyAccountant()
-    options = dict(accountant=accountant, noise_multiplier=1.0, num_steps=2, cluster=cluster)
-    svi = DPSVI(hierarchy, guide if amortised else AutoNormal(hierarchy), **grouped(**options))
+    own = dict(accountant=accountant, noise=1.0, num_steps=2, execution=Execution(peers=cluster))
+    svi = DPSVI(hierarchy, guide if amortised else AutoNormal(hierarchy), **own)
     with pytest.raises(ConfigurationError, match="of each record"):
         svi.step(torch.linspace(0.0, 1.0, 7))
     assert not accountant.num_releases
@@ -239,7 +241,7 @@ def test_a_cluster_that_failed_is_of_no_more_use(cluster):
 
 def test_what_refuses_a_release_on_rank_0_leaves_it_undone(cluster):
     accountant = PrivacyAccountant(0.5)
-    vips = make("vips", accountant, cluster, noise_multiplier=0.5)
+    vips = make("vips", accountant, cluster, noise=0.5)
     with pytest.raises(PrivacyBudgetExceeded):
         vips.step(*cluster_runs.data())
     assert not accountant.num_releases
@@ -362,7 +364,7 @@ def test_an_alone_rank_is_as_no_cluster(cluster):
     found = []
     for own in (cluster, None):
         cluster_runs.fresh()
-        inference = make("svi", PrivacyAccountant(3.0), own, generator=2, jit="none")
+        inference = make("svi", PrivacyAccountant(3.0), own, noise=Noise(source=2), jit="none")
         inference.run(*cluster_runs.data(), progress=False)
         found.append(cluster_runs.found(inference))
     assert found[0] == found[1]

@@ -18,8 +18,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from cluster_runs import data, make
-from grouped import grouped
+from cluster_runs import SECURE, data, make
 from pyro.infer.autoguide import AutoNormal
 from scipy.stats import kstest
 from trials import found_by
@@ -29,7 +28,10 @@ from pyro_dp import (
     DPSVI,
     ClusterError,
     ConfigurationError,
+    Execution,
+    FixedSizeSampling,
     ModelError,
+    Noise,
     PrivacyAccountant,
     SubsampledGaussian,
 )
@@ -393,16 +395,13 @@ class TestFederation:
 
     @pytest.mark.parametrize(
         ("given", "text"),
-        [
-            ({"secure": False}, "system"),
-            ({"sampling": "fixed"}, "FixedSizeSampling"),
-        ],
+        [({"noise": None}, "system"), ({"sampling": FixedSizeSampling()}, "FixedSizeSampling")],
     )
     def test_settings_that_do_not_go_with_it(self, given, text):
         accountant = PrivacyAccountant(1.0, neighboring="replace_one")
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         with pytest.raises(ConfigurationError, match=text):
-            make("svi", accountant, federation, **{"secure": True} | given)
+            make("svi", accountant, federation, **{"noise": SECURE} | given)
 
     def test_what_others_send_is_no_code(self, tmp_path):
         line = Alone()
@@ -426,7 +425,7 @@ class TestFederation:
             line = Alone()
             federation = Federation(AtTrustedAggregator(line), holders=2)
             accountant = PrivacyAccountant(3.0)
-            inference = make(method, accountant, federation, secure=True)
+            inference = make(method, accountant, federation, noise=SECURE)
             asked, ask = [], line.ask
 
             def answered(message, turn=turn, asked=asked, ask=ask, line=line):
@@ -525,7 +524,7 @@ class TestFederation:
         accountant.silent = True
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         with pytest.raises(ConfigurationError, match="private selection"):
-            make("svi", accountant, federation, secure=True)
+            make("svi", accountant, federation, noise=SECURE)
 
     @pytest.mark.parametrize("method", ["svi", "sep"])
     def test_own_rows_that_a_model_holds(self, method):
@@ -539,10 +538,9 @@ class TestFederation:
                 pyro.sample("y", dist.Bernoulli(logits=x @ w + kept.mean()), obs=y)
 
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
-        options = {"accountant": PrivacyAccountant(1.0), "secure": True, "cluster": federation}
-        inference = {"svi": DPSVI, "sep": DPSEP}[method](
-            holding, AutoNormal(holding), **grouped(**options)
-        )
+        own = {"accountant": PrivacyAccountant(1.0), "execution": Execution(peers=federation)}
+        kind = {"svi": DPSVI, "sep": DPSEP}[method]
+        inference = kind(holding, AutoNormal(holding), noise=SECURE, **own)
         with pytest.raises(ModelError, match="kept"):
             inference.run(x, y, progress=False)
 
@@ -572,8 +570,8 @@ class TestFederation:
 
     def test_settings_of_numpy(self):
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
-        options = {"sample_rate": np.float64(0.5), "noise_multiplier": np.float64(5.0)}
-        vips = make("vips", PrivacyAccountant(1.0), federation, secure=True, **options)
+        noise, rate = Noise(np.float64(5.0), source="system"), np.float64(0.5)
+        vips = make("vips", PrivacyAccountant(1.0), federation, noise=noise, sampling=rate)
         assert type(vips.sampling.rate) is type(vips.noise_multiplier) is float
 
     def test_one_that_always_looks_anew(self):
