@@ -3,9 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from grouped import grouped
 
-from pyro_dp import ConfigurationError, PrivacyAccountant
+from pyro_dp import ConfigurationError, Noise, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer
 from pyro_dp.tabular.drawn_rows import unit_rows
 from pyro_dp.tabular.margin_mixture import Mixture
@@ -83,9 +82,8 @@ def test_refused(change):
 
 
 def made(schema=SCHEMA, **settings):
-    twin = Synthesizer(
-        schema, accountant=PrivacyAccountant(1e6), **grouped(generator=0, **settings)
-    )
+    accountant, noise = PrivacyAccountant(1e6), Noise(source=0)
+    twin = Synthesizer(schema, accountant=accountant, noise=noise, **settings)
     return twin.fit(frame()).sample(2000)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from grouped import grouped
 from scipy.stats import norm
 
 from pyro_dp import (
     ConfigurationError,
+    Noise,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     SchemaError,
@@ -63,11 +63,10 @@ def frame(size=SIZE, seed=0):
     )
 
 
-def fitted(data=None, of=None, epsilon=1.0, **settings):
-    settings = {"keep": KEEP, "components": 3, "generator": 0} | settings
-    if "noise_multiplier" in settings:
-        epsilon = None
-    made = Synthesizer(of or schema(), accountant=PrivacyAccountant(epsilon), **grouped(**settings))
+def fitted(data=None, of=None, epsilon=1.0, noise=None, source=0, **settings):
+    settings = {"keep": KEEP, "components": 3, "noise": Noise(noise, source=source)} | settings
+    accountant = PrivacyAccountant(epsilon if noise is None else None)
+    made = Synthesizer(of or schema(), accountant=accountant, **settings)
     return made.fit(frame() if data is None else data)
 
 
@@ -130,7 +129,7 @@ class TestFrames:
     def test_of_persons(self):
         """Ids from 0, and numbers of rows as they were released: without noise as they are."""
         of, data = schema(unit="id", max_rows=3), persons()
-        synthesizer = fitted(data, of, noise_multiplier=0.0)
+        synthesizer = fitted(data, of, noise=0.0)
         assert of.note in synthesizer.accountant.notes and "the first 3 count" in of.note
         made = synthesizer.sample()
         assert list(made.columns) == list(data.columns)
@@ -139,7 +138,7 @@ class TestFrames:
         assert made["id"].nunique() == 200
 
     def test_however_much_noise(self):
-        one = fitted(noise_multiplier=1e30).sample(30)
+        one = fitted(noise=1e30).sample(30)
         assert len(one) == 30 and one["age"].notna().all()
 
     def test_without_keep(self):
@@ -155,7 +154,7 @@ class TestFrames:
         """The mean distance of pairs: a tenth of that of columns that were shuffled apart."""
         monkeypatch.undo()
         data = frame(4000)
-        made = fitted(data, components=8, noise_multiplier=1.0).sample()
+        made = fitted(data, components=8, noise=1.0).sample()
         apart = pd.DataFrame(
             {x: data[x].sample(frac=1, random_state=i).to_numpy() for i, x in enumerate(data)}
         )
@@ -185,14 +184,12 @@ class TestPrivacy:
         (origin,) = {origin for origin, _ in made.accountant.runs()}
         assert origin.method == "Synthesizer (VIPS)"  # as journals have it
 
-    @pytest.mark.parametrize("secure", [False, True])
-    def test_noise_has_the_size_that_is_accounted(self, secure):
+    @pytest.mark.parametrize("source", [0, "system"])
+    def test_noise_has_the_size_that_is_accounted(self, source):
         """With 5,000 cells, seven standard deviations of the variance are 0.14."""
         of = Schema({name: Category(tuple(range(41))) for name in "abc"})
         data = pd.DataFrame(np.zeros((3, 3), dtype=int), columns=list("abc"))
-        settings = dict(keep=(), components=1, noise_multiplier=2.0)
-        settings |= dict(secure=True, generator=None) if secure else {}
-        made = fitted(data, of, **settings)
+        made = fitted(data, of, noise=2.0, source=source, keep=(), components=1)
         sd = 2.0 * np.sqrt(6)  # three columns, three pairs
         assert made._posterior.noise == pytest.approx(sd)
         noise = (released(made) - exact(made, data)) / sd
@@ -211,7 +208,7 @@ class TestPrivacy:
         others = persons()
         found = []
         for each in (alike, others):
-            made = fitted(each, of, noise_multiplier=1.0)
+            made = fitted(each, of, noise=1.0)
             found.append((released(made), made._posterior.noise, made.accountant.ledger))
         bound = made._model.cells.bound
         assert bound == pytest.approx(np.sqrt(3**2 * 6 + 1))
@@ -223,14 +220,14 @@ class TestPrivacy:
         of = schema(unit="id", max_rows=2)
         data = persons()
         first = data.groupby("id", sort=False).head(2)
-        one, two = (fitted(each, of, noise_multiplier=1.0) for each in (data, first))
+        one, two = (fitted(each, of, noise=1.0) for each in (data, first))
         assert torch.equal(released(one), released(two))
 
     def test_a_second_fit_is_a_second_release(self):
         made = fitted(epsilon=1.0)
         with pytest.raises(PrivacyBudgetExceeded):
             made.fit(frame())
-        free = fitted(noise_multiplier=1.0)
+        free = fitted(noise=1.0)
         free.fit(frame())
         assert free.accountant.num_releases == 2
 
@@ -276,7 +273,7 @@ class TestIntervals:
             flat = np.ravel_multi_index(schema().codes(data)[:, places].T, shape)
             counts[columns] = np.bincount(flat)
         for seed in range(100):
-            made = fitted(data, noise_multiplier=3.0, generator=seed)
+            made = fitted(data, noise=3.0, source=seed)
             for columns, exact_counts in counts.items():
                 table = made.margin(*columns, level=0.5)
                 i = exact_counts.argmax()  # far from zero, where intervals are cut
@@ -286,7 +283,7 @@ class TestIntervals:
     def test_are_as_wide_as_the_noise_of_their_sum(self):
         """Two levels of the kept column are added, or none; its own counts add those of the column
         with the fewest codes, three."""
-        made = fitted(frame(5000), noise_multiplier=0.1)
+        made = fitted(frame(5000), noise=0.1)
         for columns in self.COLUMNS:
             added = 3 if columns == ("sick",) else 1 if "sick" in columns else 2
             half = 0.1 * np.sqrt(6) * np.sqrt(added) * norm.ppf(0.95)
@@ -295,7 +292,7 @@ class TestIntervals:
             assert largest["count"] - largest["lower"] == pytest.approx(half)
 
     def test_their_width_is_told(self):
-        made = fitted(frame(5000), noise_multiplier=100.0)
+        made = fitted(frame(5000), noise=100.0)
         half = 100 * np.sqrt(6) * np.sqrt(2) * norm.ppf(0.975)
         assert f"except those of sick, have 95% intervals of +-{half:.0f}" in repr(made)
 
@@ -303,7 +300,7 @@ class TestIntervals:
         table = fitted().margin("sick", "marital")
         assert list(table.columns) == ["sick", "marital", "count", "lower", "upper"]
         assert list(table["marital"][:3]) == list(MARITAL)
-        one = fitted(noise_multiplier=0.0).margin("sick", "marital")
+        one = fitted(noise=0.0).margin("sick", "marital")
         data = frame()
         expected = [
             ((data["sick"] == a) & (data["marital"] == b)).sum()
