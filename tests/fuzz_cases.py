@@ -5,6 +5,7 @@ test_fuzz.py and benchmarks/fuzz.py.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import tempfile
@@ -18,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 from fuzz_contract import Case, NotBuilt, Watch, odd_values, parameters, require_finite
-from grouped import grouped, with_rows
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -32,6 +32,8 @@ from pyro_dp import (
     ConfigurationError,
     Execution,
     Factors,
+    FixedSizeSampling,
+    FullBatch,
     Noise,
     PaperDPSEP,
     PaperDPSVI,
@@ -91,11 +93,8 @@ def _synthesized(values: Any, n: Any, **settings: Any) -> None:
     frame = own(lambda: pd.DataFrame({"a": values, "b": 1, "id": [1, 1, 2]}))
     columns_of = {"a": Number(0, 2, bins=3, missing=True), "b": Count(0, 2)}
     schema = Schema(columns_of, unit="id", max_rows=2)
-    made_up = (
-        Synthesizer(schema, accountant=PrivacyAccountant(), **grouped(**settings))
-        .fit(frame)
-        .sample(n)
-    )
+    twin = Synthesizer(schema, accountant=PrivacyAccountant(), **settings)
+    made_up = twin.fit(frame).sample(n)
     assert made_up["id"].nunique() == (2 if n is None else n)
 
 
@@ -134,47 +133,59 @@ _ACCOUNTANT = {
     "engine": ["pld", "rdp"],
 }
 ACCOUNTANT = settings_of(_ACCOUNTANT)
+
+
+def every(kind: Callable, **fields: list) -> list:
+    """An object for every combination of these values."""
+    chosen = itertools.product(*fields.values())
+    return [kind(**dict(zip(fields, values, strict=True))) for values in chosen]
+
+
+_BOUNDS = [1.0, 0.1, 10.0, 1e-6, 1e-9, 1e10, 1e40, math.inf]
+_SIGMAS = [*[1.0, 0.5] * 4, 50.0, 1e-3, 1e6, 1e40, 1e300, None]
+_RATES = [1.0, 0.5, 0.1, 0.999999, 1e-6, 1e-300, 1.0 - 1e-12]
+_SIZES = [None, 1, 2, 10**9]
 _SHARED = {
     "num_steps": [1, 2, 3, 10**6],
-    "noise_multiplier": [*[1.0, 0.5, 0] * 4, 50.0, 1e-3, 1e6, 1e40, 1e300, None],
-    "sample_rate": [1.0, 0.5, 0.1, 0.999999, 1e-6, 1e-300, 1.0 - 1e-12],
-    "sampling": ["poisson", "poisson", "poisson", "fixed", "full"],
-    "microbatch_size": [None, 1, 2, 10**9],
-    "generator": [None, 0, 10**40],
-    "secure": [False, False, True],
+    "noise": [0, 0, *every(Noise, multiplier=_SIGMAS, source=[None, 0, 10**40, "system"])],
+    "sampling": [*_RATES, *_RATES, *every(FixedSizeSampling, rate=_RATES), *[FullBatch()] * 5],
+    "execution": every(Execution, microbatch_size=_SIZES),
 }
-_BOUNDS = [1.0, 0.1, 10.0, 1e-6, 1e-9, 1e10, 1e40, math.inf]
-_PYRO = {"plate": [None, "data"], "slice_data": [False, True], "jit": ["none"]}
+_PYRO = {
+    "execution": every(
+        Execution, microbatch_size=_SIZES, slice_data=["auto", False, True], jit=["none"]
+    )
+}
+_CLIPS = {
+    "of": ["latents", "parameters"],
+    "loss": [None, None, 1.0, 1e-9, 1e40],
+    "loss_share": [0.05, 0.99, 1e-40],
+}
 _SVI = {
     **_SHARED,
-    "cluster": [None],
     **_PYRO,
-    "max_grad_norm": [*_BOUNDS, None, None],
-    "privatize": ["latents", "parameters"],
-    "loss_clip": [1.0, 1e-9, 1e40],
-    "loss_share": [0.05, 0.99, 1e-40],
-    "local_optim": [RowAdam(), RowAdam(1e40)],
+    "sampling": [*_SHARED["sampling"], PoissonSampling(plate="data")],
+    "clip": every(Clip, bound=[*_BOUNDS, None, None], **_CLIPS),
 }
-_PAPER = _SVI | {
-    "max_grad_norm": [*_BOUNDS, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
-    "report_clipping": [True, False],
-}
+_PAPER_BOUNDS = [*_BOUNDS, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)]
+_PAPER = _SVI | {"clip": every(Clip, bound=_PAPER_BOUNDS, report=[True, False], **_CLIPS)}
 _SEP = {
-    **{name: _SHARED[name] for name in ("noise_multiplier", "microbatch_size")},
-    **{name: _SHARED[name] for name in ("generator", "secure")},
-    "cluster": [None],
+    "noise": _SHARED["noise"],
     **_PYRO,
+    "sampling": [FullBatch(), FullBatch(plate="data")],
     "moments": ["auto", "linear", "stein"],
 }
 _PAPER_SEP = {
-    **_SHARED,
-    **{name.replace("moments", "site_moments"): each for name, each in _SEP.items()},
-    "max_factor_norm": _BOUNDS,
+    **{name: _SVI[name] for name in ("num_steps", "noise", "sampling", "execution")},
+    "clip": every(Clip, bound=_BOUNDS, report=[True, False]),
     "damping": [None, 0.5, 1.0, 1e-300, _half],
-    "precision": [None, "full", "diagonal", "shared"],
-    "precision_weight": [None, 1.0, 1e-40, 1e40],
-    "centred": [True, False],
-    "report_clipping": [True, False],
+    "factors": every(
+        Factors,
+        precision=[None, "full", "diagonal", "shared"],
+        weight=[None, 1.0, 1e-40, 1e40],
+        centred=[True, False],
+        moments=_SEP["moments"],
+    ),
 }
 tensors = st.fixed_dictionaries(
     {
@@ -317,8 +328,9 @@ class OnModel(OnData):
     def made_guide(self) -> Any:
         return own(lambda: made.GUIDES[self.guide](self.made_model()))
 
-    def sliced(self) -> dict:
-        return ({"slice_data": True} if self.model == "whole" else {}) | self.settings
+    def executed(self) -> dict:
+        reading = True if self.model == "whole" else "auto"
+        return {"execution": Execution(jit="none", slice_data=reading)} | self.settings
 
 
 def explained(inference: Any) -> Iterator[tuple[str, Any]]:
@@ -342,9 +354,8 @@ class Svi(OnModel):
         enumerates = self.model == "mixture" and self.loss == "Trace_ELBO"
         loss = "TraceEnum_ELBO" if enumerates else self.loss
         optim, loss = own(made.OPTIMIZERS[self.optim]), own(made.LOSSES[loss])
-        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        optim = with_rows(optim, settings)
-        return self.kind(self.made_model(), self.made_guide(), optim, loss, **grouped(**settings))
+        settings = {"accountant": accountant} | self.executed()
+        return self.kind(self.made_model(), self.made_guide(), optim, loss, **settings)
 
     def results(self, inference: DPSVI) -> Any:
         inference.finish()
@@ -367,9 +378,8 @@ class Sep(OnModel):
     kind: ClassVar[type[StochasticEP]] = DPSEP
 
     def build(self, accountant: PrivacyAccountant) -> StochasticEP:
-        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        settings |= {"sampling": "full"} if self.kind is DPSEP else {}
-        return self.kind(self.made_model(), self.made_guide(), **grouped(**settings))
+        settings = {"accountant": accountant} | self.executed()
+        return self.kind(self.made_model(), self.made_guide(), **settings)
 
     def results(self, inference: StochasticEP) -> Any:
         posterior = inference.posterior()
@@ -445,11 +455,7 @@ CONJUGATE: dict[str, tuple[Callable, dict[str, list], Callable]] = {
         lambda n: [(n, 3)],
     ),
 }
-_VIPS = {
-    **_SHARED,
-    "cluster": [None],
-    "step_size": [None, (1, 0.7), (0, 1), (0, 0), (1e40, 1.0), (0.0, 1e-40)],
-}
+_VIPS = {**_SHARED, "step_size": [None, (1, 0.7), (0, 1), (0, 0), (1e40, 1.0), (0.0, 1e-40)]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,7 +466,7 @@ class Vips(OnData):
     def build(self, accountant: PrivacyAccountant) -> VIPS:
         model = CONJUGATE[self.family][0](**self.of_model)
         settings = {"accountant": accountant} | self.settings
-        return VIPS(model, **grouped(**settings))
+        return VIPS(model, **settings)
 
     def shapes(self, size: int) -> list[tuple[int, ...]]:
         return CONJUGATE[self.family][2](size)
@@ -678,13 +684,11 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         {
             "values": [[1, 2, 2], [0.5, 3.0, 1e300], _EYE[0].numpy()],
             "n": [1, 5, None],
-            "noise_multiplier": [1.0, 0, 1e-3, 1e30, 1e300],
+            "noise": _SHARED["noise"],
             "components": [1, 3, 10**30],
             "keep": [(), [("b", "*")]],
-            "generator": [None, 0, 10**40],
-            "secure": [False, False, True],
         },
-        ("values", "n", "noise_multiplier"),
+        ("values", "n", "noise"),
     ),
     "schema": (
         _encoded,
@@ -729,10 +733,9 @@ def _on_data(kind: type, sound: dict, required: tuple[str, ...] = (), **more) ->
 _models = mostly(made.SOUND_MODELS, list(made.MODELS))
 _guides = mostly(made.SOUND_GUIDES, list(made.GUIDES))
 _traced = {
-    "jit": ["trace"],
-    "noise_multiplier": [1.0],
-    "privatize": ["latents", "parameters"],
-    "max_grad_norm": [1.0, None],
+    "execution": [Execution(jit="trace")],
+    "noise": [1.0],
+    "clip": every(Clip, bound=[1.0, None], of=["latents", "parameters"]),
 }
 
 
@@ -754,21 +757,16 @@ _models_of_vips = st.sampled_from(list(CONJUGATE)).flatmap(
     )
 )
 
-SVI = _svi(_SVI, ("num_steps", "noise_multiplier"))
-PAPER = _svi(_PAPER, ("num_steps", "noise_multiplier"), PaperSvi)
+SVI = _svi(_SVI, ("num_steps", "noise"))
+PAPER = _svi(_PAPER, ("num_steps", "noise"), PaperSvi)
 TRACED = _svi(_traced, tuple(_traced))
-_SEP_NEEDS = ("num_steps", "noise_multiplier")
 SEP = st.one_of(
-    _on_data(Sep, _SEP, ("noise_multiplier",), model=_models, guide=_guides),
-    _on_data(PaperSep, _PAPER_SEP, (*_SEP_NEEDS, "max_factor_norm"), model=_models, guide=_guides),
+    _on_data(Sep, _SEP, ("noise",), model=_models, guide=_guides),
+    _on_data(PaperSep, _PAPER_SEP, ("num_steps", "noise", "clip"), model=_models, guide=_guides),
 )
 VIPS_CASES = _models_of_vips.flatmap(
     lambda model: _on_data(
-        Vips,
-        _VIPS,
-        ("num_steps", "noise_multiplier"),
-        family=st.just(model[0]),
-        of_model=st.just(model[1]),
+        Vips, _VIPS, ("num_steps", "noise"), family=st.just(model[0]), of_model=st.just(model[1])
     )
 )
 ACCOUNTANTS = st.builds(

@@ -22,6 +22,8 @@ from pyro.infer import (
 from pyro.infer import autoguide as ag
 from torch import Tensor
 
+from pyro_dp import RowAdam
+
 DIM = 2
 
 
@@ -494,6 +496,8 @@ OPTIMIZERS: dict[str, Callable] = {
     "ExponentialLR": lambda: pyro.optim.ExponentialLR(
         {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}, "gamma": 0.9}
     ),
+    "RowAdam": lambda: (pyro.optim.Adam({"lr": 0.01}), RowAdam()),
+    "RowAdam at 1e40": lambda: (pyro.optim.Adam({"lr": 0.01}), RowAdam(1e40)),
     "Rprop": lambda: pyro.optim.Rprop({}),
     "per parameter": lambda: pyro.optim.Adam(lambda name: {"lr": 0.01}),
     "per parameter, failing": lambda: pyro.optim.Adam(_unnamed),

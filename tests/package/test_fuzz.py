@@ -12,7 +12,6 @@ import torch
 from dpem import DPEM
 from fuzz_cases import FAMILIES
 from fuzz_contract import SENTINEL, Case, Violation, Watch, check, require_finite
-from grouped import grouped
 from hypothesis import HealthCheck, given, seed, settings
 from sums import exact_sums
 
@@ -94,8 +93,8 @@ def _not_finite(watch):
 def _stepped(watch, steps=1):
     accountant = watch.watch(PrivacyAccountant())
     scales = {"radius": 1.0, "start_variance": 0.5, "least_variance": 1e-4}
-    settings = {"accountant": accountant, "num_steps": steps, "noise_multiplier": 1.0}
-    em = DPEM(torch.eye(2), **grouped(**scales, **settings))
+    settings = {"accountant": accountant, "num_steps": steps, "noise": 1.0}
+    em = DPEM(torch.eye(2), **scales, **settings)
     for _ in range(steps):
         watch.step(lambda: em.step(torch.zeros(3, 2)))
 
