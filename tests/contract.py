@@ -17,7 +17,6 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
-from grouped import grouped, said
 from releases import Releases, take
 from run_contract import STEPS, RunContract, same
 from scipy import stats
@@ -25,12 +24,18 @@ from scipy import stats
 from pyro_dp import (
     VIPS,
     ConfigurationError,
+    Execution,
+    FixedSizeSampling,
+    FullBatch,
     ModelError,
+    Noise,
+    PoissonSampling,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     PrivacyError,
     SubsampledGaussian,
 )
+from pyro_dp.mechanism.settings import Sampling
 from pyro_dp.vips import LogisticRegression
 
 ALARM = 1e-8  # the false-alarm rate of each test of noise
@@ -40,7 +45,7 @@ SECRET = 777.125  # a value of the data that no error may tell
 
 
 class ReleaseContract:
-    """Sensitivity, noise, budget before release, seeds, secure, errors.
+    """Sensitivity, noise, budget before release, seeds, secure mode, errors.
 
     A subclass has :meth:`make`, :meth:`data` and :meth:`result`, and may set what follows.
 
@@ -59,27 +64,22 @@ class ReleaseContract:
     variants = kinds = ("model",)
     slow = ()
     outliers = (0.0, 1e6, -1e6, 1e200)
-    sampled = {"sample_rate": 0.5}
+    sampled = {"sampling": 0.5}
     noisy_steps = 400
     noisy_options = {}
     opening = 0
     bad_settings = ()
     _bad_settings = (
         ({"accountant": None}, "accountant"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier"),
-        ({"noise_multiplier": "1"}, "noise_multiplier"),
-        ({"noise_multiplier": None}, "noise_multiplier"),  # nothing to calibrate it from
-        ({"generator": "seed"}, "generator"),
-        ({"generator": -1}, "generator"),
-        ({"generator": True}, "generator"),
+        *(({"noise": value}, "Noise.multiplier") for value in (-1.0, math.nan, math.inf)),
+        ({"noise": "1"}, "noise must be"),
+        ({"noise": None}, "Noise.multiplier"),  # nothing to calibrate it from
     )
 
     def make(self, variant="model", **options):
         """A new inference, in a cleared parameter store.
 
-        :param options: its constructor's; ``accountant`` and ``noise_multiplier`` always.
+        :param options: its constructor's; ``accountant`` and ``noise`` always.
         """
         raise NotImplementedError
 
@@ -127,8 +127,7 @@ class ReleaseContract:
         """A new one with an accountant and a seed of its own, and noise, from one public start."""
         pyro.clear_param_store()
         pyro.set_rng_seed(seed)
-        options = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
-        options.setdefault("generator", None if options.get("secure") else 0)
+        options = {"accountant": PrivacyAccountant(), "noise": Noise(1.0, source=0)} | options
         return self.make(self.variants[0] if variant is None else variant, **options)
 
     def stepped(self, steps=1, variant=None, **options):
@@ -154,7 +153,8 @@ class ReleaseContract:
         return seen.blocks[-1], seen.sums[-1]
 
     def event(self, noise_multiplier):
-        return SubsampledGaussian(noise_multiplier, **self.sampled)
+        sampling = Sampling.read(self.sampled["sampling"])
+        return SubsampledGaussian(noise_multiplier, sampling.rate, sampling.kind)
 
     def settings_out_of_range(self):
         return [*self._bad_settings, *self.bad_settings]
@@ -176,8 +176,8 @@ class ReleaseContract:
             require_close_by(blocks, replaced, with_it, 2)
 
     def test_sensitivity_of_integers(self):
-        """The same, with ``secure=True``."""
-        variant, secure = self.variants[0], dict(secure=True, generator=None)
+        """The same, with the system's noise."""
+        variant, secure = self.variants[0], {"noise": Noise(1.0, source="system")}
         data = self.data(variant)
         blocks, with_it = self.sums(variant, data, WITH, **secure)
         _, without = self.sums(variant, data, WITHOUT, **secure)
@@ -202,7 +202,7 @@ class ReleaseContract:
         data = self.data(kind)
         _, without = self.sums(kind, data, [1, 8], late=True)
         with pytest.MonkeyPatch.context() as patch:
-            seen, inference = Releases(patch), self.new(kind, generator=0, **self.sampled)
+            seen, inference = Releases(patch), self.new(kind, **self.sampled)
             self.step_on(patch, inference, data, [2, 3, 9])
             data[0].numpy()[RECORD] = value  # torch does not notice
             pyro.set_rng_seed(1)
@@ -218,7 +218,7 @@ class ReleaseContract:
         self = cls()
         with pytest.MonkeyPatch.context() as patch:
             seen = Releases(patch)
-            options = dict(noise_multiplier=1.5, num_steps=self.noisy_steps, generator=0)
+            options = dict(noise=Noise(1.5, source=0), num_steps=self.noisy_steps)
             options |= self.sampled | self.noisy_options
             inference, _ = self.stepped(self.noisy_steps, **options)
         regular = seen.noise[self.opening :]
@@ -257,14 +257,10 @@ class ReleaseContract:
     def test_noise_is_never_the_same(self, monkeypatch):
         """In steps, in runs without a seed, and in runs that share a generator or an accountant."""
         generator, shared = torch.Generator().manual_seed(0), PrivacyAccountant()
-        runs = (
-            [{"generator": None}] * 2
-            + [{"generator": generator}] * 2
-            + [{"generator": 5, "accountant": shared}] * 2
-        )
+        runs = ((None, {}), (generator, {}), (5, {"accountant": shared}))
         seen = Releases(monkeypatch)
-        for options in runs:
-            self.stepped(2, **self.sampled, **options)
+        for source, options in (each for each in runs for _ in "ab"):
+            self.stepped(2, noise=Noise(1.0, source=source), **self.sampled, **options)
         drawn = {tuple(noise[0].round(decimals=9).tolist()) for noise in seen.noise}
         assert len(drawn) == len(seen.noise) == 12
 
@@ -274,7 +270,7 @@ class ReleaseContract:
         """Nor do runs without a seed."""
         results = []
         for seed in (3, 3, 4, None, None):
-            inference, _ = self.stepped(2, generator=seed, **self.sampled)
+            inference, _ = self.stepped(2, noise=Noise(1.0, source=seed), **self.sampled)
             results.append(self.result(inference))
         one, again, other, none, nothing = results
         for name, value in one.items():
@@ -284,9 +280,9 @@ class ReleaseContract:
 
     def test_a_seed_is_noted(self):
         """Anyone who can guess the seed can compute the noise."""
-        seeded, _ = self.stepped(generator=0)
+        seeded, _ = self.stepped()
         assert sum("seed" in note for note in seeded.accountant.notes) == 1
-        unseeded, _ = self.stepped(generator=None)
+        unseeded, _ = self.stepped(noise=1.0)
         assert unseeded.accountant.notes == ()
 
     # The budget.
@@ -294,7 +290,7 @@ class ReleaseContract:
     def test_the_budget_is_checked_before_the_release(self, monkeypatch):
         """A release that does not fit is refused: no noise is drawn, and nothing has changed."""
         seen, accountant = Releases(monkeypatch), PrivacyAccountant(epsilon=1.0)
-        options = dict(noise_multiplier=5.0, num_steps=100) | self.sampled
+        options = dict(noise=Noise(5.0, source=0), num_steps=100) | self.sampled
         inference = self.new(accountant=accountant, **options)
         data = self.data(self.variants[0])
         with pytest.raises(PrivacyBudgetExceeded):
@@ -307,7 +303,7 @@ class ReleaseContract:
         assert same(self.everything(inference), before)
 
     def test_a_budget_refuses_what_has_no_noise(self):
-        inference = self.new(accountant=PrivacyAccountant(epsilon=1.0), noise_multiplier=0)
+        inference = self.new(accountant=PrivacyAccountant(epsilon=1.0), noise=0)
         with pytest.raises(PrivacyBudgetExceeded):
             self.step(inference, self.data(self.variants[0]))
         assert inference.accountant.num_releases == 0
@@ -316,15 +312,15 @@ class ReleaseContract:
         """Result and ledger; of an inference with states, its state."""
         return self.result(inference), inference.accountant.state_dict()
 
-    # secure=True.
+    # The system's noise.
 
     @pytest.mark.in_turns
     @pytest.mark.parametrize("full", [False, True])
     def test_secure_releases_integers_on_a_grid(self, monkeypatch, full):
         """Sums and what is released are multiples of 2^-30 of a bound, and the ledger notes it."""
         seen = Releases(monkeypatch)
-        options = {"sampling": "full"} if full and self.sampled else self.sampled
-        inference, _ = self.stepped(2, noise_multiplier=2.0, secure=True, **options)
+        options = {"sampling": FullBatch()} if full and self.sampled else self.sampled
+        inference, _ = self.stepped(2, noise=Noise(2.0, source="system"), **options)
         assert len(seen.released) == inference.accountant.num_releases >= 2
         assert sum("secure mode" in note for note in inference.accountant.notes) == 1
         for blocks, *values in zip(seen.blocks, seen.sums, seen.released, strict=True):
@@ -333,10 +329,6 @@ class ReleaseContract:
                     units = each / (block.bound / 2**30)
                     assert ((units - units.round()).abs() < 1e-4).all()
 
-    def test_secure_needs_noise(self):
-        with pytest.raises(ConfigurationError, match="adds none"):
-            self.stepped(secure=True, noise_multiplier=0)
-
     # Errors.
 
     def test_settings_out_of_range(self):
@@ -344,9 +336,9 @@ class ReleaseContract:
         for options, word in self.settings_out_of_range():
             accountant = PrivacyAccountant()
             try:
-                self.stepped(**({"accountant": accountant, "generator": None} | options))
+                self.stepped(**{"accountant": accountant, "noise": 1.0} | options)
             except ConfigurationError as error:
-                assert said(word) in str(error), options
+                assert word in str(error), options
             else:
                 pytest.fail(f"{options} are not refused")
             assert not accountant.ledger and not accountant.notes, options
@@ -368,14 +360,14 @@ class InferenceContract(ReleaseContract, RunContract):
 
     :cvar whole: settings of the runs that are saved and go on.
     :cvar first: how many releases the first step of such a run has; later ones have one.
-    :cvar bound: name of the setting to which a record is clipped.
+    :cvar bound: the setting to which a record is clipped, as errors name it.
     :cvar younger: parts of a state that those of older versions lack.
     :cvar beyond: error of a calibrated inference that is asked for a step too many.
     :cvar at_an_end: error of one with noise of its own, and
     :cvar done: words of the error where all steps are done.
     """
 
-    whole = {"sample_rate": 0.5}
+    whole = {"sampling": 0.5}
     first = 1
     bound = ""
     younger = ("clipped_fractions", "start", "reservation")
@@ -386,11 +378,9 @@ class InferenceContract(ReleaseContract, RunContract):
         *ReleaseContract._bad_settings,
         ({"num_steps": 0}, "num_steps"),
         ({"num_steps": 1.5}, "num_steps"),
-        ({"sample_rate": 0.0}, "sample_rate"),
-        ({"sample_rate": 1.5}, "sample_rate"),
-        ({"sampling": "shuffle"}, "sampling"),
-        ({"sampling": "fixed", "sample_rate": 0.5}, "replace_one"),
-        ({"microbatch_size": 0}, "microbatch_size"),
+        *(({"sampling": value}, "PoissonSampling.rate") for value in (0.0, 1.5)),
+        ({"sampling": "shuffle"}, "sampling must be"),
+        ({"sampling": FixedSizeSampling(0.5)}, "replace_one"),
     )
 
     def new(self, variant=None, seed=0, **options):
@@ -406,8 +396,9 @@ class InferenceContract(ReleaseContract, RunContract):
     def settings_out_of_range(self):
         settings = super().settings_out_of_range()
         if self.bound:
-            settings += [({self.bound: value}, self.bound) for value in (0.0, -1.0, math.nan, "1")]
-            settings.append(({self.bound: math.inf}, "infinite bound"))  # with noise
+            name = self.bound.partition(".")[0].lower()
+            settings += [({name: value}, self.bound) for value in (0.0, -1.0, math.nan)]
+            settings.append(({name: math.inf}, "infinite bound"))  # with noise
         return settings
 
     @pytest.mark.parametrize("size", [1, 3])
@@ -415,12 +406,12 @@ class InferenceContract(ReleaseContract, RunContract):
         """Which holds only if what a record adds depends on no other record of the batch."""
         data, batch = self.data(kind), list(range(0, 20, 2))
         _, whole = self.sums(kind, data, batch, late=True)
-        _, parts = self.sums(kind, data, batch, late=True, microbatch_size=size)
+        _, parts = self.sums(kind, data, batch, late=True, execution=Execution(size))
         torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
 
     def test_an_empty_batch_pays_and_is_noisy(self, monkeypatch):
         seen = Releases(monkeypatch)
-        inference, _ = self.stepped(sample_rate=1e-4)
+        inference, _ = self.stepped(sampling=1e-4)
         assert all(torch.equal(total, torch.zeros_like(total)) for total in seen.sums[0])
         assert all(block.abs().min() > 0 for block in seen.released[0])
         assert inference.accountant.ledger == ((SubsampledGaussian(1.0, 1e-4), 1),)
@@ -428,18 +419,18 @@ class InferenceContract(ReleaseContract, RunContract):
     # The budget.
 
     def calibrated(self, accountant=None, **options):
-        options = {"noise_multiplier": None} | self.whole | options
+        options = {"noise": Noise(source=0)} | self.whole | options
         return self.new(accountant=accountant or PrivacyAccountant(epsilon=1.0), **options)
 
-    @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+    @pytest.mark.parametrize("sampling", [PoissonSampling(0.5), FixedSizeSampling(0.5)])
     def test_noise_is_calibrated_to_the_budget(self, sampling):
         """All steps fit, almost nothing remains, and no further step fits."""
         accountant = PrivacyAccountant(epsilon=1.0, neighboring="replace_one")
-        inference = self.calibrated(accountant, sampling=sampling, **self.sampled)
+        inference = self.calibrated(accountant, **self.sampled | {"sampling": sampling})
         data = self.data(self.variants[0])
         inference.run(*data, progress=False)
         ledger, epsilon = inference.accountant.ledger, inference.accountant.get_epsilon()
-        event = SubsampledGaussian(inference.noise_multiplier, 0.5, sampling)
+        event = SubsampledGaussian(inference.noise_multiplier, 0.5, sampling.kind)
         assert ledger == ((event, STEPS),)
         assert 0.995 < epsilon <= 1.0
         for more in (inference.step, inference.run):
@@ -468,7 +459,7 @@ class InferenceContract(ReleaseContract, RunContract):
 
     def test_a_saved_run_goes_on_as_if_it_had_not_stopped(self):
         """Without noise, on all records: from the file the second half is what it was."""
-        plain = dict(noise_multiplier=0) | ({} if self.at_once else {"sampling": "full"})
+        plain = dict(noise=Noise(0, source=0)) | ({} if self.at_once else {"sampling": FullBatch()})
         data = self.data(self.variants[0])
 
         def steps(inference, which):
@@ -597,7 +588,7 @@ class InferenceContract(ReleaseContract, RunContract):
         def new():
             accountant = PrivacyAccountant()
             opened = accountant.journal(tmp_path / "journal") if journal else None
-            return self.new(accountant=accountant, generator=0, **self.whole), opened
+            return self.new(accountant=accountant, **self.whole), opened
 
         first, opened = new()
         first.step(*data)
@@ -609,7 +600,7 @@ class InferenceContract(ReleaseContract, RunContract):
             second, opened = new()
             second.load_state_dict(state)
             second.step(*data)
-        self.new(generator=0, **self.whole).step(*data)
+        self.new(**self.whole).step(*data)
         drawn = [
             tuple(each.bit_generator.seed_seq.generate_state(4).tolist()) for each in seen.streams
         ]
@@ -649,10 +640,10 @@ def through_a_file(state):
 
 def foreign_states(inference):
     """States of other inferences, before their first step."""
-    settings = dict(accountant=PrivacyAccountant(), num_steps=STEPS, noise_multiplier=1.0)
+    settings = dict(accountant=PrivacyAccountant(), num_steps=STEPS, noise=1.0)
     scales = {"radius": 1.0, "start_variance": 1.0, "least_variance": 1e-4}
     others = (
-        DPEM(torch.zeros(2, 3), **grouped(**scales, **settings)),
-        VIPS(LogisticRegression(3), **grouped(**settings)),
+        DPEM(torch.zeros(2, 3), **scales, **settings),
+        VIPS(LogisticRegression(3), **settings),
     )
     return [each.state_dict() for each in others if type(each) is not type(inference)]

@@ -3,13 +3,12 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped, with_rows
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import ELBO, SVI, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
@@ -24,26 +23,38 @@ from pyro.infer.autoguide import (
     init_to_value,
 )
 from pyro.nn import PyroModule, PyroParam, PyroSample
-from sums import exact_sums
+from releases import Releases, take
 from torch import nn
 
-import pyro_dp.mechanism.iterative
-import pyro_dp.mechanism.sampling
-from pyro_dp import DPSVI, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Execution, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.svi.eager_step import EagerStep
-from pyro_dp.mechanism.release import release
+from pyro_dp.mechanism.settings import Sampling
 
 
 @dataclass
 class Problem:
-    """The arguments that a user passes to DPSVI."""
+    """The arguments that a user passes to DPSVI.
+
+    :param needs: the plate of the model's sampling, or a field of its execution.
+    """
 
     model: Callable
     guide: Callable
     data: tuple
-    loss: ELBO
-    options: dict
+    loss: ELBO = field(default_factory=Trace_ELBO)
+    needs: dict = field(default_factory=dict)
+
+    def paper_dpsvi(self, **options) -> PaperDPSVI:
+        """Without noise and clipping, on all records."""
+        settings = dict(loss=self.loss, noise=0, clip=math.inf, sampling=FullBatch()) | options
+        return new_paper_dpsvi(self.model, self.guide, **with_needs(self.needs, settings))
+
+
+def with_needs(needs: dict, settings: dict) -> dict:
+    """Settings with the plate, or the field of Execution, that a model needs."""
+    name, kind = ("sampling", Sampling) if "plate" in needs else ("execution", Execution)
+    return settings | ({name: replace(kind.read(settings.get(name)), **needs)} if needs else {})
 
 
 def regression_data(size=30, dim=3):
@@ -214,20 +225,17 @@ def _hierarchical_guide():
 
 
 def _autoguide(kind, **settings):
-    return lambda: Problem(
-        logistic, kind(logistic, **settings), regression_data(), Trace_ELBO(), {}
-    )
+    return lambda: Problem(logistic, kind(logistic, **settings), regression_data())
 
 
-def _mixture_data(size=30):
-    return torch.randn(size, 2) + 2 * torch.randint(-1, 2, (size, 1))
+def _mixture(model, kind=AutoNormal, nesting=1, **needs):
+    guide, loss = kind(poutine.block(model, hide=["z"])), TraceEnum_ELBO(max_plate_nesting=nesting)
+    return Problem(model, guide, points(), loss, needs)
 
 
 def _vae():
     vae = VAE()
-    return Problem(
-        vae.model, vae.guide, (torch.bernoulli(torch.full((30, 6), 0.5)),), Trace_ELBO(), {}
-    )
+    return Problem(vae.model, vae.guide, (torch.bernoulli(torch.full((30, 6), 0.5)),))
 
 
 def _vae_mean_field():
@@ -254,18 +262,14 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         logistic,
         AutoNormalizingFlow(logistic, lambda dim: dist.transforms.planar(dim)),
         regression_data(),
-        Trace_ELBO(),
-        {},
     ),
     "AutoDelta": _autoguide(AutoDelta),
-    "hand-written": lambda: Problem(
-        logistic, handwritten_guide, regression_data(), Trace_ELBO(), {}
-    ),
+    "hand-written": lambda: Problem(logistic, handwritten_guide, regression_data()),
     "particles": lambda: Problem(
-        logistic, AutoNormal(logistic), regression_data(), Trace_ELBO(num_particles=3), {}
+        logistic, AutoNormal(logistic), regression_data(), Trace_ELBO(num_particles=3)
     ),
     "mean field": lambda: Problem(
-        logistic, handwritten_guide, regression_data(), TraceMeanField_ELBO(), {}
+        logistic, handwritten_guide, regression_data(), TraceMeanField_ELBO()
     ),
     "slice_data": lambda: Problem(
         logistic_whole,
@@ -275,55 +279,26 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         {"slice_data": True},
     ),
     "subsample_size": lambda: Problem(
-        logistic_subsampled, AutoNormal(logistic_subsampled), regression_data(), Trace_ELBO(), {}
+        logistic_subsampled, AutoNormal(logistic_subsampled), regression_data()
     ),
     "constrained": lambda: Problem(
-        gamma_poisson, gamma_guide, (torch.poisson(torch.full((30,), 3.0)),), Trace_ELBO(), {}
+        gamma_poisson, gamma_guide, (torch.poisson(torch.full((30,), 3.0)),)
     ),
-    "mixture": lambda: Problem(
-        mixture,
-        AutoNormal(poutine.block(mixture, hide=["z"])),
-        (_mixture_data(),),
-        TraceEnum_ELBO(max_plate_nesting=1),
-        {},
-    ),
-    "mixture, full rank": lambda: Problem(
-        mixture,
-        AutoMultivariateNormal(poutine.block(mixture, hide=["z"])),
-        (_mixture_data(),),
-        TraceEnum_ELBO(max_plate_nesting=1),
-        {},
-    ),
-    "mixture of parameters": lambda: Problem(
-        mixture_parameters,
-        lambda x: None,
-        (_mixture_data(),),
-        TraceEnum_ELBO(max_plate_nesting=1),
-        {},
-    ),
-    "nested mixture": lambda: Problem(
-        repeated_mixture,
-        AutoNormal(poutine.block(repeated_mixture, hide=["z"])),
-        (_mixture_data(),),
-        TraceEnum_ELBO(max_plate_nesting=2),
-        {"plate": "data"},
-    ),
+    "mixture": lambda: _mixture(mixture),
+    "mixture, full rank": lambda: _mixture(mixture, AutoMultivariateNormal),
+    "mixture of parameters": lambda: _mixture(mixture_parameters, lambda model: lambda x: None),
+    "nested mixture": lambda: _mixture(repeated_mixture, nesting=2, plate="data"),
     "VAE": _vae,
     "VAE, mean field": _vae_mean_field,
     "PyroModule": _network,
-    "hierarchical": lambda: Problem(
-        hierarchical, _hierarchical_guide(), regression_data(), Trace_ELBO(), {}
-    ),
+    "hierarchical": lambda: Problem(hierarchical, _hierarchical_guide(), regression_data()),
 }
 
 
 def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
     """With an accountant of its own, and settings that are beside the point."""
-    settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
-    optim = with_rows(settings.pop("optim", None) or pyro.optim.Adam({}), settings)
-    return PaperDPSVI(
-        model, guide, optim, settings.pop("loss", Trace_ELBO()), **grouped(**settings)
-    )
+    settings = dict(optim=pyro.optim.Adam({}), accountant=PrivacyAccountant(), noise=1.0)
+    return PaperDPSVI(model, guide, **settings | options)
 
 
 def in_turns(*lists: Iterable) -> list:
@@ -368,82 +343,50 @@ def values() -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
 
 
-def fit_svi(make: Callable[[], Problem], steps: int, lr: float = 0.02) -> dict[str, torch.Tensor]:
+def fit_svi(make: Callable[[], Problem], steps: int) -> dict[str, torch.Tensor]:
     """Parameters after some steps of ``pyro.infer.SVI``."""
     problem = start(make)
-    svi = SVI(problem.model, problem.guide, pyro.optim.Adam({"lr": lr}), problem.loss)
+    svi = SVI(problem.model, problem.guide, pyro.optim.Adam({"lr": 0.02}), problem.loss)
     for _ in range(steps):
         svi.step(*problem.data)
     return values()
 
 
-def fit_paper_dpsvi(
-    make: Callable[[], Problem], steps: int, lr: float = 0.02, **options
-) -> dict[str, torch.Tensor]:
+def fit_paper_dpsvi(make: Callable[[], Problem], steps: int, **options) -> dict[str, torch.Tensor]:
     """Parameters after some steps of PaperDPSVI without noise and clipping, on all records."""
     problem = start(make)
-    svi = PaperDPSVI(
-        problem.model,
-        problem.guide,
-        with_rows(pyro.optim.Adam({"lr": lr}), options),
-        problem.loss,
-        accountant=PrivacyAccountant(),
-        **grouped(
-            noise_multiplier=0, max_grad_norm=math.inf, sampling="full", **problem.options | options
-        ),
-    )
+    svi = problem.paper_dpsvi(**{"optim": pyro.optim.Adam({"lr": 0.02})} | options)
     for _ in range(steps):
         svi.step(*problem.data)
     return values()
 
 
-class Fixture:
-    """An inference whose releases are kept, with the sums that entered them."""
+class Fixture(Releases):
+    """An inference whose releases are kept."""
 
     def __init__(
         self, monkeypatch, model=logistic, guide=None, loss=None, kind=PaperDPSVI, **options
     ):
-        self.sums, self.released, self.events, self.bounds = [], [], [], []
+        super().__init__(monkeypatch)
+        settings = dict(accountant=PrivacyAccountant(), noise=0, clip=0.5, loss=loss) | options
+        settings.setdefault("optim", pyro.optim.Adam({"lr": 0.01}))
+        self.svi = kind(model, guide or AutoNormal(model), **settings)
 
-        def spy(clipped, **named):
-            self.sums.append([total.clone() for total in exact_sums(clipped)])
-            self.events.append(named["event"])
-            self.bounds.append(clipped.blocks[0].bound)
-            released = release(clipped, **named)
-            self.released.append([block.clone() for block in released])
-            return released
-
-        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
-        settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
-        optim = with_rows(pyro.optim.Adam({"lr": 0.01}), options)
-        self.svi = kind(
-            model,
-            guide or AutoNormal(model),
-            optim,
-            loss or Trace_ELBO(),
-            **grouped(**(settings | options)),
-        )
+    @property
+    def bounds(self) -> list[float]:
+        """The bound of the first block in each release."""
+        return [blocks[0].bound for blocks in self.blocks]
 
 
-def one_sum(monkeypatch, name, data, batch, **options):
+def one_sum(monkeypatch, name, data, batch):
     """The exact sum (all blocks) of one first step on this batch of records."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    problem = PROBLEMS[name]()
-    fixture = Fixture(
-        monkeypatch,
-        problem.model,
-        problem.guide,
-        problem.loss,
-        generator=0,
-        sample_rate=0.5,
-        **(problem.options | options),
-    )
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
-    )
-    fixture.svi.step(*data)
-    return fixture.sums[0]
+    seen, problem = Releases(monkeypatch), PROBLEMS[name]()
+    svi = problem.paper_dpsvi(noise=Noise(0, source=0), clip=0.5, sampling=0.5)
+    take(monkeypatch, batch)
+    svi.step(*data)
+    return seen.sums[0]
 
 
 def with_outlier(name: str) -> tuple[tuple, tuple]:

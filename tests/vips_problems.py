@@ -3,12 +3,9 @@
 import math
 
 import torch
-from grouped import grouped
-from sums import exact_sums
+from releases import Releases
 
-import pyro_dp.mechanism.iterative
-from pyro_dp import VIPS, PrivacyAccountant
-from pyro_dp.mechanism.release import release
+from pyro_dp import VIPS, FullBatch, PrivacyAccountant
 from pyro_dp.vips import (
     ConjugateModel,
     GaussianMixture,
@@ -86,32 +83,19 @@ class Totals(ConjugateModel):
         pass
 
 
-class Fixture:
-    """A VIPS whose releases are kept, with the sums that entered them."""
+class Fixture(Releases):
+    """A VIPS whose releases are kept."""
 
     def __init__(self, monkeypatch, model, **options):
-        self.sums, self.released, self.events = [], [], []
-
-        def spy(clipped, **named):
-            self.sums.append([total.clone() for total in exact_sums(clipped)])
-            self.events.append(named["event"])
-            released = release(clipped, **named)
-            self.released.append([block.clone() for block in released])
-            return released
-
-        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
-        settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise_multiplier=0)
-        self.vips = VIPS(model, **grouped(**settings | options))
+        super().__init__(monkeypatch)
+        settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise=0)
+        self.vips = VIPS(model, **settings | options)
 
 
 def fitted(model, data, steps, **options):
     """Variational Bayes without noise, on all records."""
-    vips = VIPS(
-        model,
-        accountant=PrivacyAccountant(),
-        num_steps=steps,
-        **grouped(noise_multiplier=0, sampling="full", **options),
-    )
+    settings = dict(accountant=PrivacyAccountant(), noise=0, sampling=FullBatch()) | options
+    vips = VIPS(model, num_steps=steps, **settings)
     vips.run(*data, progress=False)
     return vips
 

@@ -12,7 +12,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, ReleaseContract
-from grouped import grouped
 from problems import (
     linear,
     logistic,
@@ -21,6 +20,7 @@ from problems import (
     points,
     regression_data,
     repeated_mixture,
+    with_needs,
 )
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
@@ -37,6 +37,7 @@ from pyro_dp import (
     ClippingWarning,
     ConfigurationError,
     ConvergenceWarning,
+    Execution,
     FullBatch,
     ModelError,
     Noise,
@@ -93,12 +94,11 @@ class TestContract(InferenceContract):
     bad_settings = (
         *(({name: 1}, f"DPSEP takes no {name}") for name in _OF_PAPER),
         ({"sampling": 0.5}, "DPSEP looks at all records"),
-        ({"slice_data": torch.zeros(2)}, "slice_data"),
     )
     _bad_settings = tuple(
         (setting, word)
         for setting, word in InferenceContract._bad_settings
-        if not setting.keys() & {"num_steps", "sample_rate", "sampling"}
+        if not setting.keys() & {"num_steps", "sampling"}
     )
     # These tests need samples, or releases that cost the same:
     test_an_empty_batch_pays_and_is_noisy = test_noise_is_calibrated_to_the_budget = None
@@ -117,8 +117,9 @@ class TestContract(InferenceContract):
         return ReleaseContract.new(self, variant, seed, **options)
 
     def make(self, variant, **options):
-        model, guide, _, settings = _KINDS[variant]
-        return DPSEP(model, guide(model), **grouped(**{"sampling": "full"} | settings | options))
+        model, guide, _, needs = _KINDS[variant]
+        options = with_needs(needs, {"sampling": FullBatch()} | options)
+        return DPSEP(model, guide(model), **options)
 
     def data(self, variant):
         return _KINDS[variant][2]()
@@ -139,9 +140,8 @@ class TestContract(InferenceContract):
         with pytest.MonkeyPatch.context() as patch:
             seen, accountant = Releases(patch), PrivacyAccountant()
             for run in range(self.noisy_steps):
-                inference, _ = self.stepped(
-                    2, noise_multiplier=1.5, generator=run, accountant=accountant
-                )
+                noise = Noise(1.5, source=run)
+                inference, _ = self.stepped(2, noise=noise, accountant=accountant)
         noise = [torch.stack(each).numpy() for each in zip(*seen.noise[1::2], strict=True)]
         return SimpleNamespace(seen=seen, noise=noise, ledger=inference.accountant.ledger)
 
@@ -163,7 +163,8 @@ def fitted(model, data, epsilon=1.0, seed=0, guide=AutoMultivariateNormal, **opt
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    sep = DPSEP(model, guide(model), accountant=accountant, **grouped(generator=seed, **options))
+    noise = Noise(source=seed)
+    sep = DPSEP(model, guide(model), accountant=accountant, noise=noise, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ClippingWarning)
@@ -435,15 +436,10 @@ def test_the_opening_counts_each_record_once():
 
 def test_a_state_of_the_other_kind_is_refused():
     x, y = gaussian_data(50)
-    options = dict(noise_multiplier=5.0)
-    one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), **grouped(**options))
+    one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), noise=5.0)
     one.step(x, y)
     two = PaperDPSEP(
-        linear,
-        AutoNormal(linear),
-        accountant=PrivacyAccountant(),
-        num_steps=4,
-        **grouped(max_factor_norm=1.0, **options),
+        linear, AutoNormal(linear), accountant=PrivacyAccountant(), num_steps=4, clip=1.0, noise=5.0
     )
     with pytest.raises(ConfigurationError, match="max_factor_norm differs"):
         two.load_state_dict(one.state_dict())
@@ -510,7 +506,8 @@ def test_what_was_clipped_is_known_without_a_bit():
 
 def test_graphs_change_nothing():
     x, y = gaussian_data(500)
-    one, two = (fitted(linear, (x, y), jit=jit).posterior() for jit in ("none", "trace"))
+    ways = (Execution(jit=jit) for jit in ("none", "trace"))
+    one, two = (fitted(linear, (x, y), execution=way).posterior() for way in ways)
     torch.testing.assert_close(one.mean, two.mean, rtol=0.0, atol=1e-9)
     torch.testing.assert_close(one.covariance_matrix, two.covariance_matrix)
 

@@ -6,7 +6,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
@@ -80,8 +79,8 @@ def made_up(size=3000):
 def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    settings = {"accountant": PrivacyAccountant(), "generator": 0, "noise_multiplier": noise}
-    inference = method(model, guide(model), **grouped(**settings | options))
+    settings = {"accountant": PrivacyAccountant(), "noise": Noise(noise, source=0)}
+    inference = method(model, guide(model), **settings, **options)
     inference.run(*made_up(), progress=False)
     return inference
 

@@ -8,7 +8,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, named, through_a_file
-from grouped import grouped
 from problems import (
     factored,
     handwritten_guide,
@@ -22,6 +21,7 @@ from problems import (
     points,
     regression_data,
     repeated_mixture,
+    with_needs,
 )
 from pyro import poutine
 from pyro.infer import Predictive
@@ -33,20 +33,24 @@ from pyro.infer.autoguide import (
     AutoNormal,
     init_to_value,
 )
+from releases import Releases, take
 from scipy import integrate, stats
-from sums import exact_sums
 
-import pyro_dp.mechanism.iterative
 from pyro_dp import (
     DPSEP,
     ConfigurationError,
     ConvergenceWarning,
+    Execution,
+    Factors,
+    FixedSizeSampling,
+    FullBatch,
     ModelError,
+    Noise,
     PaperDPSEP,
+    PoissonSampling,
     PrivacyAccountant,
 )
 from pyro_dp.infer.ep.approximation import Approximation
-from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
 _GUIDES = [
@@ -61,28 +65,9 @@ _GUIDES = [
 def new_sep(model=logistic, guide=None, **options):
     """It is not private by default."""
     pyro.clear_param_store()
-    settings = dict(
-        accountant=PrivacyAccountant(),
-        num_steps=5,
-        noise_multiplier=0,
-        max_factor_norm=math.inf,
-    )
+    settings = dict(accountant=PrivacyAccountant(), num_steps=5, noise=0, clip=math.inf)
     guide = AutoMultivariateNormal(model) if guide is None else guide
-    return PaperDPSEP(model, guide, **grouped(**settings | options))
-
-
-def spied(monkeypatch, *args, block=0, **options):
-    """An inference, and lists of the sums and the results of its releases, of a block."""
-    sums, released = [], []
-
-    def spy(clipped, **named):
-        sums.append(exact_sums(clipped)[block].clone())
-        result = release(clipped, **named)
-        released.append(result[block].clone())
-        return result
-
-    monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
-    return new_sep(*args, **options), sums, released
+    return PaperDPSEP(model, guide, **settings | options)
 
 
 def conjugate(x, y):
@@ -170,7 +155,7 @@ def test_without_noise_and_clipping_it_is_plain_sep(centred):
     x, y = regression_data(size=12)
     start = torch.tensor([0.3, -0.2, 0.1])
     guide = AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": start}), init_scale=0.1)
-    sep = new_sep(logistic, guide, num_steps=3, damping=0.6, centred=centred)
+    sep = new_sep(logistic, guide, num_steps=3, damping=0.6, factors=Factors(centred=centred))
     sep.run(x, y, progress=False)
     mean, covariance = slow_sep(x, y, start, steps=3, damping=0.6)
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=1e-6)
@@ -193,9 +178,9 @@ def test_a_guide_of_low_rank_finds_the_same(inference):
     found = []
     for kind in (AutoMultivariateNormal, AutoLowRankMultivariateNormal):
         pyro.clear_param_store()
-        own = {"max_factor_norm": math.inf, "num_steps": 15} if inference is PaperDPSEP else {}
-        options = {"accountant": PrivacyAccountant(), "noise_multiplier": 0}
-        sep = inference(logistic, kind(logistic), **grouped(**options, **own))
+        own = {"clip": math.inf, "num_steps": 15} if inference is PaperDPSEP else {}
+        accountant = PrivacyAccountant()
+        sep = inference(logistic, kind(logistic), accountant=accountant, noise=0, **own)
         sep.run(*data, progress=False)
         found.append(sep.posterior())
     expected, posterior = found
@@ -225,26 +210,21 @@ class TestContract(InferenceContract):
         in_turns(_KINDS, ["centred", "as they are"], ["full", "diagonal", "shared"])
     )
     kinds = ("logistic, centred, full", "mixture, centred, full")
-    bound = "max_factor_norm"
+    bound = "Clip.bound"
     bad_settings = (
         ({"damping": 0.0}, "damping"),
         ({"damping": 1.5}, "damping"),
-        ({"site_moments": "exact"}, "moments"),
-        ({"precision": "low rank"}, "precision"),
-        ({"precision_weight": 0.0}, "precision_weight"),
+        ({"factors": Factors(moments="exact")}, "moments"),
         ({"num_steps": None}, "num_steps"),
-        ({"max_factor_norm": None}, "max_factor_norm"),
-        *(({name: torch.zeros(2)}, name) for name in ("centred", "slice_data")),
-        ({"jit": "fast"}, "jit"),
+        ({"clip": None}, "Clip.bound"),
     )
 
     def make(self, variant, **options):
         kind, centred, precision = variant.split(", ")
-        model, guide, _, settings = _KINDS[kind]
-        settings = settings | dict(centred=centred == "centred", precision=precision)
-        return PaperDPSEP(
-            model, guide(model), **grouped(**{"max_factor_norm": 0.5} | settings | options)
-        )
+        model, guide, _, needs = _KINDS[kind]
+        factors = Factors(precision, centred=centred == "centred")
+        options = with_needs(needs, {"clip": 0.5, "factors": factors} | options)
+        return PaperDPSEP(model, guide(model), **options)
 
     def data(self, variant):
         return _KINDS[variant.split(", ")[0]][2]()
@@ -263,26 +243,20 @@ class TestContract(InferenceContract):
             yield {"settings": state["settings"] | {name: 7}}, name
 
 
-def one_sum(monkeypatch, kind, data, batch, **options):
+def one_sum(monkeypatch, data, batch, **options):
     """The exact sum of a block in one first step on this batch of records."""
-    model, guide, _, settings = _KINDS[kind]
     pyro.set_rng_seed(0)
-    options = {"max_factor_norm": 0.5, "generator": 0, "sample_rate": 0.5} | settings | options
-    pyro.clear_param_store()
-    sep, sums, _ = spied(monkeypatch, model, guide(model), **options)
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
-    )
+    options = {"clip": 0.5, "noise": Noise(0, source=0), "sampling": 0.5} | options
+    seen, sep = Releases(monkeypatch), new_sep(**options)
+    take(monkeypatch, batch)
     sep.step(*data)
-    return sums[0]
+    return seen.sums[0][0]
 
 
 def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
     """With weight 1, the norm is that of the vector and of the whole matrix."""
     x, y = regression_data()
-    total = one_sum(
-        monkeypatch, "logistic", (x, y), [7], max_factor_norm=math.inf, precision_weight=1.0
-    )
+    total = one_sum(monkeypatch, (x, y), [7], clip=math.inf, factors=Factors(weight=1.0))
     eta, diagonal, above = total[:3], total[3:6], total[6:]
     p = 0.5  # the guide starts close to zero
     site = p * (1 - p) * torch.outer(x[7], x[7])
@@ -295,16 +269,10 @@ def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
     assert torch.dot(eta / eta.norm(), x[7] / x[7].norm()).abs().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
-    sep, _, released = spied(
-        monkeypatch,
-        accountant=PrivacyAccountant(neighboring="replace_one"),
-        num_steps=30,
-        sampling=sampling,
-        sample_rate=0.11,
-    )
-    estimates = []
+    seen, accountant = Releases(monkeypatch), PrivacyAccountant(neighboring="replace_one")
+    sep, estimates = new_sep(accountant=accountant, num_steps=30, sampling=sampling), []
     estimate = Approximation._estimate
     monkeypatch.setattr(
         Approximation,
@@ -312,8 +280,8 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         lambda self, r, c: (estimates.append(r), estimate(self, r, c))[1],
     )
     sep.run(*regression_data(), progress=False)
-    rate = 0.11 if sampling == "poisson" else 0.1
-    for one, other in zip(estimates, released, strict=True):
+    rate = 0.11 if sampling.kind == "poisson" else 0.1
+    for one, (other, *_) in zip(estimates, seen.released, strict=True):
         torch.testing.assert_close(one, other / rate)
 
 
@@ -321,7 +289,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
 def test_public_generators_do_not_see_the_batch(monkeypatch, moments):
     states = []
     for batch in ([], [1], [1, 4, 8, 20]):
-        one_sum(monkeypatch, "logistic", regression_data(), batch, site_moments=moments)
+        one_sum(monkeypatch, regression_data(), batch, factors=Factors(moments=moments))
         states.append(torch.get_rng_state())
     assert all(torch.equal(state, states[0]) for state in states)
 
@@ -333,7 +301,7 @@ def test_other_forms_of_the_same_model(model):
     means = []
     for each in (logistic, model):
         pyro.set_rng_seed(0)
-        sep = new_sep(each, slice_data=each is logistic_whole)
+        sep = new_sep(each, execution=Execution(slice_data=each is logistic_whole))
         sep.run(*data, progress=False)
         means.append(sep.posterior().mean)
     torch.testing.assert_close(*means)
@@ -344,7 +312,7 @@ def test_moments_agree_and_repr_tells():
     data = regression_data(size=500)
     posteriors = []
     for moments, name in (("auto", "linear"), ("stein", "stein")):
-        sep = new_sep(num_steps=10, site_moments=moments)
+        sep = new_sep(num_steps=10, factors=Factors(moments=moments))
         assert f"moments='{moments}'" in repr(sep)
         sep.run(*data, progress=False)
         assert f"moments='{name}', precision='full'" in repr(sep)
@@ -387,8 +355,8 @@ def test_mixture_finds_its_components():
 def test_clipping_applies_to_the_joint_site(monkeypatch):
     """Eta and precision are scaled by the same factor."""
     data = regression_data()
-    loose = one_sum(monkeypatch, "logistic", data, [3], precision_weight=2.0, max_factor_norm=1e9)
-    tight = one_sum(monkeypatch, "logistic", data, [3], precision_weight=2.0, max_factor_norm=0.01)
+    loose = one_sum(monkeypatch, data, [3], factors=Factors(weight=2.0), clip=1e9)
+    tight = one_sum(monkeypatch, data, [3], factors=Factors(weight=2.0), clip=0.01)
     torch.testing.assert_close(tight, 0.01 * loose / loose.norm())
 
 
@@ -396,7 +364,7 @@ def test_clipping_applies_to_the_joint_site(monkeypatch):
 
 
 def noisy(size=4000, **options):
-    settings = dict(num_steps=20, noise_multiplier=20.0, max_factor_norm=3.0, generator=1)
+    settings = dict(num_steps=20, noise=Noise(20.0, source=1), clip=3.0)
     sep = new_sep(**(settings | options))
     sep.run(*regression_data(size=size), progress=False)
     return sep
@@ -406,7 +374,7 @@ def test_noise_aware_covariance_is_the_closed_form():
     """Sigma + v Sigma^2, v by the recursion over the dampings; minibatches add u Sigma."""
     sd = 20.0 * 3.0 / math.sqrt(0.99)
     for rate in (1.0, 0.5):
-        sep = noisy(damping=lambda t: 1 / (1 + 0.3 * t), sample_rate=rate)
+        sep = noisy(damping=lambda t: 1 / (1 + 0.3 * t), sampling=rate)
         v = u = 0.0
         for t in range(20):
             damping = 1 / (1 + 0.3 * t)
@@ -418,7 +386,7 @@ def test_noise_aware_covariance_is_the_closed_form():
 
 
 def test_noise_aware_covariance_uncentred():
-    sep = noisy(centred=False, damping=1.0, noise_multiplier=1.0)
+    sep = noisy(factors=Factors(centred=False), damping=1.0, noise=Noise(1.0, source=1))
     plain, mu = sep.posterior(noise_aware=False).covariance_matrix, sep.posterior().mean
     v, kappa = (1.0 * 3.0) ** 2 / 0.99, 2 / 3.0
     inner = torch.eye(3) + (mu @ mu * torch.eye(3) + torch.outer(mu, mu)) / (2 * kappa**2)
@@ -449,11 +417,7 @@ def test_noise_aware_intervals_cover(correlation):
     target.run(x, y, progress=False)
     inside = []
     sep = new_sep(
-        guide=AutoDiagonalNormal(logistic),
-        num_steps=15,
-        noise_multiplier=8.0,
-        max_factor_norm=3.0,
-        generator=0,
+        guide=AutoDiagonalNormal(logistic), num_steps=15, noise=Noise(8.0, source=0), clip=3.0
     )
     for _ in runs(sep, (x, y), 40):
         added = sep.posterior(True).variance - sep.posterior(False).variance
@@ -470,12 +434,7 @@ def test_without_correlations_the_noise_is_bounded(precision):
     x, y = correlated_data(800, correlation=0.5)
     means, added = [], []
     sep = new_sep(
-        num_steps=15,
-        precision=precision,
-        noise_multiplier=4.0,
-        max_factor_norm=3.0,
-        generator=0,
-        damping=0.3,
+        num_steps=15, factors=precision, noise=Noise(4.0, source=0), clip=3.0, damping=0.3
     )
     for _ in runs(sep, (x, y), 30):
         means.append(sep.posterior().mean)
@@ -487,7 +446,7 @@ def test_without_correlations_the_noise_is_bounded(precision):
 def test_few_records_and_much_noise_do_not_explode():
     for seed in range(10):
         x, y = regression_data(size=200)
-        sep = new_sep(num_steps=20, noise_multiplier=30.0, max_factor_norm=3.0, generator=seed)
+        sep = new_sep(num_steps=20, noise=Noise(30.0, source=seed), clip=3.0)
         sep.run(x, y, progress=False)
         plain = sep.posterior(noise_aware=False)
         assert plain.mean.abs().max() < 3
@@ -505,12 +464,10 @@ def with_hyperprior(x, y):
 
 def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
     """Their coordinates are not released; the prior alone connects or moves them."""
-    guide = AutoMultivariateNormal(with_hyperprior)
-    sep, sums, _ = spied(
-        monkeypatch, with_hyperprior, guide, noise_multiplier=5.0, max_factor_norm=2.0, generator=0
-    )
+    seen, noise = Releases(monkeypatch), Noise(5.0, source=0)
+    sep = new_sep(with_hyperprior, noise=noise, clip=2.0)
     sep.run(*regression_data(size=500), progress=False)
-    assert sums[0].shape == (3 + 6,)
+    assert seen.sums[0][0].shape == (3 + 6,)
     posterior = sep.posterior(noise_aware=False)
     torch.testing.assert_close(posterior.mean[1], torch.tensor(2.0), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(posterior.stddev[1], torch.tensor(3.0), rtol=1e-6, atol=1e-6)
@@ -523,7 +480,7 @@ def test_extremes(case, sigma):
     x, y = regression_data(size=1 if case == "one record" else 20)
     if case != "one record":
         x = torch.zeros_like(x) if case == "no information" else torch.full_like(x, 1e300)
-    sep = new_sep(num_steps=6, noise_multiplier=sigma, max_factor_norm=1.0, generator=0)
+    sep = new_sep(num_steps=6, noise=Noise(sigma, source=0), clip=1.0)
     sep.run(x, y, progress=False)
     for noise_aware in (True, False):
         posterior = sep.posterior(noise_aware)
@@ -557,7 +514,7 @@ def test_missing_labels_may_be_anything():
 
 def test_warm_starts_are_in_the_ledger():
     data = regression_data()
-    sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0)
+    sep = new_sep(noise=1.0, clip=1.0)
     sep.run(*data, progress=False)
     assert not sep.accountant.notes
     accountant = PrivacyAccountant()
@@ -577,13 +534,7 @@ def hierarchical_scales(x, y):
 @pytest.mark.parametrize("sigma", [3.0, 300.0])
 def test_hierarchies_survive_noise(sigma):
     x, y = regression_data(size=20)
-    sep = new_sep(
-        hierarchical_scales,
-        num_steps=12,
-        noise_multiplier=sigma,
-        max_factor_norm=1.0,
-        generator=0,
-    )
+    sep = new_sep(hierarchical_scales, num_steps=12, noise=Noise(sigma, source=0), clip=1.0)
     sep.run(x, y, progress=False)
     assert sep.posterior().mean.isfinite().all()
 
@@ -593,7 +544,7 @@ def test_hierarchies_survive_noise(sigma):
 
 @pytest.mark.parametrize("failing", ["updated", "_advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
-    sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0, generator=0)
+    sep = new_sep(noise=Noise(1.0, source=0), clip=1.0)
     data = regression_data()
     sep.step(*data)
     before, held = sep.posterior(), sep.guide.median()["w"].clone()
@@ -663,13 +614,18 @@ def uncentred_features(x, y):
         (kinked, AutoNormal, {}, "kinks"),
         (kinked_prior, AutoNormal, {}, "Laplace"),
         (drops_out, lambda model: handwritten_guide, {}, "draws at random"),
-        (factored, AutoNormal, {"site_moments": "linear"}, "moments='linear' does not apply"),
+        (
+            factored,
+            AutoNormal,
+            {"factors": Factors(moments="linear")},
+            "moments='linear' does not apply",
+        ),
     ],
 )
 def test_models_that_do_not_fit_are_refused_before_anything_is_spent(
     model, guide, options, message
 ):
-    sep = new_sep(model, guide(model), noise_multiplier=1.0, max_factor_norm=1.0, **options)
+    sep = new_sep(model, guide(model), noise=1.0, clip=1.0, **options)
     with pytest.raises(ModelError, match=message):
         sep.step(*regression_data())
     assert not sep.accountant.ledger
@@ -684,14 +640,14 @@ def test_there_is_no_posterior_before_the_first_step():
     ("guide", "options"),
     [
         (AutoMultivariateNormal, {}),
-        (AutoNormal, {"centred": False, "damping": 0.5}),
-        (AutoDiagonalNormal, {"site_moments": "stein", "precision": "shared"}),
-        (AutoMultivariateNormal, {"precision": "diagonal"}),
+        (AutoNormal, {"factors": Factors(centred=False), "damping": 0.5}),
+        (AutoDiagonalNormal, {"factors": Factors("shared", moments="stein")}),
+        (AutoMultivariateNormal, {"factors": "diagonal"}),
     ],
 )
 def test_a_saved_run_goes_on_as_if_it_had_not_stopped(guide, options):
     data = regression_data(size=300)
-    options = options | {"generator": 3, "num_steps": 6}
+    options = options | {"noise": Noise(0, source=3), "num_steps": 6}
     whole = new_sep(guide=guide(logistic), **options)
     for _ in range(3):
         whole.step(*data)
@@ -715,11 +671,11 @@ def test_a_saved_run_goes_on_as_if_it_had_not_stopped(guide, options):
 
 def test_the_noise_of_a_saved_run_is_remembered():
     data = regression_data()
-    sep = new_sep(noise_multiplier=3.0, max_factor_norm=1.0)
+    sep = new_sep(noise=3.0, clip=1.0)
     for _ in range(3):
         sep.step(*data)
     state = through_a_file(sep.state_dict())
-    second = new_sep(noise_multiplier=3.0, max_factor_norm=1.0)
+    second = new_sep(noise=3.0, clip=1.0)
     second.load_state_dict(state)
     second._prepare(data, {})
     for aware in (True, False):
@@ -750,7 +706,7 @@ def test_single_precision():
     """A model in float32: sums and posterior are kept in float64."""
     torch.set_default_dtype(torch.float32)
     x, y = regression_data(size=500)
-    sep = new_sep(num_steps=10, noise_multiplier=1.0, max_factor_norm=3.0, generator=0)
+    sep = new_sep(num_steps=10, noise=Noise(1.0, source=0), clip=3.0)
     sep.run(x, y, progress=False)
     assert sep.posterior().mean.dtype == torch.float64
     assert sep.guide.median()["w"].dtype == torch.float32
@@ -758,18 +714,10 @@ def test_single_precision():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=0.2)
 
 
-@pytest.mark.parametrize("name", ["centred", "noise_aware", "slice_data"])
-def test_flags_are_true_or_false(name):
-    with pytest.raises(ConfigurationError, match=name):
-        new_sep(**{name: torch.zeros(2)})
-
-
 @pytest.mark.filterwarnings("ignore:Encountered")
 @pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_a_guide_that_starts_at_an_extreme_scale_spends_nothing(scale):
-    sep = new_sep(
-        guide=AutoNormal(logistic, init_scale=scale), noise_multiplier=1.0, max_factor_norm=1.0
-    )
+    sep = new_sep(guide=AutoNormal(logistic, init_scale=scale), noise=1.0, clip=1.0)
     with pytest.raises(ModelError, match="scales"):
         sep.step(*regression_data())
     assert sep.accountant.num_releases == 0
@@ -777,7 +725,7 @@ def test_a_guide_that_starts_at_an_extreme_scale_spends_nothing(scale):
 
 def test_a_posterior_beyond_the_numbers_stays_where_it_was():
     """Noise of 1e40 in a step of the precision leaves variances that rounding makes negative."""
-    sep = new_sep(noise_multiplier=1e40, max_factor_norm=1.0, generator=0)
+    sep = new_sep(noise=Noise(1e40, source=0), clip=1.0)
     with pytest.raises(ConfigurationError, match="stays where it was"):
         for _ in range(20):
             sep.step(*regression_data())
@@ -788,7 +736,7 @@ def test_a_posterior_beyond_the_numbers_stays_where_it_was():
 def test_observations_with_more_dimensions_than_their_distribution():
     """As y of shape (N, 1): no linear moments, and no exception without a name."""
     x, y = regression_data()
-    sep = new_sep(site_moments="linear")
+    sep = new_sep(factors=Factors(moments="linear"))
     with pytest.raises(ModelError):
         sep.step(x, y.unsqueeze(-1))
 
@@ -797,9 +745,7 @@ def test_a_posterior_that_noise_has_made_singular():
     """Noise is as large as 1e46: a typed error before the next release, or a valid step."""
     data = regression_data()
     for seed in range(5):
-        sep = new_sep(
-            noise_multiplier=1e6, max_factor_norm=1e40, sampling="full", num_steps=2, generator=seed
-        )
+        sep = new_sep(noise=Noise(1e6, source=seed), clip=1e40, sampling=FullBatch(), num_steps=2)
         try:
             sep.step(*data)
             sep.step(*data)
@@ -836,7 +782,7 @@ def radon(size=200):
 )
 def test_a_hierarchy_that_fails_is_warned_of(failure, guide):
     sigma, words = failure
-    options = dict(noise_multiplier=sigma, max_factor_norm=3.0, generator=0)
+    options = dict(noise=Noise(sigma, source=0), clip=3.0)
     sep = new_sep(counties, guide(counties), num_steps=30, **options)
     with pytest.warns(ConvergenceWarning, match=words):
         sep.run(*radon(), progress=False)
@@ -845,7 +791,7 @@ def test_a_hierarchy_that_fails_is_warned_of(failure, guide):
 @pytest.mark.parametrize("sigma, model", in_turns([0.0, 1.0, 10.0], [logistic, linear]))
 def test_a_regression_that_settles_is_not_warned_of(sigma, model):
     bound = 20.0 if model is linear else 3.0
-    options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=0)
+    options = dict(noise=Noise(sigma, source=0), clip=bound)
     sep = new_sep(model, num_steps=20, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

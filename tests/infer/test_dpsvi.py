@@ -9,8 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import through_a_file
-from grouped import grouped
-from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data
+from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data, with_needs
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
@@ -18,9 +17,11 @@ from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNorm
 from pyro_dp import (
     DPSEP,
     DPSVI,
+    Clip,
     ConfigurationError,
     ConvergenceWarning,
     Execution,
+    FullBatch,
     ModelError,
     Noise,
     NotPrivateWarning,
@@ -71,8 +72,8 @@ def swap(model=logistic, guide=None, optim=None, **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(model) if guide is None else guide(model)
-    settings = {"accountant": PrivacyAccountant(epsilon=1.0), "generator": 0} | options
-    return DPSVI(model, guide, optim, **grouped(**settings))
+    settings = {"accountant": PrivacyAccountant(epsilon=1.0), "noise": Noise(source=0)} | options
+    return DPSVI(model, guide, optim, **settings)
 
 
 def outcomes(model, data):
@@ -132,7 +133,7 @@ def test_other_models_take_gradients(model, reason):
 
 
 def test_a_setting_of_gradients_is_the_reason():
-    svi = swap(max_grad_norm=1.0, num_steps=3)
+    svi = swap(clip=1.0, num_steps=3)
     svi.run(*regression_data(60), progress=False)
     with pytest.raises(ConfigurationError, match="A bound is a setting of gradient steps"):
         svi.evidence  # noqa: B018
@@ -148,11 +149,8 @@ def test_other_autoguides_take_gradients():
 @pytest.mark.parametrize("name", ["VAE", "PyroModule"])
 def test_other_problems_take_gradients(name):
     problem = PROBLEMS[name]()
-    accountant = PrivacyAccountant(epsilon=1.0)
-    options = {"num_steps": 2} | problem.options
-    svi = DPSVI(
-        problem.model, problem.guide, accountant=accountant, loss=problem.loss, **grouped(**options)
-    )
+    options = dict(accountant=PrivacyAccountant(epsilon=1.0), loss=problem.loss, num_steps=2)
+    svi = DPSVI(problem.model, problem.guide, **with_needs(problem.needs, options))
     svi.run(*problem.data, progress=False)
     assert type(svi._inference) is StochasticGradientVI
 
@@ -161,10 +159,10 @@ def test_other_problems_take_gradients(name):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"noise_multiplier": 1.0},
-        {"max_grad_norm": 1.0},
-        {"loss_clip": 1.0},
-        {"privatize": "parameters"},
+        {"noise": Noise(1.0, source=0)},
+        {"clip": 1.0},
+        {"clip": Clip(loss=1.0)},
+        {"clip": Clip(of="parameters")},
         {"optim": RowAdam()},
         {"loss": lambda model, guide, *args: Trace_ELBO().differentiable_loss(model, guide, *args)},
     ],
@@ -179,7 +177,7 @@ def test_without_noise_it_looks():
     """And finds the exact posterior of a linear regression."""
     x, _ = regression_data(60)
     y = x.sum(1)
-    svi = swap(linear, accountant=PrivacyAccountant(), generator=None, noise_multiplier=0.0)
+    svi = swap(linear, accountant=PrivacyAccountant(), noise=0.0)
     svi.run(x, y, progress=False)
     precision = torch.eye(3) + x.T @ x / 0.25
     torch.testing.assert_close(
@@ -243,8 +241,8 @@ def test_after_a_release_the_method_stays():
     [
         {"optim": pyro.optim.Adam({"lr": 10.0})},
         {"optim": pyro.optim.SGD({"lr": 1e-9})},
-        {"num_steps": 3, "sample_rate": 0.01},
-        {"sampling": "full", "jit": "none"},
+        {"num_steps": 3, "sampling": 0.01},
+        {"sampling": FullBatch(), "execution": Execution(jit="none")},
         {"loss": Trace_ELBO(num_particles=7)},
     ],
     ids=["Adam", "SGD", "steps", "sampling", "loss"],
@@ -378,7 +376,7 @@ def test_numbers_without_noise(model):
         before = nonprivate(svi).gradient_norms(*data)
         assert before.shape == (60,) and (type(svi._inference) is Looks) == (model is logistic)
     assert svi.accountant.get_epsilon() == math.inf
-    unlimited = swap(model, num_steps=2, accountant=PrivacyAccountant(), noise_multiplier=0.0)
+    unlimited = swap(model, num_steps=2, accountant=PrivacyAccountant(), noise=0.0)
     unlimited.step(*data)
     with pytest.warns(NotPrivateWarning, match="loss of DPSVI after 1 steps"):
         assert math.isfinite(nonprivate(unlimited).loss(*data))

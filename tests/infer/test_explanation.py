@@ -7,7 +7,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import logistic, regression_data
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
 
@@ -19,6 +18,7 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     Explanation,
+    Noise,
     PaperDPSEP,
     PrivacyAccountant,
     SubsampledGaussian,
@@ -43,36 +43,20 @@ def explanation(data=0.5, sampling=0.1, clipping=0.0, **options):
     )
 
 
-def fitted(kind, size=200, dim=3, guide=AutoMultivariateNormal, data=None, **options):
+def fitted(kind, guide=AutoMultivariateNormal, data=None, epsilon=None, noise=None, **options):
     pyro.clear_param_store()
-    accountant = PrivacyAccountant(options.pop("epsilon", None))
-    inference = kind(
-        logistic, guide(logistic), accountant=accountant, **grouped(generator=0, **options)
-    )
-    inference.run(*(data or regression_data(size, dim)), progress=False)
+    settings = {"accountant": PrivacyAccountant(epsilon), "noise": Noise(noise, source=0)}
+    inference = kind(logistic, guide(logistic), **settings, **options)
+    inference.run(*(data or regression_data(200)), progress=False)
     return inference
 
 
+_BY_HAND = {"num_steps": 8, "noise": 8.0, "sampling": 0.5, "clip": 3.0}
 RUNS = {
-    "DPSEP": (DPSEP, {"noise_multiplier": 8.0}),
-    "DPSEP by hand": (
-        PaperDPSEP,
-        {"num_steps": 8, "noise_multiplier": 8.0, "sample_rate": 0.5, "max_factor_norm": 3.0},
-    ),
-    "DPSEP of variances": (
-        PaperDPSEP,
-        {
-            "num_steps": 8,
-            "noise_multiplier": 4.0,
-            "sample_rate": 0.5,
-            "max_factor_norm": 3.0,
-            "precision": "diagonal",
-        },
-    ),
+    "DPSEP": (DPSEP, {"noise": 8.0}),
+    "DPSEP by hand": (PaperDPSEP, _BY_HAND),
+    "DPSEP of variances": (PaperDPSEP, _BY_HAND | {"noise": 4.0, "factors": "diagonal"}),
 }
-SAMPLED = [run for run, (_, options) in RUNS.items() if "sample_rate" in options]
-
-
 ON_SAMPLES = [name for name in RUNS if name != "DPSEP"]
 
 # The run's own warnings are what is explained.
@@ -100,7 +84,7 @@ def test_shares_are_those_of_the_posterior(run):
 @pytest.mark.parametrize("run", ON_SAMPLES)
 def test_without_privacy_noise_the_rest_is_sampling(run):
     kind, options = RUNS[run]
-    found = fitted(kind, **options | {"noise_multiplier": 0.0}).explain()
+    found = fitted(kind, **options | {"noise": 0.0}).explain()
     assert found.epsilon == math.inf and found.epsilon_at_half_noise is None
     assert not found.shares["privacy noise"].any() and found.shares["sampling"].min() > 0.01
 
@@ -108,7 +92,7 @@ def test_without_privacy_noise_the_rest_is_sampling(run):
 @pytest.mark.parametrize("run", ON_SAMPLES)
 def test_with_all_records_nothing_is_sampling(run):
     kind, options = RUNS[run]
-    found = fitted(kind, **options | {"sample_rate": 1.0}).explain()
+    found = fitted(kind, **options | {"sampling": 1.0}).explain()
     assert not found.shares["sampling"].any() and found.shares["privacy noise"].min() > 0.01
 
 
@@ -124,7 +108,7 @@ def test_a_known_split_of_dpsep():
     found = shares["privacy noise"] / (shares["privacy noise"] + shares["clipping"])
     torch.testing.assert_close(found, ratio)
 
-    sep = fitted(PaperDPSEP, **RUNS["DPSEP by hand"][1] | {"noise_multiplier": 0.5})
+    sep = fitted(PaperDPSEP, **RUNS["DPSEP by hand"][1] | {"noise": 0.5})
     plain, aware = sep.posterior(noise_aware=False).stddev ** 2, sep.posterior().stddev ** 2
     excess = sep._approximation.average.sampling_variance
     torch.testing.assert_close(sep.explain().shares["sampling"], excess * plain / aware)
@@ -167,7 +151,7 @@ def test_half_the_noise_is_that_of_the_whole_ledger():
     for event, count in sep.accountant.ledger:
         other.record(SubsampledGaussian(event.noise_multiplier / 2), count)
     assert sep.explain().epsilon_at_half_noise == pytest.approx(other.get_epsilon())
-    sep = fitted(DPSEP, noise_multiplier=4.0)
+    sep = fitted(DPSEP, noise=4.0)
     sep.accountant.record(SubsampledGaussian(3.0, 0.1))
     other = PrivacyAccountant()
     other.record(SubsampledGaussian(2.0))
@@ -183,9 +167,7 @@ def test_four_times_the_records_and_half_the_noise_make_the_same_share():
     shares, widths = [], []
     for size, sigma in ((1000, 12.0), (1000, 6.0), (4000, 12.0)):
         part = tuple(each[:size] for each in data)
-        sep = fitted(
-            PaperDPSEP, data=part, num_steps=20, noise_multiplier=sigma, max_factor_norm=3.0
-        )
+        sep = fitted(PaperDPSEP, data=part, num_steps=20, noise=sigma, clip=3.0)
         if not shares:
             half, records = (
                 sep.explain().width_at_half_noise,
@@ -272,21 +254,21 @@ def test_dpsep_that_has_not_arrived():
     data = regression_data(2000, 3)
     pyro.clear_param_store()
     accountant = PrivacyAccountant()
-    guide, settings = started_far(logistic), {"noise_multiplier": 0.1, "generator": 0}
-    short = DPSEP(logistic, guide, accountant=accountant, **grouped(**settings))
+    guide, noise = started_far(logistic), Noise(0.1, source=0)
+    short = DPSEP(logistic, guide, accountant=accountant, noise=noise)
     for _ in range(4):  # the first is of norms alone
         short.step(*data)
     assert short.explain().limit == short.posterior().status.cause == "steps"
     assert "standard deviations away" in short.explain().status.reason
-    long = fitted(DPSEP, guide=started_far, data=data, noise_multiplier=0.1)
+    long = fitted(DPSEP, guide=started_far, data=data, noise=0.1)
     assert long.explain().status.is_ok and long.explain().limit == "data"
-    hidden = fitted(DPSEP, 200, noise_multiplier=1e4)
+    hidden = fitted(DPSEP, noise=1e4)
     assert hidden.explain().limit == "privacy noise"
     assert hidden.explain().status.level == "do not publish"
 
 
 def test_dpsep_by_hand_that_was_left_aside(monkeypatch):
-    sep = fitted(PaperDPSEP, num_steps=6, noise_multiplier=0.1, max_factor_norm=3.0)
+    sep = fitted(PaperDPSEP, num_steps=6, noise=0.1, clip=3.0)
     assert sep.explain().status.is_ok
     control = sep._approximation.control
     control.judged = control.unsettled = 3
@@ -310,13 +292,13 @@ def test_dpsep_after_its_first_release():
 
 
 def test_dpsvi_without_a_posterior_that_knows_the_noise():
-    svi = fitted(DPSVI, num_steps=10, noise_multiplier=1.0)
+    svi = fitted(DPSVI, num_steps=10, noise=1.0)
     found = svi.explain()
     assert found.limit == "steps" and found.status.level == "check"
     assert "do not include the privacy noise" in found.status.reason
     assert not found.shares["privacy noise"].any() and "half as wide" not in repr(found)
     with pytest.raises(ConfigurationError, match="not one Gaussian"):
-        fitted(DPSVI, guide=AutoDelta, num_steps=4, noise_multiplier=1.0).explain()
+        fitted(DPSVI, guide=AutoDelta, num_steps=4, noise=1.0).explain()
 
 
 def hierarchy(x, y):
@@ -336,7 +318,8 @@ def test_float32_and_latents_that_no_record_sees(kind):
         hierarchy,
         AutoNormal(hierarchy),
         accountant=PrivacyAccountant(),
-        **grouped(noise_multiplier=2.0, generator=0, **options),
+        noise=Noise(2.0, source=0),
+        **options,
     )
     inference.run(*regression_data(100), progress=False)
     found = inference.explain()
@@ -356,8 +339,7 @@ def test_dpsep_of_products_is_to_be_checked():
 
     pyro.clear_param_store()
     guide = AutoMultivariateNormal(products)
-    settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 0.1, "generator": 0}
-    sep = DPSEP(products, guide, **grouped(**settings))
+    sep = DPSEP(products, guide, accountant=PrivacyAccountant(), noise=Noise(0.1, source=0))
     with pytest.warns(ConvergenceWarning):
         sep.run(*regression_data(2000, 3), progress=False)
     assert str(sep.posterior().status).startswith("check: ")

@@ -7,7 +7,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro.distributions import constraints
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
@@ -197,13 +196,13 @@ class TestMixture:
         exposed = pyro.poutine.block(two_kinds, expose=["weights", "locs"])
         guide = AutoDelta(exposed, init_loc_fn=start_of_two_kinds)
         loss = TraceEnum_ELBO(max_plate_nesting=1)
-        svi = DPSVI(two_kinds, guide, pyro.optim.Adam({"lr": 0.05}), loss, **grouped(**settings))
+        svi = DPSVI(two_kinds, guide, pyro.optim.Adam({"lr": 0.05}), loss, **settings)
         svi.run(y, progress=False)
         return svi, guide, near.float().mean()
 
     def test_gets_intervals(self):
         """Intervals of four standard deviations: one of 5,000 seeds would fail; it is fixed."""
-        svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), generator=3)
+        svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), noise=Noise(source=3))
         posterior = svi.posterior()
         assert posterior.status.is_ok
         low, high = (posterior.quantiles([at])["locs"][0] for at in (3e-5, 1 - 3e-5))
@@ -215,7 +214,7 @@ class TestMixture:
         torch.testing.assert_close(guide.median()["locs"].double(), posterior["locs"].mean)
 
     def test_without_noise_it_arrives(self):
-        svi, guide, share = self.fit(accountant=PrivacyAccountant(), noise_multiplier=0)
+        svi, guide, share = self.fit(accountant=PrivacyAccountant(), noise=0)
         assert svi.posterior().status.is_ok
         assert guide.median()["locs"][1] == pytest.approx(6.0, abs=0.1)
         assert guide.median()["weights"][0] == pytest.approx(share.item(), abs=0.02)

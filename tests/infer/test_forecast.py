@@ -4,7 +4,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal, AutoNormal
 from torch.distributions import biject_to, constraints
@@ -76,7 +75,7 @@ def test_nothing_is_charged_or_moved():
     assert list(pyro.get_param_store().keys()) == ["theirs"]
     assert torch.equal(torch.get_rng_state(), rng) and torch.equal(y, before)
     # The guide can be used, and the forecast can be had again.
-    sep = DPSEP(logistic, guide, accountant=accountant, **grouped(**SHORT[DPSEP]))
+    sep = DPSEP(logistic, guide, accountant=accountant)
     sep.run(x, torch.bernoulli(torch.full((300,), 0.5)), progress=False)
     again = accountant.forecast(logistic, AutoMultivariateNormal(logistic), x, 1 - y, **options)
     assert torch.equal(again.widths, found.widths)  # the budget is spent, outcomes are others

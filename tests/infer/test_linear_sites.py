@@ -8,12 +8,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import logistic as plain_logistic
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
-from pyro_dp import DPSEP, Noise, PaperDPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Execution, Factors, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
 from pyro_dp.infer.ep.linear_design import Axes, _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
@@ -126,13 +125,14 @@ def sites_of(model, tensors, *, scale=0.1, **options):
     """Prepared sites, and where DPSEP would make them in a look."""
     pyro.clear_param_store()
     finite = [torch.nan_to_num(x) if x.is_floating_point() else x for x in tensors]
-    by_hand = "max_factor_norm" in options
-    kind, steps = (PaperDPSEP, {"num_steps": 9}) if by_hand else (DPSEP, {})
+    kind, steps = (PaperDPSEP, {"num_steps": 9}) if "clip" in options else (DPSEP, {})
     sep = kind(
         model,
         AutoMultivariateNormal(model, init_scale=scale),
         accountant=PrivacyAccountant(),
-        **grouped(noise_multiplier=1.0, **steps, **options),
+        noise=1.0,
+        **steps,
+        **options,
     )
     prepared = sep._prepare(tuple(finite), {})
     for column, given in zip(prepared.records.columns, tensors, strict=True):
@@ -187,7 +187,7 @@ def test_in_cavities_of_any_width(scale):
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("model", [logistic, categorical])
 def test_with_a_bound_of_ones_own(model, centred):
-    options = {"max_factor_norm": 1.5, "centred": centred, "report_clipping": True}
+    options = {"clip": 1.5, "factors": Factors(centred=centred)}
     close(both(model, data(model), options=options))
 
 
@@ -369,7 +369,7 @@ def test_a_model_that_writes_to_its_row_leaves_the_data_alone():
 
 def test_threads_change_nothing(monkeypatch):
     tensors = data(clamped)
-    sep, sites = sites_of(clamped, tensors, microbatch_size=7)
+    sep, sites = sites_of(clamped, tensors, execution=Execution(7))
     at = (sep._approximation.at(SIZE)[0], frame(DIM, 2.0))
     blocks = replace(sep._approximation, frame=at[1]).blocks
     one = sums(sites, at, blocks, torch.arange(SIZE))

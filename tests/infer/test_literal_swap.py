@@ -7,8 +7,7 @@ import pyro
 import pytest
 import torch
 from contract import same, through_a_file
-from grouped import grouped
-from problems import PROBLEMS, handwritten_guide, logistic, regression_data, values
+from problems import PROBLEMS, handwritten_guide, logistic, regression_data, values, with_needs
 from pyro import poutine
 from pyro.infer.autoguide import (
     AutoMultivariateNormal,
@@ -16,9 +15,12 @@ from pyro.infer.autoguide import (
 
 from pyro_dp import (
     DPSVI,
+    Clip,
     ClippingWarning,
     ConfigurationError,
     ConvergenceWarning,
+    FullBatch,
+    Noise,
     PaperDPSVI,
     PrivacyAccountant,
     PrivacyWarning,
@@ -53,8 +55,8 @@ OPTIMIZERS = {
 def swapped(model=logistic, guide=None, optim=OPTIMIZERS["Adam"], **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
-    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **grouped(**settings))
+    settings = dict(accountant=PrivacyAccountant(), noise=Noise(1.0, source=0)) | options
+    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **settings)
 
 
 def told(run, kind):
@@ -87,7 +89,7 @@ def test_a_loop_needs_no_number_of_steps():
         warnings.simplefilter("error", PrivacyWarning)
         assert math.isnan(svi.step(*data))
         swapped(num_steps=2).run(*data, progress=False)
-        with_loss = swapped(loss_clip=1.0)
+        with_loss = swapped(clip=Clip(loss=1.0))
         with_loss.step(*data)
         assert math.isfinite(with_loss.step(*data))
 
@@ -130,7 +132,7 @@ def test_finish_warns_as_run_does():
 
 def test_a_loop_that_stops_has_spent_its_plan():
     accountant = PrivacyAccountant(epsilon=1.0)
-    svi, data = swapped(accountant=accountant, noise_multiplier=None), regression_data()
+    svi, data = swapped(accountant=accountant, noise=Noise(source=0)), regression_data()
     for _ in range(3):
         svi.step(*data)
     svi.finish()
@@ -143,8 +145,8 @@ def test_a_loop_that_stops_has_spent_its_plan():
 
 def fitted(bound, model=logistic, **options):
     """The inference, and its warnings about clipping."""
-    options = dict(num_steps=100, sampling="full") | options
-    svi, data = swapped(model, max_grad_norm=bound, **options), regression_data(2000)
+    options = dict(num_steps=100, sampling=FullBatch()) | options
+    svi, data = swapped(model, clip=bound, **options), regression_data(2000)
     return svi, told(lambda: svi.run(*data, progress=False), ClippingWarning)
 
 
@@ -201,7 +203,8 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
         add(self, step, parameters)
 
     monkeypatch.setattr(IterateAverages, "add", spy)
-    options = dict(num_steps=80, noise_multiplier=sigma, sampling="full") | problem.options
+    options = dict(num_steps=80, noise=Noise(sigma, source=0), sampling=FullBatch())
+    options = with_needs(problem.needs, options)
     svi = swapped(problem.model, problem.guide, OPTIMIZERS["Adam, .3"], **options)
     texts = told(lambda: svi.run(*problem.data, progress=False), ConvergenceWarning)
     assert len(texts) == 1 and NOT_IN in texts[0]
@@ -238,8 +241,7 @@ def test_other_guides_keep_the_learning_rate():
 def test_a_run_goes_on_from_its_state(name):
     """Without noise, to the same numbers as if it had not stopped."""
     data = regression_data(40)
-    options = dict(num_steps=30, noise_multiplier=0, generator=None, sampling="full")
-    options["optim"] = OPTIMIZERS[name]
+    options = dict(num_steps=30, noise=0, sampling=FullBatch(), optim=OPTIMIZERS[name])
 
     def steps(svi, which):
         for number in which:
@@ -264,10 +266,7 @@ def test_a_run_goes_on_from_its_state(name):
 
 
 def test_a_private_run_goes_on_to_the_end_of_its_plan():
-    data, options = (
-        regression_data(200),
-        dict(num_steps=40, noise_multiplier=None, max_grad_norm=2.0),
-    )
+    data, options = regression_data(200), dict(num_steps=40, noise=Noise(source=0), clip=2.0)
     first = swapped(accountant=PrivacyAccountant(epsilon=5.0), **options)
     for _ in range(15):
         first.step(*data)
@@ -284,23 +283,20 @@ def test_a_private_run_goes_on_to_the_end_of_its_plan():
 def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
     """Those of version 0.1 with an optim had no plan; neither have those of PaperDPSVI."""
     data, optim = regression_data(), pyro.optim.Adam({"lr": 0.01})
-    planned, settings = swapped(num_steps=5), dict(noise_multiplier=1.0, num_steps=5)
+    planned, settings = swapped(num_steps=5), dict(noise=1.0, num_steps=5)
     planned.step(*data)
     old = planned.state_dict()
     del old["num_steps"]
     pyro.clear_param_store()
-    paper = PaperDPSVI(
-        logistic, handwritten_guide, optim, accountant=PrivacyAccountant(), **grouped(**settings)
-    )
+    accountant = PrivacyAccountant()
+    paper = PaperDPSVI(logistic, handwritten_guide, optim, accountant=accountant, **settings)
     paper.step(*data)
     for state in (old, paper.state_dict()):
         with pytest.raises(ConfigurationError, match="no plan.*PaperDPSVI takes"):
             swapped(num_steps=5).load_state_dict(state)
     pyro.clear_param_store()
     settings |= dict(num_steps=9, accountant=PrivacyAccountant())
-    longer = PaperDPSVI(
-        logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **grouped(**settings)
-    )
+    longer = PaperDPSVI(logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **settings)
     with pytest.raises(ConfigurationError, match="has a plan. DPSVI takes it"):
         longer.load_state_dict(planned.state_dict())
     longer.load_state_dict(paper.state_dict())

@@ -1,6 +1,5 @@
 """PaperDPSVI: equality with SVI, sensitivity, noise, sampling, budget, private loss, state."""
 
-import io
 import math
 import threading
 
@@ -9,7 +8,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, named, through_a_file
-from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -28,16 +26,19 @@ from problems import (
 )
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
+from releases import batches
 from scipy import stats
 
 import pyro_dp.records.record_term
 from pyro_dp import (
     AdaptiveClip,
+    Clip,
     ConfigurationError,
     Execution,
+    FixedSizeSampling,
     FullBatch,
     Noise,
-    PaperDPSVI,
+    PoissonSampling,
     PrivacyAccountant,
     PrivacyError,
     SubsampledGaussian,
@@ -59,31 +60,20 @@ class TestContract(InferenceContract):
         "mixture, parameters",
         "VAE, latents",
     )
-    bound = "max_grad_norm"
+    bound = "Clip.bound"
     younger = (*InferenceContract.younger, "history")
     bad_settings = (
         ({"optim": torch.optim.Adam}, "optim"),
         ({"loss": Trace_ELBO}, "loss"),
         *(({"loss": Trace_ELBO(num_particles=n)}, "num_particles") for n in (0, -1, 1.5)),
-        ({"loss_clip": 0.0}, "loss_clip"),
-        ({"loss_share": 1.0}, "loss_share"),
-        ({"privatize": "all"}, "privatize"),
         ({"optim": (pyro.optim.Adam({}), 0.1)}, "optim"),
-        ({"slice_data": 1}, "slice_data"),
-        ({"report_clipping": None}, "report_clipping"),
-        ({"plate": 3}, "plate"),
-        ({"jit": "fast"}, "jit"),
     )
-    noisy_options = {"jit": "trace"}
+    noisy_options = {"execution": Execution(jit="trace")}
 
     def make(self, variant, **options):
-        name, _, privatize = variant.rpartition(", ")
-        problem = PROBLEMS[name]()
-        settings = dict(max_grad_norm=0.5, loss_clip=2.0, privatize=privatize)
-        settings |= dict(optim=pyro.optim.Adam({"lr": 0.01}), loss=problem.loss)
-        return PaperDPSVI(
-            problem.model, problem.guide, **grouped(**settings | problem.options | options)
-        )
+        name, _, of = variant.rpartition(", ")
+        settings = dict(clip=Clip(0.5, of=of, loss=2.0), optim=pyro.optim.Adam({"lr": 0.01}))
+        return PROBLEMS[name]().paper_dpsvi(**{"sampling": None} | settings | options)
 
     def data(self, variant):
         return PROBLEMS[variant.rpartition(", ")[0]]().data
@@ -116,7 +106,7 @@ _OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in _OTHER_DRAWS])
 def test_equals_svi(name, privatize):
     """sigma=0, C=inf, all records: Pyro's own optimisation path under the same seed."""
-    ours = fit_paper_dpsvi(PROBLEMS[name], steps=20, privatize=privatize)
+    ours = fit_paper_dpsvi(PROBLEMS[name], steps=20, clip=Clip(math.inf, of=privatize))
     theirs = fit_svi(PROBLEMS[name], steps=20)
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -132,7 +122,7 @@ def dropout():
             features = torch.nn.functional.dropout(x[idx], 0.5)
             pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
 
-    return Problem(model, handwritten_guide, regression_data(), Trace_ELBO(), {})
+    return Problem(model, handwritten_guide, regression_data())
 
 
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE", "dropout"])
@@ -156,7 +146,7 @@ def test_streams_of_one_step_are_distinct(monkeypatch):
         return stream(self, purpose, position)
 
     monkeypatch.setattr(Randomness, "stream", spy)
-    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sample_rate=0.3, generator=0)
+    fixture = Fixture(monkeypatch, noise=Noise(1.0, source=0), sampling=0.3)
     data = regression_data()
     for _ in range(3):
         fixture.svi.step(*data)
@@ -179,32 +169,26 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "gradients", spy)
     vae = PROBLEMS["VAE"]()
     loss = Trace_ELBO(num_particles=2)
-    Fixture(monkeypatch, vae.model, vae.guide, loss, sampling="full").svi.step(*vae.data)
+    Fixture(monkeypatch, vae.model, vae.guide, loss, sampling=FullBatch()).svi.step(*vae.data)
     assert len(used) == 2 and used[0] != used[1]
 
 
 def test_local_draws_repeat_with_the_seed():
     def run():
-        return fit_paper_dpsvi(PROBLEMS["VAE"], steps=4, generator=3)
+        return fit_paper_dpsvi(PROBLEMS["VAE"], steps=4, noise=Noise(0, source=3))
 
     one, other = run(), run()
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """The estimate is sum / rate for every batch size, an empty batch included."""
     accountant = PrivacyAccountant(neighboring="replace_one")
     fixture = Fixture(
-        monkeypatch,
-        accountant=accountant,
-        sampling=sampling,
-        sample_rate=0.11,
-        max_grad_norm=1e6,
-        generator=0,
+        monkeypatch, accountant=accountant, sampling=sampling, clip=1e6, noise=Noise(0, source=0)
     )
-    estimates, batches = [], []
-    data = regression_data()
+    estimates, drawn, data = [], batches(monkeypatch), regression_data()
     fixture.svi._prepare(data, {})
     step = fixture.svi._prepared.step
     step._unchecked = 0  # to check a traced step, more gradients would be taken
@@ -212,28 +196,21 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     monkeypatch.setattr(
         step, "gradients", lambda draws, g: (estimates.append(g.clone()), gradients(draws, g))[1]
     )
-    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler,
-        "draw",
-        lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
-    )
     for _ in range(60):
         fixture.svi.step(*data)
-    rate = 0.11 if sampling == "poisson" else 3 / 30
+    rate = 0.11 if sampling.kind == "poisson" else 3 / 30
     for estimate, (total, _) in zip(estimates, fixture.sums, strict=True):
         torch.testing.assert_close(estimate, total / rate)
-    sizes = {len(batch) for batch in batches}
-    assert sizes == {3} if sampling == "fixed" else 0 in sizes and len(sizes) > 3
+    sizes = {len(batch) for batch in drawn}
+    assert sizes == {3} if sampling.kind == "fixed" else 0 in sizes and len(sizes) > 3
     assert {event.sample_rate for event in fixture.events} == {rate}
 
 
 def test_gradient_estimate_is_unbiased(monkeypatch):
     """Over Poisson samples, the mean of sum / rate is the sum over all records."""
-    data = regression_data()
-    runs = []
-    for steps, options in ((1, {"sampling": "full"}), (400, {"sample_rate": 0.3})):
-        fixture = Fixture(monkeypatch, guide=handwritten_guide, generator=0, **options)
+    runs, data, noise = [], regression_data(), Noise(0, source=0)
+    for steps, sampling in ((1, FullBatch()), (400, 0.3)):
+        fixture = Fixture(monkeypatch, guide=handwritten_guide, noise=noise, sampling=sampling)
         fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})
         for _ in range(steps):
             pyro.set_rng_seed(0)  # the same global draw in every step
@@ -246,21 +223,12 @@ def test_gradient_estimate_is_unbiased(monkeypatch):
 
 def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
     """Sample rate from the declared size; Poisson sizes; scale of the full data."""
-    fixture = Fixture(monkeypatch, logistic_subsampled, max_grad_norm=math.inf, generator=0)
-    sizes = []
-    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
-
-    def spy(self, stream):
-        indices = draw(self, stream)
-        sizes.append(len(indices))
-        return indices
-
-    monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", spy)
-    data = regression_data()
+    fixture = Fixture(monkeypatch, logistic_subsampled, clip=math.inf, noise=Noise(0, source=0))
+    drawn, data = batches(monkeypatch), regression_data()
     for _ in range(40):
         fixture.svi.step(*data)
     assert fixture.events[0] == SubsampledGaussian(0.0, 5 / 30)
-    assert len(set(sizes)) > 3
+    assert len({len(batch) for batch in drawn}) > 3
 
 
 @pytest.mark.parametrize("particles", [1, 3])
@@ -271,7 +239,7 @@ def test_private_loss(monkeypatch, particles):
     guide = AutoNormal(logistic)
     guide(*data)
     fixture = Fixture(
-        monkeypatch, guide=guide, loss=loss, loss_clip=1e3, max_grad_norm=math.inf, sampling="full"
+        monkeypatch, guide=guide, loss=loss, clip=Clip(math.inf, loss=1e3), sampling=FullBatch()
     )
     pyro.set_rng_seed(1)
     expected = loss.differentiable_loss(logistic, guide, *data).item()
@@ -282,11 +250,9 @@ def test_private_loss(monkeypatch, particles):
 def test_private_loss_is_one_event_and_clipped(monkeypatch):
     fixture = Fixture(
         monkeypatch,
-        noise_multiplier=2.0,
-        loss_clip=0.3,
-        loss_share=0.2,
-        sampling="full",
-        generator=0,
+        noise=Noise(2.0, source=0),
+        clip=Clip(0.5, loss=0.3, loss_share=0.2),
+        sampling=FullBatch(),
     )
     data = regression_data()
     for _ in range(200):
@@ -306,10 +272,9 @@ def test_adaptive_clip(monkeypatch):
     """The bound follows the quantile of the norms."""
     fixture = Fixture(
         monkeypatch,
-        noise_multiplier=1e-3,
-        max_grad_norm=AdaptiveClip(initial=20.0, quantile=0.5, share=0.5),
-        sampling="full",
-        generator=0,
+        noise=Noise(1e-3, source=0),
+        clip=AdaptiveClip(initial=20.0, quantile=0.5, share=0.5),
+        sampling=FullBatch(),
     )
     data = regression_data()
     for _ in range(60):
@@ -328,7 +293,7 @@ def test_evaluate_loss_is_refused(monkeypatch):
 
 
 def test_prints_where_it_stands():
-    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise_multiplier=1.5)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise=1.5)
     svi.step(*regression_data())
     assert repr(svi).startswith(
         "PaperDPSVI(num_steps=5, noise_multiplier=1.5, steps_done=1, clipped="
@@ -340,7 +305,9 @@ def test_threads_with_equal_seeds_draw_different_noise():
     accountant, gate, released = PrivacyAccountant(), threading.Barrier(2), []
 
     def work():
-        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), accountant=accountant, generator=7)
+        svi = new_paper_dpsvi(
+            logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(1.0, source=7)
+        )
         sampler = RecordSampler("full", 10, 1.0)
         clipped = ClippedSum([Block(3, 1.0)])
         gate.wait()
@@ -368,7 +335,7 @@ def test_earlier_values_are_noted(monkeypatch):
 
 def test_a_state_has_bound_and_optimizer():
     """An adapted bound, and what the optimizer remembers, go on from the file."""
-    data, options = regression_data(), dict(max_grad_norm=AdaptiveClip(), num_steps=10)
+    data, options = regression_data(), dict(clip=AdaptiveClip(), num_steps=10)
     first = new_paper_dpsvi(logistic, handwritten_guide, **options)
     for _ in range(6):
         first.step(*data)
@@ -413,28 +380,17 @@ def test_any_pyro_optimizer(optim):
         pyro.param("unused", torch.ones(2))
         handwritten_guide(x, y)
 
-    svi = PaperDPSVI(
-        logistic,
-        guide,
-        optim(),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
-        noise=1.0,
-        sampling=FullBatch(),
-    )
+    svi = new_paper_dpsvi(logistic, guide, optim=optim(), sampling=FullBatch())
     data = regression_data()
     for _ in range(3):
         svi.step(*data)
     assert pyro.param("loc").abs().min() > 0
     assert torch.equal(pyro.param("unused"), torch.ones(2))
-    buffer = io.BytesIO()
-    torch.save(svi.state_dict(), buffer)
-    buffer.seek(0)
-    torch.load(buffer, weights_only=True)
+    through_a_file(svi.state_dict())
 
 
 def test_run_returns_the_private_losses(monkeypatch):
-    fixture = Fixture(monkeypatch, loss_clip=1.0, num_steps=4, sampling="full")
+    fixture = Fixture(monkeypatch, clip=Clip(0.5, loss=1.0), num_steps=4, sampling=FullBatch())
     assert len(fixture.svi.run(*regression_data(), progress=False)) == 4
     with pytest.raises(ConfigurationError, match="done"):
         fixture.svi.run(*regression_data(), progress=False)
@@ -448,7 +404,7 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
         pyro.param("unused", torch.zeros(2))
         handwritten_guide(x, y)
 
-    svi = new_paper_dpsvi(logistic, guide, sampling="full", jit=jit)
+    svi = new_paper_dpsvi(logistic, guide, sampling=FullBatch(), execution=Execution(jit=jit))
     data = regression_data()
     svi.step(*data)
     leaf = pyro.param("unused").unconstrained()
@@ -467,18 +423,10 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
     ],
 )
 def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
-    accountant = PrivacyAccountant()
-    svi = PaperDPSVI(
-        logistic,
-        handwritten_guide,
-        optim,
-        Trace_ELBO(),
-        accountant=accountant,
-        noise=1.0,
-    )
+    svi = new_paper_dpsvi(logistic, handwritten_guide, optim=optim)
     with pytest.raises(ConfigurationError, match=words):
         svi.step(*regression_data())
-    assert accountant.num_releases == 0
+    assert svi.accountant.num_releases == 0
 
 
 def scheduled(name, **options):
@@ -502,7 +450,7 @@ def test_run_steps_a_scheduler(name, options):
         pyro.clear_param_store()
         optim = scheduled(name, **options)
         return new_paper_dpsvi(
-            logistic, handwritten_guide, optim=optim, num_steps=8, sampling="full"
+            logistic, handwritten_guide, optim=optim, num_steps=8, sampling=FullBatch()
         )
 
     def rates(svi):
@@ -543,7 +491,7 @@ def test_a_scheduler_that_goes_by_a_loss():
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*Clip"):
         svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 0
-    svi = make(loss_clip=1.0)
+    svi = make(clip=Clip(loss=1.0))
     losses = svi.run(*regression_data(), progress=False)
     for each in svi.optim.optim_objs.values():
         assert each.best == losses[0]
@@ -569,15 +517,8 @@ def test_a_scheduler_that_fails_is_a_typed_error():
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
     accountant = PrivacyAccountant()
-    svi = PaperDPSVI(
-        logistic,
-        handwritten_guide,
-        optim,
-        Trace_ELBO(),
-        accountant=accountant,
-        noise=Noise(1.0, source=0),
-        execution=Execution(jit=jit),
-    )
+    own = dict(accountant=accountant, noise=Noise(1.0, source=0), execution=Execution(jit=jit))
+    svi = new_paper_dpsvi(logistic, handwritten_guide, optim=optim, **own)
     with pytest.raises(ConfigurationError, match=words):
         for _ in range(20):
             svi.step(*regression_data())
@@ -603,28 +544,10 @@ def test_parameters_that_start_as_nan_spend_nothing():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"noise_multiplier": 1e300},
-        {"noise_multiplier": 1e40, "max_grad_norm": 1e40},
-        {"sample_rate": 1e-300},
-    ],
+    "options", [{"noise": 1e300}, {"noise": 1e40, "clip": 1e40}, {"sampling": 1e-300}]
 )
 def test_noise_beyond_the_numbers_spends_nothing(options):
     svi = new_paper_dpsvi(logistic, handwritten_guide, **options)
     with pytest.raises(ConfigurationError, match="noise would have"):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
-
-
-@pytest.mark.parametrize("particles", [0, -1, 1.5])
-def test_bad_number_of_particles(particles):
-    with pytest.raises(ConfigurationError, match="num_particles"):
-        PaperDPSVI(
-            logistic,
-            handwritten_guide,
-            pyro.optim.Adam({}),
-            Trace_ELBO(num_particles=particles),
-            accountant=PrivacyAccountant(),
-            noise=1.0,
-        )

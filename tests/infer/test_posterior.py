@@ -8,13 +8,12 @@ import sys
 
 import pytest
 import torch
-from grouped import grouped
 from problems import logistic, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import MultivariateNormal, biject_to, constraints, kl_divergence
 
 import pyro_dp
-from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior, PrivacyAccountant
+from pyro_dp import DPSEP, ConfigurationError, Noise, PaperDPSEP, Posterior, PrivacyAccountant
 from pyro_dp.infer.posterior.summary import REMEDIES, Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.vips.models.noisy_sums import mostly_in
@@ -266,12 +265,12 @@ def test_half_of_the_variance_decides():
 # DPSEP
 
 
-def fitted(bound=None, epsilon=None, **options):
+def fitted(bound, sigma):
     """Six steps, or all the looks that DPSEP makes."""
     guide = AutoMultivariateNormal(logistic)
-    accountant = PrivacyAccountant(epsilon=epsilon)
-    kind, own = (PaperDPSEP, {"max_factor_norm": bound, "num_steps": 6}) if bound else (DPSEP, {})
-    sep = kind(logistic, guide, accountant=accountant, **grouped(**own, **options))
+    kind, own = (PaperDPSEP, {"clip": bound, "num_steps": 6}) if bound else (DPSEP, {})
+    noise = Noise(sigma, source=0)
+    sep = kind(logistic, guide, accountant=PrivacyAccountant(), noise=noise, **own)
     sep.run(*regression_data(), progress=False)
     return sep
 
@@ -281,7 +280,7 @@ BOUNDS = {"automatic": None, "by hand": 3.0}
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_tells_what_the_noise_makes(bound):
-    sep = fitted(bound, noise_multiplier=2.0, generator=0)
+    sep = fitted(bound, 2.0)
     aware, plain = sep.posterior(), sep.posterior(noise_aware=False)
     assert isinstance(aware, pyro_dp.Posterior) and isinstance(plain, pyro_dp.Posterior)
     torch.testing.assert_close(aware.mean, plain.mean)
@@ -293,20 +292,20 @@ def test_dpsep_tells_what_the_noise_makes(bound):
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_says_what_the_noise_hides(bound):
-    loud = fitted(bound, noise_multiplier=1e4, generator=0).posterior()
+    loud = fitted(bound, 1e4).posterior()
     assert (loud.status.level, loud.status.cause) == ("do not publish", "privacy noise")
-    quiet = fitted(bound, noise_multiplier=1e-3, generator=0).posterior()
+    quiet = fitted(bound, 1e-3).posterior()
     assert quiet.status.cause != "privacy noise"
 
 
 def test_dpsep_says_that_many_were_clipped():
-    clipped = fitted(0.05, noise_multiplier=0.01, generator=0)
+    clipped = fitted(0.05, 0.01)
     assert clipped.clipped_fraction.is_large
     assert (clipped.posterior().status.level, clipped.posterior().status.cause) == (
         "check",
         "clipping",
     )
-    free = fitted(1e3, noise_multiplier=1e-6, generator=0)
+    free = fitted(1e3, 1e-6)
     assert free.posterior().status.is_ok
 
 

@@ -7,7 +7,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import (
     logistic,
     logistic_subsampled,
@@ -33,6 +32,7 @@ from pyro_dp import (
     DPSVI,
     ConfigurationError,
     ConvergenceWarning,
+    Execution,
     ModelError,
     Noise,
     NotPrivateWarning,
@@ -88,11 +88,11 @@ def starting_at(values, model):
 
 def fitted(model, *data, guide=None, cls=DPSVI, **settings):
     """One step without noise or motion: of the guide's initial values."""
-    options = {"accountant": PrivacyAccountant(), "noise_multiplier": 0.0}
+    options = {"accountant": PrivacyAccountant(), "noise": 0.0}
     if cls is DPSVI:
-        options |= {"optim": pyro.optim.SGD({"lr": 0.0}), "max_grad_norm": 1.0}
+        options |= {"optim": pyro.optim.SGD({"lr": 0.0}), "clip": 1.0}
     guide = AutoNormal(model) if guide is None else guide
-    inference = cls(model, guide, **grouped(**options | settings))
+    inference = cls(model, guide, **options | settings)
     kwargs = data[-1] if isinstance(data[-1], dict) and model is by_name else {}
     inference.step(*(() if kwargs else data), **kwargs)
     return inference
@@ -108,11 +108,11 @@ LABELS = torch.tensor([1.0, 0.0, 1.0, 0.0])
     ("model", "settings"),
     [
         (logistic, {}),
-        (logistic_whole, {"slice_data": True}),
+        (logistic_whole, {"execution": Execution(slice_data=True)}),
         (logistic_subsampled, {}),
         (defaulted, {}),
         (fixed_size, {}),
-        (fixed_size_whole, {"slice_data": True}),
+        (fixed_size_whole, {"execution": Execution(slice_data=True)}),
         (Module(), {}),
     ],
 )

@@ -9,7 +9,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.distributions import MultivariateNormal
@@ -32,12 +31,10 @@ def regression(size=1500, seed=0):
     return x, x @ torch.linspace(-1.0, 1.0, DIM) + 0.5 * noise
 
 
-def run(model=linear, data=None, epsilon=3.0, guide=AutoMultivariateNormal, **options):
+def run(model=linear, data=None, epsilon=3.0, guide=AutoMultivariateNormal, noise=None):
     pyro.clear_param_store()
-    if "noise_multiplier" in options:
-        epsilon = None
-    accountant = PrivacyAccountant(epsilon)
-    sep = DPSEP(model, guide(model), accountant=accountant, **grouped(generator=0, **options))
+    accountant = PrivacyAccountant(epsilon if noise is None else None)
+    sep = DPSEP(model, guide(model), accountant=accountant, noise=Noise(noise, source=0))
     sep.run(*(data or regression()), progress=False)
     return sep
 
@@ -166,7 +163,7 @@ def test_values_that_do_not_fit(evidence):
 
 
 def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
-    for sep in (run(), run(noise_multiplier=0.0)):
+    for sep in (run(), run(noise=0.0)):
         found, own = sep.evidence.posterior(prior), sep.posterior()
         assert ((found.mean - own.mean).abs() < 0.1 * own.stddev).all()
         torch.testing.assert_close(found.stddev, own.stddev, rtol=0.1, atol=0.0)
@@ -175,7 +172,7 @@ def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
 def test_without_noise_it_is_conjugate():
     """With the prior of the run, and with another one."""
     x, y = regression()
-    evidence = run(noise_multiplier=0.0).evidence
+    evidence = run(noise=0.0).evidence
     mean, covariance = exact(x, y)
     found = evidence.posterior(prior)
     torch.testing.assert_close(found.mean, mean, rtol=0.0, atol=1e-6)
@@ -266,7 +263,7 @@ def test_two_halves_are_about_the_whole():
     """Exactly without noise in a linear model, and within the intervals under it."""
     x, y = regression(2000)
     halves = (x[:1000], y[:1000]), (x[1000:], y[1000:])
-    for options, room in (({"noise_multiplier": 0.0}, 1e-4), ({"epsilon": 10.0}, 2.0)):
+    for options, room in (({"noise": 0.0}, 1e-4), ({"epsilon": 10.0}, 2.0)):
         one, two = (run(data=half, **options).evidence for half in halves)
         together = one.times(two, disjoint=True).posterior(prior)
         whole = run(data=(x, y), **options).evidence.posterior(prior)

@@ -11,7 +11,6 @@ import warnings
 import pyro
 import pytest
 import torch
-from grouped import grouped
 from problems import handwritten_guide, logistic, new_paper_dpsvi, regression_data, values
 from pyro.infer.autoguide import AutoMultivariateNormal
 from run_contract import ctrl_c, same
@@ -67,7 +66,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
     for interrupts in (False, True):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = scheduled(generator=0)
+        svi = scheduled(noise=Noise(1.0, source=0))
         svi.step(*data)
         with monkeypatch.context() as patch:
             if interrupts:
@@ -89,10 +88,7 @@ def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     def fails(*args, **kwargs):
         raise KeyboardInterrupt
 
-    svi, data = (
-        scheduled(100, noise_multiplier=None, accountant=PrivacyAccountant(1.0)),
-        regression_data(),
-    )
+    svi, data = scheduled(100, noise=None, accountant=PrivacyAccountant(1.0)), regression_data()
     svi.step(*data)
     with monkeypatch.context() as patch:
         patch.setattr(PublicOptimizer, "step", fails)
@@ -123,11 +119,11 @@ def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
 
 
 def test_states_may_be_saved_on_the_way():
-    svi, data, states = scheduled(generator=0), regression_data(), []
+    svi, data, states = scheduled(noise=Noise(1.0, source=0)), regression_data(), []
     svi.run(*data, progress=False, callbacks=[lambda step: states.append(svi.state_dict())])
     assert [state["steps"] for state in states] == [1, 2, 3, 4, 5, 6]
     pyro.clear_param_store()
-    resumed = scheduled(generator=0)
+    resumed = scheduled(noise=Noise(1.0, source=0))
     resumed.load_state_dict(states[3])
     assert resumed.run(*data, progress=False).steps == 2
 
@@ -136,8 +132,8 @@ def test_the_bound_follows_the_histogram():
     """It does so in both inferences that choose it."""
     for kind in (DPSVI, DPSEP):
         pyro.clear_param_store()
-        options = dict(accountant=PrivacyAccountant(8.0), generator=0)
-        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **grouped(**options)), []
+        options = dict(accountant=PrivacyAccountant(8.0), noise=Noise(source=0))
+        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **options), []
         inference.run(
             *regression_data(1000),
             progress=False,

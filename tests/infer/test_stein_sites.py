@@ -6,13 +6,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from pyro.distributions import transforms
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.nn.functional import pad
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.ep import stein_sites
 from pyro_dp.infer.ep.stein_sites import ALIKE, MIXED, OTHER, SteinSites
 
@@ -96,12 +95,10 @@ def data(model, dtype=torch.float64):
     return filled, y, known, z
 
 
-def prepared(model, tensors, **options):
+def prepared(model, tensors):
     pyro.clear_param_store()
     guide = AutoMultivariateNormal(model, init_scale=0.1)
-    sep = DPSEP(
-        model, guide, accountant=PrivacyAccountant(), **grouped(noise_multiplier=1.0, **options)
-    )
+    sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=Noise(1.0, source=0))
     return sep, sep._prepare(tensors, {})
 
 
@@ -255,7 +252,7 @@ def test_a_run_is_the_same(monkeypatch):
         if not fast:
             monkeypatch.setattr(stein_sites.FewPredictors, "find", lambda *_: None)
         torch.manual_seed(0)
-        sep, _ = prepared(model, tensors, generator=0)
+        sep, _ = prepared(model, tensors)
         sep.run(*tensors, progress=False)
         results.append(sep.posterior().mean)
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)

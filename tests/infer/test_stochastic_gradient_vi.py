@@ -9,7 +9,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, same, through_a_file
-from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -19,6 +18,7 @@ from problems import (
     outlier_of,
     regression_data,
     values,
+    with_needs,
 )
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import (
@@ -29,8 +29,12 @@ from releases import Releases, take
 from torch.distributions import constraints
 
 from pyro_dp import (
+    Clip,
     ConfigurationError,
     ConvergenceWarning,
+    Execution,
+    FullBatch,
+    Noise,
     PrivacyAccountant,
     RowAdam,
     SubsampledGaussian,
@@ -48,19 +52,16 @@ class TestContract(InferenceContract):
         ({"optim": torch.optim.Adam}, "optim"),
         ({"loss": Trace_ELBO}, "loss"),
         ({"loss": Trace_ELBO(num_particles=0)}, "num_particles"),
-        ({"max_grad_norm": "1"}, "max_grad_norm"),
-        ({"max_grad_norm": -1.0}, "max_grad_norm"),
-        ({"max_grad_norm": math.inf}, "infinite bound"),
-        ({"loss_clip": 1.0, "loss_share": 0.96}, "loss_share"),
+        ({"clip": Clip(loss=1.0, loss_share=0.96)}, "loss_share"),
     )
-    noisy_options = {"jit": "trace"}
+    bound = "Clip.bound"
+    noisy_options = {"execution": Execution(jit="trace")}
 
     def make(self, variant, **options):
         problem = PROBLEMS[variant]()
         loss = problem.loss if variant == "particles" else None
-        return StochasticGradientVI(
-            problem.model, problem.guide, **grouped(**{"loss": loss} | problem.options | options)
-        )
+        options = with_needs(problem.needs, {"loss": loss} | options)
+        return StochasticGradientVI(problem.model, problem.guide, **options)
 
     def data(self, variant):
         return PROBLEMS[variant]().data
@@ -86,10 +87,8 @@ class TestContract(InferenceContract):
 
 
 def new(model=logistic, guide=None, **options):
-    settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
-    return StochasticGradientVI(
-        model, guide or AutoMultivariateNormal(model), **grouped(**settings)
-    )
+    settings = dict(accountant=PrivacyAccountant(), noise=Noise(1.0, source=0)) | options
+    return StochasticGradientVI(model, guide or AutoMultivariateNormal(model), **settings)
 
 
 def budget():
@@ -101,12 +100,12 @@ def budget():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("AutoNormal", {}), ("AutoNormal", {"privatize": "parameters"}), ("VAE", {})],
+    [("AutoNormal", {}), ("AutoNormal", {"clip": Clip(of="parameters")}), ("VAE", {})],
 )
 def test_intervals_do_not_include_the_noise(name, options):
     """A warning says so at the end of the run, and so does the status of a posterior."""
     problem = PROBLEMS[name]()
-    svi = new(problem.model, problem.guide, **({"num_steps": 13} | problem.options | options))
+    svi = new(problem.model, problem.guide, num_steps=13, **options)
     with pytest.warns(ConvergenceWarning, match="not include the privacy noise.*The guide holds"):
         svi.run(*problem.data, progress=False)
     if name == "AutoNormal":
@@ -120,7 +119,7 @@ def test_intervals_do_not_include_the_noise(name, options):
 
 
 def test_without_noise_there_is_nothing_to_check():
-    svi = new(num_steps=5, noise_multiplier=0, generator=None)
+    svi = new(num_steps=5, noise=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
         svi.run(*regression_data(), progress=False)
@@ -128,7 +127,7 @@ def test_without_noise_there_is_nothing_to_check():
 
 
 def test_integers_by_graphs(monkeypatch):
-    """With ``secure=True``, too: a warning would say that there is no graph."""
+    """With the system's noise, too: a warning would say that there is no graph."""
     take(monkeypatch, [1, 4, 8, 20])
     sums = []
     for jit in ("none", "trace"):
@@ -136,7 +135,12 @@ def test_integers_by_graphs(monkeypatch):
         pyro.set_rng_seed(1)
         with pytest.MonkeyPatch.context() as patch:
             seen = Releases(patch)
-            svi = new(num_steps=8, jit=jit, secure=True, generator=None, sample_rate=0.5)
+            svi = new(
+                num_steps=8,
+                noise=Noise(1.0, source="system"),
+                sampling=0.5,
+                execution=Execution(jit=jit),
+            )
             data = regression_data()
             for _ in range(2):
                 svi.step(*data)
@@ -152,7 +156,7 @@ def test_graphs_change_nothing():
     for jit in ("none", "trace"):
         pyro.clear_param_store()
         pyro.set_rng_seed(1)
-        svi = new(num_steps=40, jit=jit, sample_rate=0.5)
+        svi = new(num_steps=40, execution=Execution(jit=jit), sampling=0.5)
         svi.run(*regression_data(), progress=False)
         found.append((values(), svi.posterior().covariance_matrix, svi._bound))
     one, other = found
@@ -199,7 +203,7 @@ def test_a_plate_that_subsamples_keeps_its_rate():
 )
 def test_the_loss_sums_out_what_is_marked(name, loss):
     problem = PROBLEMS[name]()
-    svi = new(problem.model, problem.guide, num_steps=2, **problem.options)
+    svi = new(problem.model, problem.guide, num_steps=2)
     assert svi.loss is None
     svi.step(*problem.data)
     assert type(svi.loss) is loss
@@ -242,7 +246,7 @@ def test_a_guide_that_is_no_gaussian_arrives():
 
     torch.manual_seed(0)
     data = 9 + 0.5 * torch.randn(2000)
-    svi = new(model, guide, num_steps=1000, noise_multiplier=0)
+    svi = new(model, guide, num_steps=1000, noise=0)
     svi.run(data, progress=False)
     assert pyro.param("loc").item() == pytest.approx(9, abs=0.1)
     assert pyro.param("log_sd").exp().item() == pytest.approx(0.5, abs=0.1)
@@ -259,7 +263,7 @@ def test_records_alone_may_be_of_single_precision():
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
     count = torch.randint(3000, 6000, (2000,)).float()
-    svi = new(model, AutoNormal(model), num_steps=8, jit="trace")
+    svi = new(model, AutoNormal(model), num_steps=8, execution=Execution(jit="trace"))
     svi.run(count, dist.Binomial(count, 0.3).sample(), progress=False)
     assert isinstance(svi._prepared.step, TracedStep)
 
@@ -290,7 +294,7 @@ def test_step_sizes_fall():
     assert hidden.step_size(1000) == pytest.approx(0.002)
     sizes = [quiet.step_size(step) for step in range(1001)]
     assert sizes == sorted(sizes, reverse=True)
-    svi, data = new(num_steps=8, noise_multiplier=0, sampling="full"), regression_data()
+    svi, data = new(num_steps=8, noise=0, sampling=FullBatch()), regression_data()
     for step in range(1, 8):
         svi.step(*data)
         plan = svi._plan(3, svi._prepared.sampler)
@@ -307,11 +311,10 @@ def test_the_bound_follows_the_norms(monkeypatch):
     fixture = Fixture(
         monkeypatch,
         kind=StochasticGradientVI,
-        max_grad_norm=None,
-        noise_multiplier=1.0,
+        clip=None,
+        noise=Noise(1.0, source=0),
         num_steps=50,
-        sampling="full",
-        generator=0,
+        sampling=FullBatch(),
     )
     svi = fixture.svi
     svi.step(x, y)
@@ -335,7 +338,7 @@ def test_the_bound_is_in_the_units_of_the_data():
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         x, y = regression_data(4000)
-        svi = new(guide=AutoNormal(logistic, init_scale=1e-6), num_steps=2, sampling="full")
+        svi = new(guide=AutoNormal(logistic, init_scale=1e-6), num_steps=2, sampling=FullBatch())
         svi.step(x * unit, y)
         bounds.append(svi._bound)
         svi.step(x * unit, y)
@@ -344,7 +347,7 @@ def test_the_bound_is_in_the_units_of_the_data():
 
 
 def test_no_bound_without_noise():
-    svi = new(noise_multiplier=0, num_steps=3, generator=None)
+    svi = new(noise=0, num_steps=3)
     svi.step(*regression_data())
     assert svi._bound == math.inf and svi.clipped_fraction is None
 
@@ -355,7 +358,7 @@ def test_no_bound_without_noise():
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):
     """So does a state of version 0.2.0, which kept more."""
-    data, options = regression_data(), dict(noise_multiplier=0, sampling="full", generator=None)
+    data, options = regression_data(), dict(noise=0, sampling=FullBatch())
 
     def steps(svi, which):
         for number in which:
@@ -379,10 +382,10 @@ def test_a_state_has_the_averages(old):
 
 
 def test_a_chosen_number_of_steps_is_in_the_state():
-    svi = new(accountant=budget(), noise_multiplier=None)
+    svi = new(accountant=budget(), noise=Noise(source=0))
     svi.step(*regression_data())
     state = through_a_file(svi.state_dict())
-    second = new(accountant=budget(), noise_multiplier=None)
+    second = new(accountant=budget(), noise=Noise(source=0))
     second.load_state_dict(state)
     assert second.num_steps == 1000
     other = new(num_steps=7)
@@ -415,7 +418,7 @@ def test_its_optimizer_is_its_own():
 
 def test_who_passes_an_optimizer_says_how_many_steps():
     with pytest.raises(ConfigurationError, match="num_steps"):
-        new_paper_dpsvi(logistic, handwritten_guide, noise_multiplier=None, accountant=budget())
+        new_paper_dpsvi(logistic, handwritten_guide, noise=None, accountant=budget())
     svi = new_paper_dpsvi(logistic, handwritten_guide)
     with pytest.raises(ConfigurationError, match="num_steps"):
         svi.run(*regression_data(), progress=False)
@@ -426,7 +429,7 @@ def test_who_passes_an_optimizer_says_how_many_steps():
 
 def test_a_passed_optimizer_is_used_as_ever():
     """The same numbers as before there was a choice: C = 1, the bit, no average of iterates."""
-    options = dict(generator=3, num_steps=20, sample_rate=0.5)
+    options = dict(noise=Noise(1.0, source=3), num_steps=20, sampling=0.5)
     optim = pyro.optim.Adam({"lr": 0.05})
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), optim=optim, **options)
     with warnings.catch_warnings():
@@ -445,7 +448,10 @@ def test_asking_for_the_posterior_changes_nothing():
     for asks in (False, True):
         pyro.clear_param_store()
         pyro.set_rng_seed(2)
-        svi, data = new_paper_dpsvi(logistic, AutoNormal(logistic), generator=0), regression_data()
+        svi, data = (
+            new_paper_dpsvi(logistic, AutoNormal(logistic), noise=Noise(1.0, source=0)),
+            regression_data(),
+        )
         for step in range(30):
             svi.step(*data)
             if asks and step > 20:
@@ -455,7 +461,7 @@ def test_asking_for_the_posterior_changes_nothing():
 
 
 def test_a_passed_optimizer_has_a_histogram():
-    options = dict(loss_clip=1.0, num_steps=4, optim=pyro.optim.Adam({"lr": 0.05}))
+    options = dict(clip=Clip(loss=1.0), num_steps=4, optim=pyro.optim.Adam({"lr": 0.05}))
     svi = new(guide=AutoNormal(logistic), **options)
     losses = svi.run(*regression_data(), progress=False)
     assert len(losses) == 3 and svi._bound != 1.0

@@ -10,11 +10,11 @@ import pytest
 import torch
 from problems import Problem, eager, start, values
 from pyro.distributions import constraints
-from pyro.infer import Trace_ELBO
 from sums import exact_sums
 from test_traced_step import NOISY, assert_same, new
 from torch import nn
 
+from pyro_dp import Clip, FullBatch
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
 
@@ -63,7 +63,7 @@ def problem_of(family):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(w @ slope, 1.0), obs=y)
 
-    return Problem(model, guide, (torch.randn(24),), Trace_ELBO(), {})
+    return Problem(model, guide, (torch.randn(24),))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -76,7 +76,7 @@ def test_a_guide_of_each_family(name):
         if plain:
             svi = pyro.infer.SVI(made.model, made.guide, optim, made.loss)
         else:
-            settings = dict(sampling="full", sample_rate=None, max_grad_norm=math.inf)
+            settings = dict(sampling=FullBatch(), clip=math.inf)
             _, svi = new(lambda: problem_of(FAMILIES[name]), "trace", **settings)
         pyro.set_rng_seed(3)
         for _ in range(5):
@@ -96,13 +96,14 @@ def test_equals_pyro_code(name, privatize):
         made.loss.num_particles = 2
         return made
 
-    svi = assert_same(make, privatize=privatize, **NOISY)
+    svi = assert_same(make, clip=Clip(0.5, of=privatize), **NOISY)
     assert isinstance(svi._prepared.step, TracedStep)
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_latents_without_a_reparameterisation(name):
-    svi = assert_same(lambda: problem_of(COUNTS[name]), privatize="parameters", **NOISY)
+    clip = Clip(0.5, of="parameters")
+    svi = assert_same(lambda: problem_of(COUNTS[name]), clip=clip, **NOISY)
     assert isinstance(svi._prepared.step, TracedStep)
 
 
@@ -148,7 +149,7 @@ def amortised(prior, own, size, dropout=0.0):
                 mean = loc + z[..., :2]
                 pyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
-        return Problem(model, guide, (torch.randn(30, 2),), Trace_ELBO(), {})
+        return Problem(model, guide, (torch.randn(30, 2),))
 
     return make
 
@@ -173,7 +174,7 @@ LOCAL = {
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_records_draw_by_rejection(name, privatize):
     """A graph draws, another computes. With the same draws, Pyro's code has the same numbers."""
-    made, svi = new(LOCAL[name], "trace", privatize=privatize, loss_clip=2.0)
+    made, svi = new(LOCAL[name], "trace", clip=Clip(0.5, of=privatize, loss=2.0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(4):  # which compare
@@ -205,7 +206,7 @@ def test_private_draws_leave_the_public_generator_alone(name):
 
 def test_a_gamma_of_records_is_a_gamma():
     """Means of the contributions agree with Pyro's code, which draws for itself."""
-    made, svi = new(LOCAL["Gamma"], "trace", max_grad_norm=1e6)
+    made, svi = new(LOCAL["Gamma"], "trace", clip=1e6)
     svi._prepare(made.data, {})
     found = torch.stack([sums(svi, range(30), seed) for seed in range(100)])
     fast, slow = svi._prepared.step, eager(svi)

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch._inductor
 from compilers import needs_compiler
-from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -33,7 +32,16 @@ from torch import nn
 
 import pyro_dp.infer.padded_sum
 import pyro_dp.infer.svi.traced_step
-from pyro_dp import AdaptiveClip, ModelError, PaperDPSVI, PrivacyAccountant
+from pyro_dp import (
+    AdaptiveClip,
+    Clip,
+    Execution,
+    FixedSizeSampling,
+    FullBatch,
+    ModelError,
+    Noise,
+    PrivacyAccountant,
+)
 from pyro_dp.infer.svi.records_traced_step import RecordsTracedStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -46,23 +54,14 @@ def _small_passes(monkeypatch):
     monkeypatch.setattr(RecordSampler, "usual_size", 7)
 
 
-def new(make, jit, **options):
+def new(make, jit, microbatch_size=None, **options):
     """A fresh problem, and its DPSVI on small Poisson batches."""
     problem = start(make)
-    neighboring = options.pop("neighboring", "add_or_remove_one")
-    settings = dict(
-        accountant=PrivacyAccountant(neighboring=neighboring),
-        noise_multiplier=0.0,
-        max_grad_norm=0.5,
-        sample_rate=0.3,
-        generator=0,
-        jit=jit,
-    )
-    settings = settings | problem.options | options
-    optim = settings.pop("optim", lambda: pyro.optim.Adam({"lr": 0.02}))()
-    return problem, PaperDPSVI(
-        problem.model, problem.guide, optim, problem.loss, **grouped(**settings)
-    )
+    optim = options.pop("optim", lambda: pyro.optim.Adam({"lr": 0.02}))()
+    settings = dict(noise=Noise(0.0, source=0), clip=0.5, sampling=0.3)
+    settings |= dict(execution=Execution(microbatch_size, jit=jit), optim=optim)
+    settings |= dict(accountant=PrivacyAccountant(neighboring="replace_one")) | options
+    return problem, problem.paper_dpsvi(**settings)
 
 
 def run(make, jit, steps=4, **options):
@@ -83,25 +82,26 @@ def assert_same(make, jit="trace", tolerance=1e-10, **options):
     return svi
 
 
-NOISELESS = dict(noise_multiplier=0.0, max_grad_norm=AdaptiveClip(0.5), loss_clip=2.0)
-NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
+NOISELESS = dict(clip=Clip(AdaptiveClip(0.5), loss=2.0))
+NOISY = dict(noise=Noise(1.0, source=0))
 
 
-@pytest.mark.parametrize("name, privatize", in_turns(PROBLEMS, ["latents", "parameters"]))
-def test_equals_pyro_code(name, privatize):
+@pytest.mark.parametrize("name, of", in_turns(PROBLEMS, ["latents", "parameters"]))
+def test_equals_pyro_code(name, of):
     """On the same draws, for every problem; with and without noise, bits and losses."""
-    options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
-    svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
+    noiseless = (of == "latents") == (len(name) % 2 == 0)
+    clip = replace(NOISELESS["clip"] if noiseless else Clip(0.5), of=of)
+    svi = assert_same(PROBLEMS[name], clip=clip, **({} if noiseless else NOISY))
     assert isinstance(svi._prepared.step, TracedStep)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        dict(sampling="full", sample_rate=None, **NOISY),
-        dict(sampling="fixed", neighboring="replace_one", **(NOISELESS | {"loss_clip": None})),
-        dict(max_grad_norm=math.inf),
-        dict(microbatch_size=2, loss_clip=1.0, **NOISY),
+        dict(sampling=FullBatch(), **NOISY),
+        dict(sampling=FixedSizeSampling(0.3), clip=AdaptiveClip(0.5)),
+        dict(clip=math.inf),
+        dict(microbatch_size=2, clip=Clip(0.5, loss=1.0), **NOISY),
     ],
 )
 def test_other_settings(options):
@@ -121,7 +121,7 @@ def test_single_precision():
 @needs_compiler
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
 def test_compiled_equals_pyro_code(name):
-    svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
+    svi = assert_same(PROBLEMS[name], "compile", **NOISELESS, **NOISY)
     assert isinstance(svi._prepared.step, TracedStep)
 
 
@@ -147,10 +147,9 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
         monkeypatch,
         problem.model,
         problem.guide,
-        jit="trace",
-        sampling="full",
-        noise_multiplier=1.0,
-        generator=0,
+        execution=Execution(jit="trace"),
+        sampling=FullBatch(),
+        noise=Noise(1.0, source=0),
     )
     fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})
     for _ in range(6):
@@ -167,7 +166,7 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
 
 def test_particles_draw_on_their_own():
     """Publicly and locally."""
-    problem, svi = new(PROBLEMS["hierarchical"], "trace", generator=None)
+    problem, svi = new(PROBLEMS["hierarchical"], "trace", noise=0.0)
     svi.loss.num_particles = 2
     svi._prepare(problem.data, {})
     (one, other), used = svi._prepared.step.draw(), []
@@ -202,7 +201,7 @@ def test_later_steps_run_no_pyro_code():
 
     def make():
         model, guide = counted(logistic, model_calls), counted(handwritten_guide, guide_calls)
-        return Problem(model, guide, regression_data(), Trace_ELBO(), {})
+        return Problem(model, guide, regression_data())
 
     problem, svi = new(make, "trace", **NOISY)
     for _ in range(3):
@@ -224,7 +223,7 @@ def test_nothing_is_traced_twice(monkeypatch):
     trace = pyro_dp.graphs.tracing.trace
     for module in (pyro_dp.infer.svi.traced_step, pyro_dp.infer.padded_sum):
         monkeypatch.setattr(module, "trace", spy)
-    problem, svi = new(PROBLEMS["AutoNormal"], "trace", sample_rate=0.1, **NOISELESS)
+    problem, svi = new(PROBLEMS["AutoNormal"], "trace", sampling=0.1, **NOISELESS)
     for _ in range(50):
         svi.step(*problem.data)
     assert len(traced) == 4
@@ -251,7 +250,7 @@ def test_memory(monkeypatch, microbatch_size):
         monkeypatch.setattr(module, "trace", spy)
 
     def make():  # nothing else has 13 of anything
-        return Problem(logistic, AutoNormal(logistic), regression_data(dim=13), Trace_ELBO(), {})
+        return Problem(logistic, AutoNormal(logistic), regression_data(dim=13))
 
     _, svi = new(make, "trace", microbatch_size=microbatch_size)
     svi._prepare(make().data, {})
@@ -293,7 +292,7 @@ def prepared(make, **options):
 def test_padding_adds_nothing(monkeypatch, size):
     """In no block, be batches smaller than a pass, larger, or empty."""
     monkeypatch.setattr(RecordSampler, "usual_size", size)
-    _, svi = prepared(PROBLEMS["VAE"], loss_clip=2.0, max_grad_norm=AdaptiveClip(0.5))
+    _, svi = prepared(PROBLEMS["VAE"], **NOISELESS)
     for batch in ([], [4], [3, 7], list(range(7)), [1, 4, 8, 9, 20, 21, 22, 29], list(range(30))):
         found = contributions(svi, batch)
         expected = contributions(svi, batch, eager(svi))
@@ -317,7 +316,7 @@ def test_padding_adds_nothing(monkeypatch, size):
 def test_sensitivity(name, privatize):
     """C for one record more, 2C for one replaced by an outlier; none for a broken record."""
     data, outlier = with_outlier(name)
-    problem, svi = prepared(PROBLEMS[name], privatize=privatize, loss_clip=2.0)
+    problem, svi = prepared(PROBLEMS[name], clip=Clip(0.5, of=privatize, loss=2.0))
 
     def blocks(rows, batch):
         for own, value in zip(problem.data, rows, strict=True):
@@ -359,7 +358,7 @@ def test_rows_of_a_record_that_cancel(similar):
 
         return Problem(model, lambda x, y: None, (x, y), Trace_ELBO(), {"plate": "data"})
 
-    assert_same(make, tolerance=1e-7, max_grad_norm=0.01)
+    assert_same(make, tolerance=1e-7, clip=0.01)
 
 
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
@@ -373,9 +372,9 @@ def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
             pyro.sample("x", dist.Normal(w * scale[..., 0, 0], 1.0), obs=x[idx])
 
     def make():
-        return Problem(model, AutoNormal(model), (0.1 * torch.rand(20),), Trace_ELBO(), {})
+        return Problem(model, AutoNormal(model), (0.1 * torch.rand(20),))
 
-    problem, svi = prepared(make, max_grad_norm=1e6)
+    problem, svi = prepared(make, clip=1e6)
     microbatches = []
     add = eager(svi).add_microbatch
     monkeypatch.setattr(
@@ -441,7 +440,7 @@ def test_falls_back_for_one_part(model, guide, named, particles):
 
     def make():
         loss = Trace_ELBO(num_particles=particles)
-        return Problem(model, guide, regression_data(), loss, {})
+        return Problem(model, guide, regression_data(), loss)
 
     words = f"not apply to the guide and to the model outside the plate.*: .*{named}"
     with pytest.warns(UserWarning, match=words) as caught:
@@ -476,18 +475,14 @@ def test_one_part_with_draws_and_parameters_of_records():
             pyro.sample("z", dist.Normal(slope * y[idx], 1.0))
 
     with pytest.warns(UserWarning, match="The records have a graph"):
-        svi = assert_same(
-            lambda: Problem(model, guide, regression_data(), Trace_ELBO(), {}), **NOISELESS
-        )
+        svi = assert_same(lambda: Problem(model, guide, regression_data()), **NOISELESS)
     assert type(svi._prepared.step) is RecordsTracedStep
 
 
 def test_a_draw_that_does_not_fit_the_graph():
     """Its step is Pyro's: here a latent whose support moved, after the graph was made."""
     with pytest.warns(UserWarning, match="The records have a graph"):
-        _, svi = prepared(
-            lambda: Problem(logistic, guide_with_a_branch, regression_data(), Trace_ELBO(), {})
-        )
+        _, svi = prepared(lambda: Problem(logistic, guide_with_a_branch, regression_data()))
     step = svi._prepared.step
     draws = step.draw()
     assert type(step) is RecordsTracedStep and step._fits(draws)
@@ -522,9 +517,7 @@ def test_a_support_that_moves_has_no_graph():
         pyro.sample("w", dist.Uniform(low, low + 2.0))
 
     with pytest.warns(UserWarning, match="every step runs Pyro code") as caught:
-        svi = assert_same(
-            lambda: Problem(model, guide, regression_data(), Trace_ELBO(), {}), **NOISELESS
-        )
+        svi = assert_same(lambda: Problem(model, guide, regression_data()), **NOISELESS)
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
@@ -532,7 +525,7 @@ def test_falls_back():
     """With one warning that says where, and the right numbers."""
 
     def make():
-        return Problem(model_with_a_branch, handwritten_guide, regression_data(), Trace_ELBO(), {})
+        return Problem(model_with_a_branch, handwritten_guide, regression_data())
 
     where = r"runs Pyro code: .*py:\d+, in model_with_a_branch: "
     with pytest.warns(UserWarning, match=where) as caught:
@@ -542,9 +535,7 @@ def test_falls_back():
 
 def test_indices_of_another_plate_are_public_draws():
     def make():
-        return Problem(
-            model_with_random_indices, handwritten_guide, regression_data(), Trace_ELBO(), {}
-        )
+        return Problem(model_with_random_indices, handwritten_guide, regression_data())
 
     assert isinstance(assert_same(make, **NOISY)._prepared.step, TracedStep)
 
@@ -557,9 +548,7 @@ def test_records_in_a_loop_are_not_traced():
         for i in pyro.plate("data", len(x)):
             pyro.sample(f"x_{i}", dist.Normal(w if x[i] > 0 else 2 * w, 1.0), obs=x[i])
 
-    problem, svi = new(
-        lambda: Problem(model, AutoNormal(model), (torch.randn(12),), Trace_ELBO(), {}), "trace"
-    )
+    problem, svi = new(lambda: Problem(model, AutoNormal(model), (torch.randn(12),)), "trace")
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         svi.step(*problem.data)
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
@@ -575,7 +564,7 @@ def test_draws_in_place():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it may fall back
-        assert_same(lambda: Problem(logistic, guide, regression_data(), Trace_ELBO(), {}), **NOISY)
+        assert_same(lambda: Problem(logistic, guide, regression_data()), **NOISY)
 
 
 # State
@@ -599,11 +588,10 @@ def test_a_state_is_noticed_in_the_first_steps(place):
     scale = np.array([1.0, 1.0])
     accountant = PrivacyAccountant()
     problem, svi = new(
-        lambda: Problem(scaled(scale), handwritten_guide, regression_data(), Trace_ELBO(), {}),
+        lambda: Problem(scaled(scale), handwritten_guide, regression_data()),
         "trace",
         accountant=accountant,
-        sampling="full",
-        sample_rate=None,
+        sampling=FullBatch(),
     )
     svi.step(*problem.data)
     before = values()
@@ -652,11 +640,9 @@ def test_optimizers_that_change_gradients_in_place(jit, optim):
         logistic(x, y)
 
     def make():
-        return Problem(model, guide, regression_data(), Trace_ELBO(), {})
+        return Problem(model, guide, regression_data())
 
-    _, found, _ = run(
-        make, jit, 6, optim=optim, sampling="full", sample_rate=None, max_grad_norm=math.inf
-    )
+    _, found, _ = run(make, jit, 6, optim=optim, sampling=FullBatch(), clip=math.inf)
     problem = start(make)
     svi = pyro.infer.SVI(problem.model, problem.guide, optim(), problem.loss)
     for _ in range(6):
@@ -695,7 +681,7 @@ class Switched(nn.Module):
 
 
 def switched():
-    return Problem(Switched().model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+    return Problem(Switched().model, lambda x, y: None, regression_data())
 
 
 @pytest.mark.parametrize(
@@ -711,7 +697,7 @@ def test_values_that_a_model_refers_to_may_change(change):
     ends = []
 
     for jit in ("none", "trace"):
-        problem, svi = new(switched, jit, max_grad_norm=3.0)
+        problem, svi = new(switched, jit, clip=3.0)
         for step in range(6):
             if step == 4:
                 change(problem.model.__self__)
@@ -726,7 +712,7 @@ def test_values_that_keep_changing():
     ends = []
 
     def anneal(jit):
-        problem, svi = new(switched, jit, max_grad_norm=3.0)
+        problem, svi = new(switched, jit, clip=3.0)
         for step in range(8):
             problem.model.__self__.slope = 1 + 0.1 * step
             svi.step(*problem.data)
@@ -756,7 +742,7 @@ def test_compiled_modules_run_as_they_were_written(jit):
                     logits = shift(shown(x).squeeze(-1))
                     pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
-            return Problem(model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+            return Problem(model, lambda x, y: None, regression_data())
 
         svi, found, _ = run(make, jit, **NOISY)
         assert svi._prepared.term.vectorizes

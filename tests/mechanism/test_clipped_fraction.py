@@ -1,6 +1,5 @@
 """The bit that tells how many records were clipped: its value, cost, report and state."""
 
-import io
 import math
 import warnings
 
@@ -9,19 +8,23 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped, with_rows
+from contract import through_a_file
 from problems import Fixture, logistic, regression_data
-from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
 from sums import exact_sums
 
 from pyro_dp import (
     AdaptiveClip,
+    Clip,
     ClippedFraction,
     ClippingWarning,
     ConfigurationError,
+    Execution,
+    FullBatch,
+    Noise,
     PaperDPSEP,
     PaperDPSVI,
+    PoissonSampling,
     PrivacyAccountant,
     RowAdam,
     SubsampledGaussian,
@@ -42,18 +45,15 @@ def delta(model):
 def new_svi(model=location, guide=None, **options):
     """Its records' gradients are m - y, at the present m."""
     pyro.clear_param_store()
-    settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0)
-    settings |= dict(max_grad_norm=0.7, sampling="full")
-    guide = delta(model) if guide is None else guide
-    optim = with_rows(pyro.optim.Adam({"lr": 0.05}), options)
-    return PaperDPSVI(model, guide, optim, Trace_ELBO(), **grouped(**settings | options))
+    settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise=0, clip=0.7)
+    settings |= dict(optim=pyro.optim.Adam({"lr": 0.05}), sampling=FullBatch())
+    return PaperDPSVI(model, guide or delta(model), **settings | options)
 
 
 def new_sep(model=location, **options):
     pyro.clear_param_store()
-    settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0)
-    settings |= dict(max_factor_norm=1.5)
-    return PaperDPSEP(model, AutoMultivariateNormal(model), **grouped(**settings | options))
+    settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise=0, clip=1.5)
+    return PaperDPSEP(model, AutoMultivariateNormal(model), **settings | options)
 
 
 def true_fractions(monkeypatch, inference, y):
@@ -88,7 +88,7 @@ def true_fractions(monkeypatch, inference, y):
 def test_without_noise_it_is_exact(monkeypatch, make, jit):
     """The mean over the last half of the steps, on full batches."""
     y = 0.5 + torch.randn(200)
-    inference = make(jit=jit)
+    inference = make(execution=Execution(jit=jit))
     fractions = true_fractions(monkeypatch, inference, y)
     inference.run(y, progress=False)
     fraction, error = inference.clipped_fraction
@@ -97,29 +97,29 @@ def test_without_noise_it_is_exact(monkeypatch, make, jit):
     assert fraction == pytest.approx(np.mean(fractions[3:]), abs=1e-12)
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("source", [None, "system"])
 @pytest.mark.parametrize(
     ("make", "options"),
     [
         (new_svi, dict(num_steps=20)),
-        (new_svi, dict(num_steps=200, sampling="poisson", sample_rate=0.05)),
+        (new_svi, dict(num_steps=200, sampling=0.05)),
         (new_sep, dict(num_steps=10)),
     ],
 )
-def test_close_to_the_truth(monkeypatch, make, options, secure):
+def test_close_to_the_truth(monkeypatch, make, options, source):
     """Within 0.02 at epsilon 1 and N = 20,000, where the standard error is at most 0.003."""
-    if secure:
+    if source:
         options = options | dict(num_steps=6)
     y = 0.5 + torch.randn(20_000)
     accountant = PrivacyAccountant(epsilon=1.0)
-    inference = make(accountant=accountant, noise_multiplier=None, secure=secure, **options)
+    inference = make(accountant=accountant, noise=Noise(source=source), **options)
     fractions = true_fractions(monkeypatch, inference, y)
     inference.run(y, progress=False)
     fraction, error = inference.clipped_fraction
     truth = np.mean(fractions[len(fractions) // 2 :])
     assert 0.1 < truth < 0.9
     assert abs(fraction - truth) < min(0.02, 5.5 * error)  # false alarms: 4e-8
-    assert error < 0.02 if secure else error < 0.003
+    assert error < (0.02 if source else 0.003)
 
 
 @pytest.mark.parametrize("rate", [0.02, 1.0])
@@ -152,17 +152,17 @@ def test_fraction_is_a_fraction():
     assert fractions.mean().fraction == 1.0
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "full"])
+@pytest.mark.parametrize("sampling", [PoissonSampling(), FullBatch()])
 def test_a_share_of_one_per_cent(monkeypatch, sampling):
     """There is one event for any blocks; no block if nothing is clipped or nobody asks."""
-    fixture = Fixture(monkeypatch, noise_multiplier=2.0, sampling=sampling, generator=0)
+    fixture = Fixture(monkeypatch, noise=Noise(2.0, source=0), sampling=sampling)
     blocks = fixture.svi._blocks(3)
     assert [block.share for block in blocks] == [0.99, 0.01]
     assert blocks[1].bound == 0.5 and blocks[1].size == 1
     fixture.svi.step(*regression_data())
-    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(2.0, 1.0, sampling), 1),)
-    for options in (dict(report_clipping=False), dict(noise_multiplier=0, max_grad_norm=math.inf)):
-        fixture = Fixture(monkeypatch, **options)
+    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(2.0, 1.0, sampling.kind), 1),)
+    for clip in (Clip(0.5, report=False), math.inf):
+        fixture = Fixture(monkeypatch, clip=clip)
         fixture.svi.step(*regression_data())
         assert len(fixture.sums[0]) == 1
         assert fixture.svi.clipped_fraction is None and "clipped" not in repr(fixture.svi)
@@ -172,7 +172,7 @@ def test_a_share_of_one_per_cent(monkeypatch, sampling):
 def test_an_adaptive_bound_has_one_bit(monkeypatch):
     """Its own serves; moving the bound is its business, and nothing is warned of."""
     fixture = Fixture(
-        monkeypatch, max_grad_norm=AdaptiveClip(1e-3, learning_rate=1e-3, share=0.2), num_steps=2
+        monkeypatch, clip=AdaptiveClip(1e-3, learning_rate=1e-3, share=0.2), num_steps=2
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -187,7 +187,7 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     y = torch.randn(50)
     variances = []
     for report in (True, False):
-        sep = new_sep(noise_multiplier=3.0, damping=1.0, report_clipping=report, generator=0)
+        sep = new_sep(noise=Noise(3.0, source=0), damping=1.0, clip=Clip(1.5, report=report))
         sep.run(y, progress=False)
         variances.append(sep._approximation.average.noise_variance)
     assert variances[0] / variances[1] == pytest.approx(1 / 0.99)
@@ -198,15 +198,14 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_many_clipped_records_are_warned_of(make, jit):
     y = 0.5 + torch.randn(300)
-    name = "max_grad_norm" if make is new_svi else "max_factor_norm"
-    few, many = {name: 8.0}, {name: 0.01}
+    execution = Execution(jit=jit)
     with pytest.warns(ClippingWarning, match="100%.*Raise clip until"):
-        make(jit=jit, **many).run(y, progress=False)
+        make(execution=execution, clip=0.01).run(y, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        inference = make(jit=jit, **few)
+        inference = make(execution=execution, clip=8.0)
         inference.run(y, progress=False)
-        make(jit=jit, report_clipping=False, **many).run(y, progress=False)
+        make(execution=execution, clip=Clip(0.01, report=False)).run(y, progress=False)
     assert "clipped='0% +- 0.0%'" in repr(inference)
 
 
@@ -218,7 +217,7 @@ def test_noise_alone_is_not_warned_of(clipped, expected):
     """
     y, count = torch.where(torch.arange(1000) < clipped, 5.0, 0.0), 0
     for seed in range(20):
-        svi = new_svi(noise_multiplier=25.0, num_steps=4, generator=seed, max_grad_norm=2.0)
+        svi = new_svi(noise=Noise(25.0, source=seed), num_steps=4, clip=2.0)
         svi.optim = pyro.optim.SGD({"lr": 0.0})
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ClippingWarning)
@@ -239,7 +238,7 @@ def test_a_bias_by_clipping_is_warned_of():
             pyro.sample("y", dist.Normal(slope * x[idx], 0.2), obs=y[idx])
 
     def fit(bound):
-        sep = new_sep(model, max_factor_norm=bound, num_steps=30)
+        sep = new_sep(model, clip=bound, num_steps=30)
         sep.run(x, y, progress=False)
         return sep.posterior().mean.item()
 
@@ -255,7 +254,7 @@ def test_a_broken_record_is_no_bit(monkeypatch):
     """A record whose gradient is NaN, in eager code; graphs are in test_traced_step."""
     sums = []
     for broken in (False, True):
-        fixture = Fixture(monkeypatch, location, delta(location), sampling="full")
+        fixture = Fixture(monkeypatch, location, delta(location), sampling=FullBatch())
         y = torch.arange(20.0) / 10
         fixture.svi._prepare((y,), {})
         y[4] = math.nan
@@ -293,10 +292,10 @@ def test_every_way_of_taking_records_counts(model, microbatch_size):
         svi = new_svi(
             model,
             AutoNormal(model),
-            max_grad_norm=bound,
+            optim=(pyro.optim.Adam({"lr": 0.05}), RowAdam()),
+            clip=bound,
             num_steps=2,
-            microbatch_size=microbatch_size,
-            local_optim=RowAdam(),
+            execution=Execution(microbatch_size),
         )
         svi.run(*regression_data(), progress=False)
         assert svi.clipped_fraction.fraction == expected
@@ -306,14 +305,11 @@ def test_every_way_of_taking_records_counts(model, microbatch_size):
 def test_state(make):
     """The mean goes on where it stood; a state of an older version has none."""
     y = torch.randn(100)
-    first = make(num_steps=7, noise_multiplier=1.0)
+    first = make(num_steps=7, noise=1.0)
     for _ in range(4):
         first.step(y)
-    buffer = io.BytesIO()
-    torch.save(first.state_dict(), buffer)
-    buffer.seek(0)
-    state = torch.load(buffer, weights_only=True)
-    second = make(num_steps=7, noise_multiplier=1.0)
+    state = through_a_file(first.state_dict())
+    second = make(num_steps=7, noise=1.0)
     second.load_state_dict(state)
     assert second.clipped_fraction == first.clipped_fraction
     second.run(y, progress=False)
@@ -321,9 +317,9 @@ def test_state(make):
     assert kept.shape == (7, 2) and torch.equal(kept[:4], state["clipped_fractions"])
     for damaged in (0.5, torch.zeros(3), torch.full((3, 2), math.nan)):
         with pytest.raises(ConfigurationError, match="clipped_fractions"):
-            make(noise_multiplier=1.0).load_state_dict(state | {"clipped_fractions": damaged})
+            make(noise=1.0).load_state_dict(state | {"clipped_fractions": damaged})
     del state["clipped_fractions"]
-    third = make(num_steps=7, noise_multiplier=1.0)
+    third = make(num_steps=7, noise=1.0)
     third.load_state_dict(state)
     assert third.clipped_fraction is None
     third.run(y, progress=False)
@@ -331,11 +327,9 @@ def test_state(make):
 
 
 def test_settings():
-    with pytest.raises(ConfigurationError, match="Clip.report must be True or False"):
-        new_svi(report_clipping=0.01)
     with pytest.raises(ConfigurationError, match="the bit of being clipped"):
-        new_svi(loss_clip=1.0, loss_share=0.995)
-    new_svi(loss_clip=1.0, loss_share=0.995, report_clipping=False)
+        new_svi(clip=Clip(loss=1.0, loss_share=0.995))
+    new_svi(clip=Clip(loss=1.0, loss_share=0.995, report=False))
 
 
 def test_a_fraction_that_noise_hides_is_no_number():

@@ -10,9 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
-from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from sums import exact_sums
 
@@ -20,7 +18,10 @@ from pyro_dp import (
     DPSEP,
     VIPS,
     ConfigurationError,
+    Execution,
+    FullBatch,
     ModelError,
+    Noise,
     NotPrivateWarning,
     PaperDPSEP,
     PaperDPSVI,
@@ -48,28 +49,28 @@ def data(size=60):
     return x, torch.bernoulli(torch.sigmoid(x[:, 0]), generator=draws)
 
 
+NOISE = Noise(1.0, source=1)
+
+
 def svi(accountant=None, **settings):
     pyro.clear_param_store()
-    settings = dict(num_steps=4, noise_multiplier=1.0, sampling="full", generator=1) | settings
+    settings = dict(num_steps=4, noise=NOISE, sampling=FullBatch()) | settings
     accountant = accountant or PrivacyAccountant()
     optim = pyro.optim.Adam({"lr": 0.1})
-    return PaperDPSVI(
-        model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **grouped(**settings)
-    )
+    return PaperDPSVI(model, AutoNormal(model), optim, accountant=accountant, **settings)
 
 
 def sep(accountant=None, kind=DPSEP, **settings):
     pyro.clear_param_store()
-    settings = dict(noise_multiplier=1.0, generator=1) | settings
-    settings |= {"num_steps": 4} if kind is PaperDPSEP else {}
+    settings = {"noise": NOISE} | settings | ({"num_steps": 4} if kind is PaperDPSEP else {})
     accountant = accountant or PrivacyAccountant()
-    return kind(model, AutoNormal(model), accountant=accountant, **grouped(**settings))
+    return kind(model, AutoNormal(model), accountant=accountant, **settings)
 
 
 def vips(accountant=None, **settings):
-    settings = dict(num_steps=4, noise_multiplier=1.0, generator=1) | settings
+    settings = dict(num_steps=4, noise=NOISE) | settings
     accountant = accountant or PrivacyAccountant()
-    return VIPS(LogisticRegression(dim=2), accountant=accountant, **grouped(**settings))
+    return VIPS(LogisticRegression(dim=2), accountant=accountant, **settings)
 
 
 def by_hand(guide, x, y):
@@ -85,10 +86,10 @@ def by_hand(guide, x, y):
     return (log_q - prior - likelihood).item(), (p - y).unsqueeze(1) * x
 
 
-@pytest.mark.parametrize("settings", [{}, dict(microbatch_size=7), dict(jit="trace")], ids=str)
-def test_loss_and_norms_of_dpsvi(settings):
+@pytest.mark.parametrize("execution", [None, Execution(7), Execution(jit="trace")], ids=str)
+def test_loss_and_norms_of_dpsvi(execution):
     x, y = data()
-    inference = svi(max_grad_norm=0.01, **settings)
+    inference = svi(clip=0.01, execution=execution)
     inference.run(x, y, progress=False)
     expected, gradients = by_hand(inference.guide, x, y)
     with looked() as caught:
@@ -103,7 +104,7 @@ def test_loss_and_norms_of_dpsvi(settings):
 def test_norms_of_sites():
     """At the mean m of a wide cavity, of (eta - Lambda m, kappa Lambda)."""
     x, y = data()
-    inference = sep(kind=PaperDPSEP, noise_multiplier=0.0, max_factor_norm=math.inf)
+    inference = sep(kind=PaperDPSEP, noise=0.0, clip=math.inf)
     inference.run(x, y, progress=False)
     with looked():
         norms = nonprivate(inference).gradient_norms(x, y)
@@ -112,7 +113,7 @@ def test_norms_of_sites():
     cavity = inference._approximation.at(60)
     clipped = inference._clipped_sum(inference._prepared, cavity, torch.tensor([5]), 0)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())
-    again = sep(kind=PaperDPSEP, max_factor_norm=1e-3, microbatch_size=7)
+    again = sep(kind=PaperDPSEP, clip=1e-3, execution=Execution(7))
     with looked():
         assert (nonprivate(again).gradient_norms(x, y) > 1e-3).any()
 
@@ -176,7 +177,7 @@ def test_looks_do_not_disturb_the_run(make, what):
     for looks in (False, True):
         pyro.set_rng_seed(3)
         np.random.seed(3)
-        inference = make(noise_multiplier=0.0)
+        inference = make(noise=0.0)
         steps = []
         for _ in range(3):
             if looks:
@@ -195,7 +196,7 @@ def test_looks_do_not_disturb_the_run(make, what):
 @pytest.mark.parametrize("make, what", LOOKS)
 def test_after_the_last_calibrated_step(make, what):
     x, y = data()
-    inference = make(PrivacyAccountant(epsilon=5.0), noise_multiplier=None)
+    inference = make(PrivacyAccountant(epsilon=5.0), noise=Noise(source=1))
     inference.run(x, y, progress=False)
     with looked():
         getattr(nonprivate(inference), what)(x, y)

@@ -1,4 +1,4 @@
-"""secure=True in every method: the released numbers, their generator, and the code paths."""
+"""Secure mode in every method: the released numbers, their generator, and the code paths."""
 
 import math
 import os
@@ -8,7 +8,6 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
-from grouped import grouped
 from problems import (
     PROBLEMS,
     Fixture,
@@ -18,18 +17,26 @@ from problems import (
     regression_data,
     with_outlier,
 )
-from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from releases import Releases
 from scipy import stats
-from sums import exact_sums
 from vips_problems import logistic_data
 
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
-from pyro_dp import AdaptiveClip, PaperDPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import (
+    AdaptiveClip,
+    Clip,
+    Execution,
+    Factors,
+    FullBatch,
+    Noise,
+    PaperDPSEP,
+    PaperDPSVI,
+    PoissonSampling,
+    PrivacyAccountant,
+)
 from pyro_dp.infer.ep.linear_design import LinearDesign
-from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.vips import VIPS, LatentDirichletAllocation, LinearRegression
 
@@ -45,22 +52,18 @@ def entropy(monkeypatch):
 
 def dpsvi(accountant, **options):
     optim, guide = pyro.optim.Adam({"lr": 0.01}), AutoNormal(logistic)
-    return PaperDPSVI(
-        logistic, guide, optim, Trace_ELBO(), accountant=accountant, **grouped(**options)
-    )
+    return PaperDPSVI(logistic, guide, optim, accountant=accountant, **options)
 
 
 def dpsep(accountant, **options):
     guide = AutoMultivariateNormal(logistic)
-    return PaperDPSEP(
-        logistic, guide, accountant=accountant, **grouped(max_factor_norm=3.0, **options)
-    )
+    return PaperDPSEP(logistic, guide, accountant=accountant, clip=3.0, **options)
 
 
 def dpem(accountant, **options):
     start = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     scales = {"radius": 5.0, "start_variance": 12.5, "least_variance": 2.5e-3}
-    return DPEM(start, accountant=accountant, **grouped(**scales, **options))
+    return DPEM(start, accountant=accountant, **scales, **options)
 
 
 VIPS_MODELS = {
@@ -72,66 +75,40 @@ VIPS_MODELS = {
 }
 
 
-def watched(monkeypatch):
-    """The input and the output of each release."""
-    seen = []
-
-    def spy(clipped, **named):
-        values = release(clipped, **named)
-        seen.append((clipped, named["event"], values))
-        return values
-
-    monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
-    return seen
-
-
 @pytest.mark.parametrize("name", VIPS_MODELS)
-@pytest.mark.parametrize("sampling", ["poisson", "full"])
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.5), FullBatch()])
 def test_models_of_vips_release_integers_on_a_grid(monkeypatch, name, sampling):
     """The contract says so of each method; here it holds for statistics of each kind."""
     model, data = VIPS_MODELS[name]
-    seen, accountant = watched(monkeypatch), PrivacyAccountant()
-    options = {"sample_rate": 0.5} if sampling == "poisson" else {}
-    steps = 1 if name == "static" and sampling == "full" else 2
-    options |= dict(accountant=accountant, num_steps=steps, noise_multiplier=2.0, secure=True)
-    VIPS(model, **grouped(sampling=sampling, **options)).run(*data(), progress=False)
-    assert len(seen) == accountant.num_releases >= steps
-    for clipped, _, values in seen:
-        assert type(clipped) is FixedPointSum
-        for block, value in zip(clipped.blocks, values, strict=True):
+    seen, accountant = Releases(monkeypatch), PrivacyAccountant()
+    steps = 1 if name == "static" and sampling == FullBatch() else 2
+    options = dict(accountant=accountant, num_steps=steps, noise=Noise(2.0, source="system"))
+    VIPS(model, sampling=sampling, **options).run(*data(), progress=False)
+    assert len(seen.released) == accountant.num_releases >= steps
+    for blocks, values in zip(seen.blocks, seen.released, strict=True):
+        for block, value in zip(blocks, values, strict=True):
             whole = value / (block.bound / _UNITS)
             assert ((whole - whole.round()).abs() < 1e-4).all()
 
 
-def one_sum(monkeypatch, name, data, privatize, **options):
+def one_sum(monkeypatch, name, data, of="latents", jit="auto"):
     """The integers of the first step on all records, with fixed local draws."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    problem = PROBLEMS[name]()
-    seen = watched(monkeypatch)
-    stream = Randomness.stream
+    problem, seen, stream = PROBLEMS[name](), Releases(monkeypatch), Randomness.stream
 
     def given(self, purpose, position):  # not os.urandom: a compiler reads it, too
         return np.random.default_rng(0) if purpose == "local" else stream(self, purpose, position)
 
     monkeypatch.setattr(Randomness, "stream", given)
-    svi = PaperDPSVI(
-        problem.model,
-        problem.guide,
-        pyro.optim.SGD({"lr": 0.0}),
-        problem.loss,
-        accountant=PrivacyAccountant(),
-        **grouped(
-            noise_multiplier=1.0,
-            sampling="full",
-            privatize=privatize,
-            max_grad_norm=0.5,
-            secure=True,
-            **{k: v for k, v in problem.options.items() if k != "sampling"} | options,
-        ),
+    svi = problem.paper_dpsvi(
+        optim=pyro.optim.SGD({"lr": 0.0}),
+        noise=Noise(1.0, source="system"),
+        clip=Clip(0.5, of=of),
+        execution=Execution(jit=jit),
     )
     svi.step(*data)
-    return seen[0][0]._units[0]
+    return seen.sums[0][0] / (seen.blocks[0][0].bound / _UNITS)
 
 
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
@@ -152,11 +129,10 @@ def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
     """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
     fixture = Fixture(
         monkeypatch,
-        max_grad_norm=0.7,
-        noise_multiplier=1.5,
-        sample_rate=0.3,
-        secure=True,
-        jit=jit,
+        clip=0.7,
+        noise=Noise(1.5, source="system"),
+        sampling=0.3,
+        execution=Execution(jit=jit),
     )
     data = regression_data(dim=12)
     for _ in range(300):
@@ -173,12 +149,10 @@ def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
 def test_all_blocks_and_microbatches(monkeypatch, entropy):
     fixture = Fixture(
         monkeypatch,
-        max_grad_norm=AdaptiveClip(initial=0.7),
-        noise_multiplier=1.5,
-        loss_clip=2.0,
-        microbatch_size=7,
-        sample_rate=0.5,
-        secure=True,
+        clip=Clip(AdaptiveClip(initial=0.7), loss=2.0),
+        noise=Noise(1.5, source="system"),
+        execution=Execution(microbatch_size=7),
+        sampling=0.5,
     )
     data = regression_data()
     losses = [fixture.svi.step(*data) for _ in range(3)]
@@ -194,7 +168,7 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
 def test_graphs_give_the_same_integers(monkeypatch, name, jit):
     """They differ by at most a unit, if a coordinate on the grid is rounded otherwise."""
     data = PROBLEMS[name]().data
-    sums = [one_sum(monkeypatch, name, data, "latents", jit=way) for way in ("none", jit)]
+    sums = [one_sum(monkeypatch, name, data, jit=way) for way in ("none", jit)]
     count = len(data[0])
     assert sums[0].abs().max() > count
     assert (sums[0] - sums[1]).abs().max() <= count
@@ -203,7 +177,7 @@ def test_graphs_give_the_same_integers(monkeypatch, name, jit):
 def test_forked_processes_share_no_noise(monkeypatch):
     """Nor do two that are made alike: nothing of a stream is in the process."""
     data = regression_data()
-    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sampling="full", secure=True)
+    fixture = Fixture(monkeypatch, noise=Noise(1.0, source="system"), sampling=FullBatch())
     fixture.svi.step(*data)
 
     def noise():
@@ -234,18 +208,16 @@ def test_no_other_generator_draws(monkeypatch, entropy):
         raise AssertionError("numpy's generator was asked")
 
     monkeypatch.setattr(pyro_dp.mechanism.streams.np.random, "Generator", broken)
-    seen = watched(monkeypatch)
-    method = dpem(
-        PrivacyAccountant(), num_steps=2, noise_multiplier=2.0, sample_rate=0.5, secure=True
-    )
+    seen, noise = Releases(monkeypatch), Noise(2.0, source="system")
+    method = dpem(PrivacyAccountant(), num_steps=2, noise=noise, sampling=0.5)
     method.run(torch.randn(40, 3), progress=False)
-    assert len(seen) == 2
+    assert len(seen.released) == 2
 
 
 def test_plate_that_declares_a_subsample(monkeypatch):
     guide = AutoNormal(logistic_subsampled)
     fixture = Fixture(
-        monkeypatch, logistic_subsampled, guide, noise_multiplier=1.0, secure=True, num_steps=2
+        monkeypatch, logistic_subsampled, guide, noise=Noise(1.0, source="system"), num_steps=2
     )
     fixture.svi.run(*regression_data(), progress=False)
     assert fixture.svi.accountant.num_releases == 2
@@ -253,13 +225,13 @@ def test_plate_that_declares_a_subsample(monkeypatch):
 
 def test_calibrates():
     accountant = PrivacyAccountant(epsilon=1.0)
-    svi = dpsvi(accountant, num_steps=3, sample_rate=0.2, secure=True)
+    svi = dpsvi(accountant, num_steps=3, sampling=0.2, noise=Noise(source="system"))
     svi.run(*regression_data(), progress=False)
     assert 0.99 < accountant.get_epsilon() <= 1.0
 
 
-@pytest.mark.parametrize("moments, secure", in_turns(["linear", "stein"], [False, True]))
-def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
+@pytest.mark.parametrize("moments, source", in_turns(["linear", "stein"], [None, "system"]))
+def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, source):
     """DPSEP's, which needs no tracing and is not traced in other tests."""
     # By one product there is no need of a graph.
     monkeypatch.setattr(LinearDesign, "find", lambda *args: None)
@@ -267,12 +239,13 @@ def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
     for jit in ("none", "trace"):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        seen = watched(monkeypatch)
-        settings = dict(num_steps=3, noise_multiplier=1.0, sampling="full", secure=secure)
-        sep = dpsep(PrivacyAccountant(), site_moments=moments, jit=jit, **settings)
+        seen = Releases(monkeypatch)
+        settings = dict(num_steps=3, noise=Noise(1.0, source=source), sampling=FullBatch())
+        settings |= dict(factors=Factors(moments=moments), execution=Execution(jit=jit))
+        sep = dpsep(PrivacyAccountant(), **settings)
         torch.manual_seed(1)
         sep.run(*regression_data(), progress=False)
-        sums.append(exact_sums(seen[0][0])[0])
-    unit = 3.0 / _UNITS if secure else 0.0
+        sums.append(seen.sums[0][0])
+    unit = 3.0 / _UNITS if source else 0.0
     torch.testing.assert_close(sums[1], sums[0], rtol=1e-9, atol=30 * unit + 1e-9)
-    assert len(seen) == 3
+    assert len(seen.released) == 3

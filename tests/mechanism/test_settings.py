@@ -149,34 +149,40 @@ def test_what_stands_for_none(kind, value, text):
         kind.read(value)
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: Noise(source="random"), "Noise.source must be"),
-        (lambda: Noise(source=-1), "Noise.source must be"),
-        (lambda: Noise(source=True), "Noise.source must be"),
-        (lambda: Noise(0, source="system"), "adds none"),
-        (lambda: PoissonSampling(0.0), "PoissonSampling.rate, the expected"),
-        (lambda: FixedSizeSampling(2), "FixedSizeSampling.rate, the expected"),
-        (lambda: FullBatch(plate=1), "Sampling.plate must be"),
-        (lambda: Sampling(0.1), "sampling must be a PoissonSampling"),
-        (lambda: Clip(-1.0), "Clip.bound must lie"),
-        (lambda: Clip(of=None), "Clip.of must be"),
-        (lambda: Clip(loss=math.inf), "Clip.loss"),
-        (lambda: Clip(loss_share=None), "Clip.loss_share must be"),
-        (lambda: Clip(report=None), "Clip.report must be"),
-        (lambda: Factors("low rank"), "Factors.precision must be"),
-        (lambda: Factors(centred=None), "Factors.centred must be"),
-        (lambda: Factors(weight=0), "Factors.weight must lie"),
-        (lambda: Execution(0), "Execution.microbatch_size must be"),
-        (lambda: Execution(jit=None), "Execution.jit must be"),
-        (lambda: Execution(slice_data=None), "Execution.slice_data must be True"),
-        (lambda: Execution(peers="all"), "Execution.peers must be"),
-    ],
-)
-def test_fields_out_of_range(make, text):
-    with pytest.raises(ConfigurationError, match=re.escape(text)):
-        make()
+FIELDS = [
+    (Noise, "multiplier", (-1.0, math.nan, math.inf, "1", True, False)),
+    (Noise, "source", ("random", -1, True)),
+    (PoissonSampling, "rate", (0.0, 1.2, math.nan, "all")),
+    (FixedSizeSampling, "rate", (2,)),
+    (FullBatch, "plate", (1,)),
+    (Clip, "bound", (0.0, -1.0, math.nan, "1")),
+    (Clip, "of", (None, "all")),
+    (Clip, "loss", (0.0, math.inf)),
+    (Clip, "loss_share", (0.0, 1.0, None)),
+    (Clip, "report", (None, 0.01)),
+    (Factors, "precision", ("low rank",)),
+    (Factors, "centred", (None, torch.zeros(2))),
+    (Factors, "weight", (0.0,)),
+    (Execution, "microbatch_size", (0, 1.5)),
+    (Execution, "jit", (None, True, "script")),
+    (Execution, "slice_data", (None, 2, "True", "whole", torch.zeros(2))),
+    (Execution, "peers", ("all",)),
+]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("kind", "name", "values"), FIELDS)
+def test_fields_out_of_range(kind, name, values):
+    for value in values:
+        with pytest.raises(ConfigurationError, match=rf"^({kind.__name__}|Sampling)\.{name}\b"):
+            kind(**{name: value})
+
+
+def test_fields_that_do_not_fit_each_other():
+    with pytest.raises(ConfigurationError, match="adds none"):
+        Noise(0, source="system")
+    with pytest.raises(ConfigurationError, match="sampling must be a PoissonSampling"):
+        Sampling(0.1)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 import torch
 from contract import InferenceContract
 from dpem import DPEM
-from grouped import grouped
 from scipy import stats
 
-from pyro_dp import ModelError, PrivacyAccountant
+from pyro_dp import Execution, ModelError, Noise, PrivacyAccountant
 
 CENTRES = torch.tensor([[2.0, 2.0], [-2.0, 2.0], [0.0, -2.0]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -25,8 +24,8 @@ def points(n=60, scale=0.5):
 
 
 def em(start=CENTRES / 2, **options):
-    plain = {"accountant": PrivacyAccountant(), "num_steps": 10, "noise_multiplier": 0}
-    return DPEM(start, **grouped(**SCALES | plain | options))
+    plain = {"accountant": PrivacyAccountant(), "num_steps": 10, "noise": 0}
+    return DPEM(start, **SCALES | plain | options)
 
 
 class TestContract(InferenceContract):
@@ -35,12 +34,12 @@ class TestContract(InferenceContract):
     bad_settings = (
         ({"start_variance": 0.0}, "start_variance"),
         ({"least_variance": np.ones(2)}, "least_variance"),
-        ({"sample_rate": 0.0}, "sample_rate"),
-        ({"jit": "trace"}, "DPEM has no use for Execution.jit"),
+        ({"radius": "1"}, "radius"),
+        ({"execution": Execution(jit="trace")}, "DPEM has no use for Execution.jit"),
     )
 
     def make(self, variant="model", start=CENTRES / 2, **options):
-        return DPEM(start, **grouped(**SCALES | options))
+        return DPEM(start, **SCALES | options)
 
     def data(self, variant="model"):
         return (points(),)
@@ -100,8 +99,7 @@ def test_equals_em():
 
 def test_recovers_separated_components():
     """epsilon=1, N=20,000."""
-    budget = {"accountant": PrivacyAccountant(epsilon=1.0), "noise_multiplier": None}
-    dpem = em(sample_rate=0.2, generator=0, **budget)
+    dpem = em(accountant=PrivacyAccountant(epsilon=1.0), sampling=0.2, noise=Noise(source=0))
     dpem.run(points(20_000), progress=False)
     assert (dpem.locs - CENTRES).norm(dim=1).max() < 0.15
     assert (dpem.weights - WEIGHTS).abs().max() < 0.03
@@ -114,8 +112,8 @@ def test_recovers_separated_components():
 @pytest.mark.parametrize("epsilon", [1e-3, 10.0])
 def test_never_an_impossible_estimate(epsilon, dim):
     """A component that noise alone could have made stays where it was."""
-    budget = {"accountant": PrivacyAccountant(epsilon=epsilon), "noise_multiplier": None}
-    dpem = em(torch.randn(4, dim), num_steps=30, generator=0, **budget)
+    accountant = PrivacyAccountant(epsilon=epsilon)
+    dpem = em(torch.randn(4, dim), accountant=accountant, num_steps=30, noise=Noise(source=0))
     x = torch.randn(50, dim)
     for _ in range(30):
         dpem.step(x)
@@ -134,7 +132,7 @@ def test_a_component_without_rows():
 
 @pytest.mark.parametrize("x", [torch.zeros(5, 3), torch.zeros(2)])
 def test_bad_data(x):
-    dpem = em(noise_multiplier=1.0)
+    dpem = em(noise=1.0)
     with pytest.raises(ModelError, match="rows of 2"):
         dpem.step(x)
     assert dpem.accountant.num_releases == 0

@@ -7,12 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from dpsgld import DPSGLD
-from grouped import grouped
 from problems import PROBLEMS, gamma_poisson, hierarchical, mixture_parameters, regression_data
 from releases import Releases, batches
 from scipy import stats
 
-from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp import ConfigurationError, Execution, ModelError, Noise, PrivacyAccountant
 
 _ALARM = 1e-8
 
@@ -33,16 +32,9 @@ def shrunk_means(x):
 
 
 def chain(model, **options):
-    settings = dict(
-        accountant=PrivacyAccountant(),
-        num_steps=10,
-        step_size=0.01,
-        warmup_steps=0,
-        noise_multiplier=0,
-        max_grad_norm=0.5,
-        jit="none",
-    )
-    return DPSGLD(model, **grouped(**settings | options))
+    settings = dict(accountant=PrivacyAccountant(), num_steps=10, step_size=0.01, warmup_steps=0)
+    settings |= dict(noise=0, clip=0.5, execution=Execution(jit="none"))
+    return DPSGLD(model, **settings | options)
 
 
 def test_posterior_at_a_temperature():
@@ -55,10 +47,9 @@ def test_posterior_at_a_temperature():
         num_steps=2500,
         warmup_steps=500,
         step_size=h,
-        noise_multiplier=sigma,
-        max_grad_norm=5.0,
-        generator=0,
-        jit="trace",
+        noise=Noise(sigma, source=0),
+        clip=5.0,
+        execution=Execution(jit="trace"),
     )
     assert sgld.run(x, progress=False)[0] == pytest.approx(3.0)
     deviations = (sgld.get_samples()["m"] - x.sum(0) / precision) * math.sqrt(precision)
@@ -77,11 +68,10 @@ def test_step_is_a_langevin_step(monkeypatch, jit):
     sgld = chain(
         gamma_poisson,
         step_size=h,
-        noise_multiplier=sigma,
-        max_grad_norm=bound,
-        sample_rate=rate,
-        generator=0,
-        jit=jit,
+        noise=Noise(sigma, source=0),
+        clip=bound,
+        sampling=rate,
+        execution=Execution(jit=jit),
     )
     for t in range(8):
         pyro.set_rng_seed(t)
@@ -113,10 +103,9 @@ def test_noise_is_topped_up(monkeypatch, ratio):
         shrunk_means,
         num_steps=40,
         step_size=h,
-        noise_multiplier=sigma,
-        max_grad_norm=bound,
-        sample_rate=rate,
-        generator=0,
+        noise=Noise(sigma, source=0),
+        clip=bound,
+        sampling=rate,
     )
     assert sgld.run(x, progress=False) == pytest.approx([max(1.0, ratio)] * 40)
     centre, m = sgld.get_samples()["centre"], sgld.get_samples()["m"]
@@ -149,7 +138,7 @@ def test_chains_do_not_meet_in_the_parameter_store():
 def test_a_chain_that_diverges_says_so():
     """Also where the position is finite, and its exponential is not."""
     for size in (1e6, 1e40):
-        sgld = chain(gamma_poisson, step_size=size, noise_multiplier=1.0, generator=0)
+        sgld = chain(gamma_poisson, step_size=size, noise=Noise(1.0, source=0))
         with pytest.raises(ConfigurationError, match="step_size is too large"):
             sgld.run(torch.ones(10), progress=False)
         assert all(value.isfinite().all() for value in sgld.get_samples().values())
@@ -171,7 +160,7 @@ def discrete(x):
     ],
 )
 def test_models_that_it_refuses(model, data, words):
-    sgld = chain(model, noise_multiplier=1.0)
+    sgld = chain(model, noise=1.0)
     with pytest.raises(ModelError, match=words):
         sgld.step(*data())
     assert sgld.accountant.num_releases == 0

@@ -10,7 +10,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
@@ -404,10 +403,9 @@ def test_a_seed_within_the_run_does_not_repeat_the_noise():
     means = []
 
     def run(setting, accountant):
-        settings = dict(accountant=accountant, noise_multiplier=8.0, generator=7)
-        means.append(
-            DPStandardScaler((-1.0, 1.0), **grouped(**settings)).fit(torch.zeros(1000, 1)).mean_[0]
-        )
+        noise = Noise(8.0, source=7)
+        scaler = DPStandardScaler((-1.0, 1.0), accountant=accountant, noise=noise)
+        means.append(scaler.fit(torch.zeros(1000, 1)).mean_[0])
         return None, 0.0
 
     select(run, trials=TruncatedNegativeBinomial(20.0, 20.0))

@@ -10,7 +10,6 @@ import pyro.distributions as dist
 import pytest
 import scipy.sparse
 import torch
-from grouped import grouped
 from problems import linear, logistic, logistic_whole, new_paper_dpsvi, regression_data
 from pyro.infer.autoguide import AutoNormal
 from torch.utils.data import (
@@ -22,7 +21,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from pyro_dp import DPSEP, DPSVI, VIPS, ModelError, PrivacyAccountant, nonprivate
+from pyro_dp import DPSEP, DPSVI, VIPS, Execution, ModelError, Noise, PrivacyAccountant, nonprivate
 from pyro_dp.records.arguments import as_tensors, flattened
 from pyro_dp.records.column import ArrayColumn
 from pyro_dp.records.plate import PrivatePlate
@@ -328,7 +327,7 @@ def test_tensors_of_another_dtype_that_change():
 )
 def test_what_is_copied_may_change(given, change):
     """The run goes on with its first arguments."""
-    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic))
     svi.step(given, Y)
     before = [torch.cat(list(column.blocks())) for column in svi._first.columns]
     change(given)
@@ -364,8 +363,8 @@ def test_captured_data_that_were_converted(convert):
 
 
 def attempt(model, *data, cls=DPSVI, **settings):
-    settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | settings
-    inference = cls(model, AutoNormal(model), **grouped(**settings))
+    settings = {"accountant": PrivacyAccountant(), "noise": 1.0} | settings
+    inference = cls(model, AutoNormal(model), **settings)
     inference.step(*data)
     return inference
 
@@ -386,7 +385,7 @@ FORMS = {
 
 
 def vips(model, guide, **settings):
-    return VIPS(LogisticRegression(dim=3), num_steps=1, **grouped(**settings))
+    return VIPS(LogisticRegression(dim=3), num_steps=1, **settings)
 
 
 class Sums(LogisticRegression):
@@ -395,13 +394,7 @@ class Sums(LogisticRegression):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "make",
-    [
-        DPSVI,
-        DPSEP,
-        vips,
-        lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **grouped(**kw)),
-    ],
+    "make", [DPSVI, DPSEP, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)]
 )
 def test_every_inference_takes_every_form(make, form):
     """And releases the same numbers as for tensors of the default dtype."""
@@ -410,8 +403,8 @@ def test_every_inference_takes_every_form(make, form):
     for data in ((x, y.double()), FORMS[form](x, y)):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0)
-        inference = make(logistic, AutoNormal(logistic), **grouped(**settings))
+        settings = dict(accountant=PrivacyAccountant(), noise=Noise(1.0, source=0))
+        inference = make(logistic, AutoNormal(logistic), **settings)
         inference.step(*data)
         state = inference.state_dict()
         losses.append([x for x in pytree_tensors(state) if x.numel()])
@@ -431,7 +424,7 @@ def test_nonprivate_numbers_of_every_form():
     for data in ((x, y.double()), (x.numpy(), y.tolist())):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, generator=0)
+        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise=Noise(1.0, source=0))
         with pytest.warns(UserWarning):
             losses.append(nonprivate(svi).loss(*data))
     assert losses[0] == pytest.approx(losses[1])
@@ -462,12 +455,11 @@ def test_dtypes_of_features_and_labels(model, features, labels, default):
     torch.set_default_dtype(default)
     x = torch.arange(60).remainder(5).reshape(20, 3)
     y = torch.arange(20).remainder(2)
-    settings = dict(slice_data=model is logistic_whole)
-    steps = []
+    execution, steps = Execution(slice_data=model is logistic_whole), []
     for data in ((x.to(default), y.to(default)), (x.to(features), y.to(labels))):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = attempt(model, *data, generator=0, **settings)
+        svi = attempt(model, *data, noise=Noise(1.0, source=0), execution=execution)
         steps.append(svi.state_dict()["parameters"])
     for name, one in steps[0].items():
         assert steps[1][name].dtype == default
@@ -478,6 +470,6 @@ def test_dtypes_of_features_and_labels(model, features, labels, default):
 @pytest.mark.parametrize("labels", [torch.int64, torch.bool])
 def test_integer_labels_in_graphs_and_sites(labels, jit):
     x, y = people()
-    attempt(logistic, x, y.to(labels), jit=jit)
+    attempt(logistic, x, y.to(labels), execution=Execution(jit=jit))
     pyro.clear_param_store()
-    attempt(logistic, x, y.to(labels), jit=jit, cls=DPSEP)
+    attempt(logistic, x, y.to(labels), execution=Execution(jit=jit), cls=DPSEP)

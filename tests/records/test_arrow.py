@@ -12,7 +12,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, logistic, require_rows
 
 import pyro_dp
-from pyro_dp import ModelError
+from pyro_dp import Execution, ModelError, Noise
 from pyro_dp.records import column
 
 NUMBERS = ["x0", "x1", "x2"]
@@ -55,8 +55,8 @@ def test_runs_are_those_of_tensors(tmp_path):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         guide = AutoMultivariateNormal(logistic)
-        own = {"sample_rate": 0.3, "microbatch_size": 64, "generator": 0, "num_steps": 2}
-        svi = new_paper_dpsvi(logistic, guide, noise_multiplier=1.0, **own)
+        own = {"noise": Noise(1.0, source=0), "sampling": 0.3, "execution": Execution(64)}
+        svi = new_paper_dpsvi(logistic, guide, num_steps=2, **own)
         svi.run(*data, progress=False)
         found.append(guide.loc.detach().clone())
     assert torch.equal(*found)

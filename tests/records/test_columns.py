@@ -11,7 +11,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.utils.data import (
@@ -24,7 +23,7 @@ from torch.utils.data import (
 )
 
 import pyro_dp
-from pyro_dp import DPSEP, VIPS, ModelError, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, Execution, ModelError, Noise, PrivacyAccountant
 from pyro_dp.records import column, stand_ins
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.column import ArrayColumn, Column, TensorColumn
@@ -211,13 +210,14 @@ def test_items_are_functions_of_their_index():
 
 # Runs.
 
+SETTINGS = {"noise": Noise(1.0, source=0), "execution": Execution(64)}
 
-def dpsvi(model, *data, **settings):
+
+def dpsvi(model, *data):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    settings = {"sample_rate": 0.3, "microbatch_size": 64, "generator": 0} | settings
     guide = AutoMultivariateNormal(model)
-    svi = new_paper_dpsvi(model, guide, noise_multiplier=1.0, num_steps=3, **settings)
+    svi = new_paper_dpsvi(model, guide, num_steps=3, sampling=0.3, **SETTINGS)
     svi.run(*data, progress=False)
     return torch.cat([x.detach().flatten() for x in guide.parameters()])
 
@@ -234,8 +234,8 @@ def dpsep(model, *data):
 
 def vips(_, *data):
     pyro.set_rng_seed(0)
-    own = {"accountant": PrivacyAccountant(), "num_steps": 2, "noise_multiplier": 1.0}
-    run = VIPS(LogisticRegression(3), **grouped(generator=0, microbatch_size=64, **own))
+    accountant = PrivacyAccountant()
+    run = VIPS(LogisticRegression(3), accountant=accountant, num_steps=2, **SETTINGS)
     run.run(*data, progress=False)
     return run.posterior()["weights"].mean
 
@@ -284,7 +284,7 @@ def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
         monkeypatch.setattr(stand_ins, "_MOST_SHOWN", most)
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = new_paper_dpsvi(model, guide, noise_multiplier=1.0, num_steps=1, generator=0)
+        svi = new_paper_dpsvi(model, guide, noise=Noise(1.0, source=0), num_steps=1)
         svi.run(X, Y, progress=False)
         store = pyro.get_param_store()
         found.append({name: store[name].detach().clone() for name in ("loc", "start")})
@@ -341,13 +341,13 @@ def test_captured_columns_are_refused():
 
     for model, says in ((holds, "'array'.*500 rows"), (starts, "'mean'.*means")):
         with pytest.raises(ModelError, match=says):
-            new_paper_dpsvi(model, AutoNormal(model), noise_multiplier=1.0).step(x, Y)
+            new_paper_dpsvi(model, AutoNormal(model)).step(x, Y)
 
 
 def test_other_data_later(tmp_path):
     """Columns that are made anew are the same data; others are refused."""
     pyro.clear_param_store()
-    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic))
     svi.step(pyro_dp.columns(X.numpy()), Y)
     svi.step(pyro_dp.columns(X.numpy()), Y)
     with pytest.raises(ModelError, match="'x' has other values"):
@@ -356,7 +356,7 @@ def test_other_data_later(tmp_path):
 
 def test_predictions_on_columns(tmp_path):
     pyro.clear_param_store()
-    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic))
     svi.step(pyro_dp.columns(X.numpy()), Y)
     predictive = svi.predictive(num_samples=3)
     assert predictive(pyro_dp.columns(X[:7].numpy() + 1.0))["y"].shape == (3, 7)

@@ -8,10 +8,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
-from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from releases import Releases, take
 
+from pyro_dp import Execution
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.records.record_term import Batch, LocalStream, RecordTerm
@@ -89,13 +89,13 @@ def without_branches(mean):
 def make(model, size=24):
     torch.manual_seed(5)
     x = 1.5 * torch.randn(size)
-    return lambda: Problem(model, AutoNormal(model), (x,), Trace_ELBO(), {})
+    return lambda: Problem(model, AutoNormal(model), (x,))
 
 
 def new(model, **options):
     """Which stays where it is."""
     still = pyro.optim.Adam({"lr": 1e-30})
-    return new_paper_dpsvi(model, AutoNormal(model), optim=still, noise_multiplier=1.0, **options)
+    return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
 
 
 @pytest.mark.filterwarnings(APART)
@@ -103,7 +103,7 @@ def new(model, **options):
 @JIT
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_svi(model, jit):
-    ours = fit_paper_dpsvi(make(model), steps=6, jit=jit)
+    ours = fit_paper_dpsvi(make(model), steps=6, execution=Execution(jit=jit))
     theirs = fit_svi(make(without_branches(MODELS[model])), steps=6)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value)
@@ -114,7 +114,7 @@ def test_equals_svi(model, jit):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_graph_for_each(model):
     """At least the records have one."""
-    svi = new(model, jit="trace")
+    svi = new(model, execution=Execution(jit="trace"))
     svi.step(*make(model)().data)
     step = svi._prepared.step
     assert isinstance(step, TracedStep)
@@ -138,7 +138,7 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
     model, (x,) = four_ways, make(four_ways)().data
     apart = set((~((x > 0) & (x <= 1))).nonzero().squeeze(1).tolist())
     assert 0 < len(apart) < len(x)
-    svi = new(model, jit=jit)
+    svi = new(model, execution=Execution(jit=jit))
     for _ in range(4):  # the first ones are checked
         svi.step(x)
     taken = []
@@ -161,7 +161,7 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
 def test_sensitivity(monkeypatch, jit):
     """A record moves the sum by its bound at most, in every branch."""
     (x,), seen = make(four_ways)().data, Releases(monkeypatch)
-    svi = new(four_ways, max_grad_norm=0.5, jit=jit)
+    svi = new(four_ways, clip=0.5, execution=Execution(jit=jit))
 
     def gradient(batch):
         take(monkeypatch, batch)
@@ -185,7 +185,7 @@ def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
             pyro.sample("x", dist.Normal(w + v, 1.0), obs=x)
 
     (x,), seen = make(model)().data, Releases(monkeypatch)
-    svi = new(model, jit=jit)
+    svi = new(model, execution=Execution(jit=jit))
     svi.step(x)
     x.numpy()[5] = 1e7  # after the checks, which torch does not notice
 

@@ -7,14 +7,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import Problem, eager, fit_paper_dpsvi, fit_svi, start
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
 from torch import nn
 from torch.nn.functional import pad, softplus
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant, RowAdam
+from pyro_dp import Execution, Noise, RowAdam
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.record_term import Batch
 
@@ -168,23 +167,13 @@ ENUMERATED = {
 
 
 def problem(made, loss=TraceEnum_ELBO):
-    model, guide, data, nesting, options = *made, *(1, {})[len(made) - 3 :]
-    return Problem(model, guide, data, loss(max_plate_nesting=nesting), options)
+    model, guide, data, nesting, needs = *made, *(1, {})[len(made) - 3 :]
+    return Problem(model, guide, data, loss(max_plate_nesting=nesting), needs)
 
 
 def prepared(make, loss=TraceEnum_ELBO, **options):
     made = start(lambda: problem(make(), loss))
-    settings = dict(
-        accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=math.inf, sampling="full"
-    )
-    optim = pyro.optim.Adam({"lr": 0.05})
-    svi = PaperDPSVI(
-        made.model,
-        made.guide,
-        optim,
-        made.loss,
-        **grouped(generator=0, **settings | made.options | options),
-    )
+    svi = made.paper_dpsvi(noise=Noise(0, source=0), **options)
     svi._prepare(made.data, {})
     return svi
 
@@ -238,7 +227,8 @@ def test_enumerated_equals_svi(name, jit):
     def make():
         return problem(ENUMERATED[name]())
 
-    ours = fit_paper_dpsvi(make, steps=20, jit=jit, local_optim=RowAdam(lr=0.02))
+    optim = pyro.optim.Adam({"lr": 0.02}), RowAdam(lr=0.02)
+    ours = fit_paper_dpsvi(make, steps=20, optim=optim, execution=Execution(jit=jit))
     for key, value in fit_svi(make, steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
 
@@ -277,7 +267,7 @@ DRAWN = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_in_the_guide(name, loss):
     """By the score function, weighted with what stands in the same plates: Pyro's, on its draws."""
-    svi = prepared(DRAWN[name], loss, jit="none")
+    svi = prepared(DRAWN[name], loss, execution=Execution(jit="none"))
     assert svi._prepared.term.vectorizes
     for i in range(4):  # one at a time: the draw itself comes from torch
         require_same(*both(svi, [i]))
@@ -286,7 +276,7 @@ def test_drawn_in_the_guide(name, loss):
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceEnum_ELBO])
 def test_the_score_function_is_unbiased(loss):
     """Its mean over many draws is the derivative of the ELBO, which enumeration gives."""
-    svi = prepared(DRAWN["Dirichlet process"], loss, jit="none")
+    svi = prepared(DRAWN["Dirichlet process"], loss, execution=Execution(jit="none"))
     particle, chosen = eager(svi).draw()[0], torch.zeros(20_000, dtype=torch.long)
     torch.manual_seed(0)
     gradient = svi._prepared.term.vectorized(particle, _batch(svi, chosen)).local["phi"]

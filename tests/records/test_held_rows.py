@@ -5,13 +5,13 @@ import pyarrow.parquet as pq
 import pyro
 import pytest
 import torch
-from grouped import grouped
+from contract import same
 from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, logistic
 
 import pyro_dp
-from pyro_dp import VIPS, PaperDPSEP, PrivacyAccountant
+from pyro_dp import VIPS, Execution, FixedSizeSampling, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.records import column
 from pyro_dp.records.column import ArrayColumn, Column, HeldRows, StackedColumn
 from pyro_dp.vips import LogisticRegression
@@ -26,19 +26,16 @@ def path(tmp_path):
     return tmp_path / "data.parquet"
 
 
-def dpsvi(**options):
+def dpsvi(microbatch_size=None, **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    own = {"sample_rate": 0.3, "generator": 0, "num_steps": 7, "jit": "none"} | options
+    own = {"sampling": 0.3, "noise": Noise(1.0, source=0), "num_steps": 7} | options
+    own["execution"] = Execution(microbatch_size, jit="none")
     return new_paper_dpsvi(logistic, AutoMultivariateNormal(logistic), **own)
 
 
 def result(svi):
     return [p.detach().clone() for p in svi.guide.parameters()]
-
-
-def same(one, other):
-    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
 def counted_passes(svi, data):
@@ -57,20 +54,20 @@ def counted_passes(svi, data):
     return found
 
 
-@pytest.mark.parametrize(("sampling", "microbatch"), [("poisson", 40), ("fixed", None)])
+@pytest.mark.parametrize(("sampling", "microbatch"), [(0.3, 40), (FixedSizeSampling(0.3), None)])
 def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     """To the last bit, however many steps are drawn at once."""
-    own = {"sampling": sampling, "microbatch_size": microbatch}
-    if sampling == "fixed":
-        own["accountant"] = PrivacyAccountant(neighboring="replace_one")
-    svi = dpsvi(**own)
+
+    def new():
+        accountant = PrivacyAccountant(neighboring="replace_one")
+        return dpsvi(microbatch, accountant=accountant, sampling=sampling)
+
+    svi = new()
     svi.run(X, Y, progress=False)
     wanted, size = result(svi), svi._prepared.sampler.usual_size * 48
     for steps, passes in ((1, 0), (3, 3), (100, 1)):
         monkeypatch.setattr(column, "_MOST", steps * size)
-        if sampling == "fixed":
-            own["accountant"] = PrivacyAccountant(neighboring="replace_one")
-        svi = dpsvi(**own)
+        svi = new()
         data = pyro_dp.columns(path, NUMBERS, "y")
         assert len(counted_passes(svi, data)) == passes
         assert same(result(svi), wanted)
@@ -79,10 +76,8 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda own: VIPS(LogisticRegression(3), **grouped(**own)),
-        lambda own: PaperDPSEP(
-            logistic, AutoMultivariateNormal(logistic), **grouped(max_factor_norm=1.0, **own)
-        ),
+        lambda own: VIPS(LogisticRegression(3), **own),
+        lambda own: PaperDPSEP(logistic, AutoMultivariateNormal(logistic), clip=1.0, **own),
     ],
     ids=["vips", "dpsep"],
 )
@@ -91,8 +86,8 @@ def test_other_methods(path, make):
     for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        own = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0, "generator": 0}
-        run = make(own | {"sample_rate": 0.3, "num_steps": 3})
+        own = {"accountant": PrivacyAccountant(), "noise": Noise(1.0, source=0)}
+        run = make(own | {"sampling": 0.3, "num_steps": 3})
         assert len(counted_passes(run, data)) <= 2 * isinstance(data[0], Column)
         found.append(run.posterior())
     for name in ("mean", "covariance_matrix"):
@@ -127,7 +122,9 @@ def test_two_that_share_an_accountant(path):
     found = []
     for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
         accountant = PrivacyAccountant()
-        one, other = dpsvi(accountant=accountant), dpsvi(accountant=accountant, generator=1)
+        one, other = (
+            dpsvi(accountant=accountant, noise=Noise(1.0, source=seed)) for seed in (0, 1)
+        )
         for _ in range(3):
             one.step(*data)
             other.step(*data)
@@ -136,7 +133,7 @@ def test_two_that_share_an_accountant(path):
 
 
 def test_secure_mode_does_not_draw_ahead(path):
-    svi = dpsvi(secure=True, generator=None)
+    svi = dpsvi(noise=Noise(1.0, source="system"))
     assert counted_passes(svi, pyro_dp.columns(path, NUMBERS, "y")) == []
 
 

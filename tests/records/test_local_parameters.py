@@ -1,14 +1,15 @@
 """Parameters of single records: what the privacy wall lets through, and how rows learn."""
 
-import io
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from contract import through_a_file
 from problems import (
     Fixture,
     Problem,
@@ -24,6 +25,7 @@ from pyro.distributions import constraints
 from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.nn import PyroModule, PyroParam
+from releases import batches, take
 from sums import exact_sums
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -32,8 +34,10 @@ import pyro_dp.mechanism.sampling
 from pyro_dp import (
     DPSEP,
     AdaptiveClip,
+    Clip,
     ConfigurationError,
     Execution,
+    FixedSizeSampling,
     FullBatch,
     ModelError,
     Noise,
@@ -50,7 +54,7 @@ from pyro_dp.records.record_term import Batch
 
 pytestmark = pytest.mark.in_turns  # with Pyro's code, and with graphs
 
-SETTINGS = {"generator": 0, "jit": "none"}
+SETTINGS = {"noise": Noise(0, source=0), "execution": Execution(jit="none")}
 SIZE = 30
 BATCH = [1, 4, 8, 20]
 
@@ -151,40 +155,22 @@ def model_of(name):
 @pytest.fixture(params=["none", pytest.param("trace", marks=pytest.mark.slow)], autouse=True)
 def _jit(request, monkeypatch):
     """All tests run with Pyro's code, and with graphs."""
-    monkeypatch.setitem(SETTINGS, "jit", request.param)
+    monkeypatch.setitem(SETTINGS, "execution", Execution(jit=request.param))
+
+
+def with_rows(*settings):
+    return pyro.optim.Adam({"lr": 0.01}), RowAdam(*settings)
 
 
 def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
     """A DPSVI whose releases are kept; on a fixed batch of records, if there is one."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    settings = SETTINGS | dict(local_optim=RowAdam(lr=0.1), sample_rate=0.5)
-    if options.get("sampling") == "full":
-        del settings["sample_rate"]
-    fixture = Fixture(monkeypatch, model, guide, **(settings | options))
+    settings = SETTINGS | dict(optim=with_rows(0.1), sampling=0.5)
+    fixture = Fixture(monkeypatch, model, guide, **settings | options)
     if batch is not None:
         take(monkeypatch, batch)
     return fixture
-
-
-def take(monkeypatch, batch):
-    """Let the next steps use these records."""
-    indices = torch.tensor(batch, dtype=torch.long)
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: indices
-    )
-
-
-def watch(monkeypatch):
-    """A list of the records of each step to come."""
-    draw, taken = pyro_dp.mechanism.sampling.RecordSampler.draw, []
-
-    def spy(self, stream):
-        taken.append(draw(self, stream))
-        return taken[-1]
-
-    monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", spy)
-    return taken
 
 
 def leaves(svi):
@@ -202,7 +188,9 @@ def rows(svi):
 def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
     make, expected = GUIDES[name]
     for privatize in ("latents", "parameters"):
-        fixture = new(monkeypatch, make(), model_of(name), sampling="full", privatize=privatize)
+        fixture = new(
+            monkeypatch, make(), model_of(name), sampling=FullBatch(), clip=Clip(0.5, of=privatize)
+        )
         fixture.svi.step(*regression_data())
         assert leaves(fixture.svi).keys() == expected
         assert fixture.svi._prepared.term.vectorizes
@@ -235,7 +223,9 @@ def test_nested_plates_and_other_dimensions(monkeypatch):
                 loc = pyro.param("z_loc", torch.zeros(size, visits), event_dim=0)
                 pyro.sample("z", dist.Normal(loc + across[:, idx].T, 1.0))
 
-    fixture = new(monkeypatch, guide, model, plate="data", batch=BATCH)
+    fixture = new(
+        monkeypatch, guide, model, sampling=PoissonSampling(0.5, plate="data"), batch=BATCH
+    )
     x = torch.randn(SIZE, 4)
     fixture.svi._prepare((x,), {})
     before = rows(fixture.svi)
@@ -257,7 +247,7 @@ def test_parameters_of_the_model(monkeypatch):
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect[idx]), obs=y[idx])
 
-    fixture = new(monkeypatch, handwritten_guide, model, sampling="full")
+    fixture = new(monkeypatch, handwritten_guide, model, sampling=FullBatch())
     fixture.svi.step(*regression_data())
     assert leaves(fixture.svi).keys() == {"effect"}
     assert (leaves(fixture.svi)["effect"] != 0).all()
@@ -363,11 +353,8 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
 
     Without it in the batch, its state does not matter at all.
     """
-    options = dict(privatize=privatize, loss_clip=2.0, max_grad_norm=AdaptiveClip(initial=0.5))
-    svi, data = (
-        new(monkeypatch, GUIDES[name][0](), model_of(name), **options).svi,
-        regression_data(),
-    )
+    clip, data = Clip(AdaptiveClip(initial=0.5), of=privatize, loss=2.0), regression_data()
+    svi = new(monkeypatch, GUIDES[name][0](), model_of(name), clip=clip).svi
     svi._prepare(data, {})
     usual, draws = rows(svi), svi._prepared.step.draw()
 
@@ -443,7 +430,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
     data = regression_data()
     gradients = []
     for hostile in (False, True):
-        fixture = new(monkeypatch, sampling="full")
+        fixture = new(monkeypatch, sampling=FullBatch())
         fixture.svi._prepare(data, {})
         svi = fixture.svi
         with torch.no_grad():
@@ -478,7 +465,7 @@ def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
 
     starts = []
     for row in (0.0, 1e3):
-        svi, data = new(monkeypatch, guide, model, sampling="full").svi, regression_data()
+        svi, data = new(monkeypatch, guide, model, sampling=FullBatch()).svi, regression_data()
         svi.step(*data, False)
         with torch.no_grad():
             leaves(svi)["own_loc"].fill_(row)
@@ -523,7 +510,7 @@ def test_equals_svi(monkeypatch, name, privatize):
     monkeypatch.setattr(
         LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None].numpy()
     )
-    ours = fit_paper_dpsvi(make, steps=12, privatize=privatize)
+    ours = fit_paper_dpsvi(make, steps=12, clip=Clip(math.inf, of=privatize))
     with _FixedDraws():
         theirs = fit_svi(make, steps=12)
     assert ours.keys() == theirs.keys() and GUIDES[name][1] <= ours.keys()
@@ -535,10 +522,10 @@ def test_equals_svi(monkeypatch, name, privatize):
 
 
 def test_unsampled_rows_do_not_move(monkeypatch):
-    fixture = new(monkeypatch, noise_multiplier=1.0, sample_rate=0.2)
+    fixture = new(monkeypatch, noise=Noise(1.0, source=0), sampling=0.2)
     svi, data = fixture.svi, regression_data()
     svi._prepare(data, {})
-    sampled = watch(monkeypatch)
+    sampled = batches(monkeypatch)
     counts = torch.zeros(SIZE, dtype=torch.long)
     for _ in range(20):
         before, state = rows(svi), svi._rows.state_dict()
@@ -558,8 +545,8 @@ def test_unsampled_rows_do_not_move(monkeypatch):
 def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
     """Against torch.optim.Adam on this row, in the steps in which its record was sampled."""
     x, y = regression_data()
-    fixture = new(monkeypatch, point, local_optim=RowAdam(lr=0.3, betas=(0.8, 0.9), eps=1e-3))
-    svi, weights, sampled = fixture.svi, [], watch(monkeypatch)
+    fixture = new(monkeypatch, point, optim=with_rows(0.3, (0.8, 0.9), 1e-3))
+    svi, weights, sampled = fixture.svi, [], batches(monkeypatch)
     svi.optim = pyro.optim.SGD({"lr": 0.05})
     svi._prepare((x, y), {})
     begin = rows(svi)["own_at"]
@@ -583,7 +570,8 @@ def test_microbatches_change_nothing(monkeypatch):
     for size in (None, 1, 7):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            fixture = new(monkeypatch, sampling="full", microbatch_size=size)
+            execution = replace(SETTINGS["execution"], microbatch_size=size)
+            fixture = new(monkeypatch, sampling=FullBatch(), execution=execution)
             for _ in range(3):
                 fixture.svi.step(*data)
         runs.append(rows(fixture.svi) | {"w": pyro.param("loc").detach().clone()})
@@ -597,7 +585,7 @@ def test_particles_are_averaged(monkeypatch):
     runs, data = [], regression_data()
     for particles in (1, 3):
         loss = Trace_ELBO(num_particles=particles)
-        options = dict(loss=loss, sampling="full", max_grad_norm=math.inf)
+        options = dict(loss=loss, sampling=FullBatch(), clip=math.inf)
         fixture = new(monkeypatch, point, **options)
         for _ in range(3):
             fixture.svi.step(*data)
@@ -623,9 +611,7 @@ def test_rows_of_discrete_latents(monkeypatch):
 
     x = torch.cat([torch.full((5,), -2.0), torch.full((5,), 2.0)])
     loss = TraceEnum_ELBO(max_plate_nesting=1)
-    fixture = new(
-        monkeypatch, guide, model, loss=loss, sampling="full", local_optim=RowAdam(lr=0.5)
-    )
+    fixture = new(monkeypatch, guide, model, loss=loss, sampling=FullBatch(), optim=with_rows(0.5))
     for _ in range(10):
         fixture.svi.step(x)
     assert torch.equal(pyro.param("probs").argmax(-1), (x > 0).long())
@@ -648,7 +634,7 @@ def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
 
     x = torch.randn(10)
     x[3] = 0.0
-    svi = new(monkeypatch, guide, model, sampling="full").svi
+    svi = new(monkeypatch, guide, model, sampling=FullBatch()).svi
     for _ in range(3):
         svi.step(x)
     assert torch.equal(rows(svi)["own"] != 0, torch.arange(10) != 3)
@@ -698,7 +684,7 @@ def test_random_effects_are_learnt(monkeypatch):
 
 def test_state_without_and_with_the_rows(monkeypatch):
     data = regression_data()
-    svi = new(monkeypatch, noise_multiplier=1.0).svi
+    svi = new(monkeypatch, noise=Noise(1.0, source=0)).svi
     for _ in range(3):
         svi.step(*data)
     public, private = svi.state_dict(), svi.state_dict(include_private_local_state=True)
@@ -724,16 +710,13 @@ def _tensors(value):
 def test_state_round_trip(monkeypatch, private):
     """A curator's state continues the rows; a public one starts them afresh."""
     data = regression_data()
-    first = new(monkeypatch, sampling="full").svi
+    first = new(monkeypatch, sampling=FullBatch()).svi
     for _ in range(3):
         first.step(*data)
-    buffer = io.BytesIO()
-    torch.save(first.state_dict(include_private_local_state=private), buffer)
-    buffer.seek(0)
-    state = torch.load(buffer, weights_only=True)
+    state = through_a_file(first.state_dict(include_private_local_state=private))
     kept = rows(first)
 
-    resumed = new(monkeypatch, sampling="full").svi
+    resumed = new(monkeypatch, sampling=FullBatch()).svi
     resumed.load_state_dict(state)
     if private:
         waiting = resumed.state_dict(include_private_local_state=True)["private_local_state"]
@@ -779,7 +762,7 @@ def test_the_ledger_says_what_is_not_covered(monkeypatch):
 def test_the_curator_can_use_the_guide(monkeypatch):
     """The parameter store holds the rows; Predictive draws for the training records."""
     data = regression_data()
-    svi = new(monkeypatch, sampling="full").svi
+    svi = new(monkeypatch, sampling=FullBatch()).svi
     for _ in range(5):
         svi.step(*data)
     assert (pyro.param("own_loc") != 0).all()
@@ -789,7 +772,7 @@ def test_the_curator_can_use_the_guide(monkeypatch):
 
 def test_fixed_batches_are_refused(monkeypatch):
     accountant = PrivacyAccountant(neighboring="replace_one")
-    fixture = new(monkeypatch, sampling="fixed", accountant=accountant)
+    fixture = new(monkeypatch, sampling=FixedSizeSampling(0.5), accountant=accountant)
     with pytest.raises(
         ConfigurationError, match="FixedSizeSampling.*own_loc.*PoissonSampling or FullBatch"
     ):
@@ -803,9 +786,9 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     """And the same globals, with noise and two particles; batches are padded."""
     ends, data = [], regression_data()
     for jit in ("none", "trace"):
-        options = dict(jit=jit, noise_multiplier=1.0, loss_clip=2.0, privatize=privatize)
-        loss = Trace_ELBO(num_particles=2)
-        fixture = new(monkeypatch, GUIDES[name][0](), model_of(name), loss=loss, **options)
+        options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
+        options |= dict(loss=Trace_ELBO(num_particles=2), execution=Execution(jit=jit))
+        fixture = new(monkeypatch, GUIDES[name][0](), model_of(name), **options)
         for _ in range(5):
             fixture.svi.step(*data)
         ends.append(values() | rows(fixture.svi))
@@ -813,8 +796,8 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_graphs_of_records_that_share_nothing(monkeypatch, secure):
+@pytest.mark.parametrize("source", [0, "system"])
+def test_graphs_of_records_that_share_nothing(monkeypatch, source):
     """All parameters are rows: a release without coordinates, and the same rows."""
 
     def model(x):
@@ -829,9 +812,8 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, secure):
 
     ends, data = [], (torch.arange(1.0, SIZE + 1) % 10,)
     for jit in ("none", "trace"):
-        generator = None if secure else 0
-        options = dict(sampling="full", jit=jit, secure=secure, generator=generator)
-        fixture = new(monkeypatch, guide, model, noise_multiplier=1.0, **options)
+        options = dict(noise=Noise(1.0, source=source), execution=Execution(jit=jit))
+        fixture = new(monkeypatch, guide, model, sampling=FullBatch(), **options)
         for _ in range(4):
             fixture.svi.step(*data)
         ends.append(rows(fixture.svi))
@@ -841,7 +823,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, secure):
 
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
-    fixture = new(monkeypatch, sampling="full", jit="trace")
+    fixture = new(monkeypatch, sampling=FullBatch(), execution=Execution(jit="trace"))
     fixture.svi.step(*regression_data())
     step, sums = fixture.svi._prepared.step, []
     step._unchecked = 0
@@ -861,7 +843,7 @@ def test_a_graph_holds_no_rows(monkeypatch):
 
 
 def test_a_cleared_store_starts_afresh(monkeypatch):
-    svi, data = new(monkeypatch, sampling="full").svi, regression_data()
+    svi, data = new(monkeypatch, sampling=FullBatch()).svi, regression_data()
     svi.step(*data)
     pyro.clear_param_store()
     svi.step(*data)
@@ -870,7 +852,7 @@ def test_a_cleared_store_starts_afresh(monkeypatch):
 
 
 def test_new_arguments_keep_the_moments(monkeypatch):
-    svi, data = new(monkeypatch, sampling="full").svi, regression_data()
+    svi, data = new(monkeypatch, sampling=FullBatch()).svi, regression_data()
     svi.step(*data)
     svi.step(*(each.clone() for each in data))
     assert (svi._rows.state_dict()["own_loc"]["steps"] == 2).all()
@@ -878,7 +860,8 @@ def test_new_arguments_keep_the_moments(monkeypatch):
 
 def test_nothing_moves_if_the_budget_is_spent(monkeypatch):
     accountant = PrivacyAccountant(epsilon=1.0)
-    fixture = new(monkeypatch, sampling="full", accountant=accountant, noise_multiplier=5.0)
+    noise = Noise(5.0, source=0)
+    fixture = new(monkeypatch, sampling=FullBatch(), accountant=accountant, noise=noise)
     data = regression_data()
     with pytest.raises(pyro_dp.PrivacyBudgetExceeded):
         while True:
@@ -915,16 +898,9 @@ class _Flagged:
 
 def _trained(accountant=None):
     """After some steps in which rows were learnt."""
-    svi = PaperDPSVI(
-        _flagged,
-        _Flagged(),
-        pyro.optim.Adam({"lr": 0.5}),
-        Trace_ELBO(),
-        accountant=accountant or PrivacyAccountant(),
-        noise=1.0,
-        sampling=FullBatch(),
-        execution=Execution(jit="none"),
-    )
+    own = dict(optim=pyro.optim.Adam({"lr": 0.5}), execution=Execution(jit="none"))
+    own |= {"accountant": accountant} if accountant else {}
+    svi = new_paper_dpsvi(_flagged, _Flagged(), sampling=FullBatch(), **own)
     x = torch.randn(12)
     for _ in range(3):
         svi.step(x)
@@ -958,7 +934,8 @@ def test_rows_of_another_inference_are_private_too(frozen):
         start = pyro.get_param_store()["loc"].mean()
         pyro.sample("mu", dist.Normal(start + pyro.param("b", torch.tensor(0.0)), 1.0))
 
-    second = new_paper_dpsvi(_flagged, guide, sampling="full", jit="none", local_optim=RowAdam())
+    own = dict(optim=with_rows(), sampling=FullBatch(), execution=Execution(jit="none"))
+    second = new_paper_dpsvi(_flagged, guide, **own)
     with pytest.raises(ModelError, match="'mu'.*private row per record"):
         second.step(x, False)
     assert second.accountant.num_releases == 0
@@ -997,12 +974,8 @@ def test_settings_of_rows_are_those_of_the_optimizer(monkeypatch):
         pyro.optim.Adam(lambda module, name: {"lr": 0.1}),
     ],
 )
-def test_other_optimizers_need_settings(monkeypatch, optim):
-    fixture = new(monkeypatch, local_optim=None)
-    fixture.svi.optim = optim
-    svi = PaperDPSVI(
-        effects, indexed, optim, Trace_ELBO(), accountant=PrivacyAccountant(), noise=1.0
-    )
+def test_other_optimizers_need_settings(optim):
+    svi = new_paper_dpsvi(effects, indexed, optim=optim)
     with pytest.raises(ConfigurationError, match="optim.*RowAdam"):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
@@ -1026,4 +999,4 @@ def test_bad_settings(settings):
 
 def test_there_is_one_optimizer_of_each_kind(monkeypatch):
     with pytest.raises(ConfigurationError, match="optim must be"):
-        new(monkeypatch, local_optim=pyro.optim.Adam({}))
+        new(monkeypatch, optim=(pyro.optim.Adam({}), pyro.optim.Adam({})))

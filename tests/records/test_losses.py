@@ -39,7 +39,7 @@ from pyro.infer import (
 )
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Clip, Execution, FullBatch, PrivacyAccountant
 from pyro_dp.records.losses import as_elbo
 from pyro_dp.records.record_term import Batch
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -140,7 +140,7 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_own_loss_equals_svi(name, jit):
     """The same parameters after 20 steps without noise, vectorised, from graphs, too."""
-    ours = fit_paper_dpsvi(OWN[name], steps=20, jit=jit)
+    ours = fit_paper_dpsvi(OWN[name], steps=20, execution=Execution(jit=jit))
     for key, value in fit_svi(OWN[name], steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
 
@@ -149,7 +149,7 @@ def test_own_loss_equals_svi(name, jit):
 def test_own_loss_of_latents_per_record(loss):
     """Vectorised, with each record's own draws: the numbers of the loop."""
     vae = VAE()
-    svi = new_paper_dpsvi(vae.model, vae.guide, loss=loss, sampling="full")
+    svi = new_paper_dpsvi(vae.model, vae.guide, loss=loss, sampling=FullBatch())
     svi._prepare((torch.bernoulli(torch.full((12, 6), 0.5)),), {})
     assert svi._prepared.term.vectorizes  # and was compared
 
@@ -159,7 +159,9 @@ def test_the_loss_is_what_it_is_now():
     for jit in ("none", "trace"):
         pyro.clear_param_store()
         loss = Half()
-        svi = new_paper_dpsvi(logistic, handwritten_guide, loss=loss, noise_multiplier=0, jit=jit)
+        svi = new_paper_dpsvi(
+            logistic, handwritten_guide, loss=loss, noise=0, execution=Execution(jit=jit)
+        )
         data = regression_data()
         svi.step(*data)
         particle, chosen = eager(svi).draw()[0], torch.arange(3)
@@ -244,7 +246,9 @@ def test_several_runs_are_refused():
 
 def test_particles_of_an_own_subclass():
     """Are taken one by one: K blocks of the release, as of Pyro's own."""
-    svi = new_paper_dpsvi(logistic, handwritten_guide, loss=Half(num_particles=3), sampling="full")
+    svi = new_paper_dpsvi(
+        logistic, handwritten_guide, loss=Half(num_particles=3), sampling=FullBatch()
+    )
     svi._prepare(regression_data(), {})
     assert len(eager(svi).draw()) == 3
 
@@ -305,7 +309,9 @@ def test_a_loss_keeps_nothing_of_a_record():
         x, y = regression_data()
         pyro.set_rng_seed(1)
         kept.clear()
-        svi = new_paper_dpsvi(logistic, handwritten_guide, loss=notes, jit="none")
+        svi = new_paper_dpsvi(
+            logistic, handwritten_guide, loss=notes, execution=Execution(jit="none")
+        )
         svi.step(scale * x, y)
         seen.append(list(kept))
     assert seen[0] and seen[0] == seen[1]
@@ -350,12 +356,11 @@ def test_trace_graph_of_a_global_draw():
         model,
         guide,
         loss=TraceGraph_ELBO(),
-        noise_multiplier=0,
-        max_grad_norm=math.inf,
-        sampling="full",
-        privatize="parameters",
+        noise=0,
+        clip=Clip(math.inf, of="parameters"),
+        sampling=FullBatch(),
         optim=pyro.optim.SGD({"lr": 1.0}),
-        jit="none",
+        execution=Execution(jit="none"),
     )
     elbo = {k: _log_joint(x, k) for k in (0.0, 1.0)}
     logit = torch.tensor(0.3, requires_grad=True)

@@ -1,6 +1,7 @@
 """Models as people write them: the same optimisation path as ``pyro.infer.SVI``'s."""
 
 import functools
+import math
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +15,8 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, AutoStructured
 from pyro.infer.reparam import LocScaleReparam
 from torch import nn
+
+from pyro_dp import Clip
 
 
 def weights(x, name="w"):
@@ -80,8 +83,8 @@ def reparameterised(x, y):
             pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
-def auto(model, kind=AutoNormal, loss=None, **options):
-    return lambda: Problem(model, kind(model), regression_data(), loss or Trace_ELBO(), options)
+def auto(model, kind=AutoNormal, loss=None, **needs):
+    return lambda: Problem(model, kind(model), regression_data(), loss or Trace_ELBO(), needs)
 
 
 def network(build):
@@ -96,7 +99,7 @@ def network(build):
                 out = net(x[idx])
                 pyro.sample("y", dist.Bernoulli(logits=out.sum(-1)), obs=y[idx])
 
-        return Problem(model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+        return Problem(model, lambda x, y: None, regression_data())
 
     return make
 
@@ -113,17 +116,17 @@ def tied():
             out = decoder(torch.tanh(encoder(x[idx]))).sum(-1)
             pyro.sample("y", dist.Bernoulli(logits=out), obs=y[idx])
 
-    return Problem(model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+    return Problem(model, lambda x, y: None, regression_data())
 
 
 def blocked_autoguide():
     guide = AutoNormal(logistic)
-    return Problem(logistic, poutine.block(guide, hide=["y"]), regression_data(), Trace_ELBO(), {})
+    return Problem(logistic, poutine.block(guide, hide=["y"]), regression_data())
 
 
 def partial_autoguide():
     guide = functools.partial(AutoNormal(logistic))
-    return Problem(logistic, guide, regression_data(), Trace_ELBO(), {})
+    return Problem(logistic, guide, regression_data())
 
 
 def frozen():
@@ -133,7 +136,7 @@ def frozen():
         store["scale"].unconstrained().requires_grad_(False)
         handwritten_guide(x, y)
 
-    return Problem(logistic, guide, regression_data(), Trace_ELBO(), {})
+    return Problem(logistic, guide, regression_data())
 
 
 def named_beforehand():
@@ -144,13 +147,13 @@ def named_beforehand():
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
-    return Problem(model, AutoNormal(model), regression_data(), Trace_ELBO(), {})
+    return Problem(model, AutoNormal(model), regression_data())
 
 
 MODELS = {
     "scale and mask": auto(scaled_and_masked),
     "scale and mask, mean field": lambda: Problem(
-        scaled_and_masked, handwritten_guide, regression_data(), TraceMeanField_ELBO(), {}
+        scaled_and_masked, handwritten_guide, regression_data(), TraceMeanField_ELBO()
     ),
     "factor in the plate": auto(with_factor),
     "pyro.subsample": auto(with_subsample),
@@ -160,7 +163,7 @@ MODELS = {
     "AutoStructured": auto(logistic, AutoStructured),
     "several plates": auto(several_plates, plate="data"),
     "support that depends on a latent": lambda: Problem(
-        depends_on_a_latent, depends_on_a_latent_guide, regression_data(), Trace_ELBO(), {}
+        depends_on_a_latent, depends_on_a_latent_guide, regression_data()
     ),
     "reparameterisation": auto(reparameterised),
     "normalising layers": network(
@@ -180,7 +183,7 @@ MODELS = {
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_svi(name, privatize):
-    ours = fit_paper_dpsvi(MODELS[name], steps=5, privatize=privatize)
+    ours = fit_paper_dpsvi(MODELS[name], steps=5, clip=Clip(math.inf, of=privatize))
     theirs = fit_svi(MODELS[name], steps=5)
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -211,7 +214,7 @@ def test_observations(observation):
             with pyro.plate("data", len(y)) as idx:
                 pyro.sample("y", observation(w.expand(len(idx))), obs=y[idx])
 
-        return Problem(model, AutoNormal(model), (values,), Trace_ELBO(), {})
+        return Problem(model, AutoNormal(model), (values,))
 
     ours = fit_paper_dpsvi(make, steps=3)
     for key, value in fit_svi(make, steps=3).items():
@@ -221,7 +224,7 @@ def test_observations(observation):
 def test_no_grad_around_a_step():
     """A step that pays must also learn."""
     x, y = regression_data()
-    problem = Problem(logistic, handwritten_guide, (x, y), Trace_ELBO(), {})
+    problem = Problem(logistic, handwritten_guide, (x, y))
     expected = fit_paper_dpsvi(lambda: problem, steps=2)
     with torch.no_grad():
         ours = fit_paper_dpsvi(lambda: problem, steps=2)

@@ -9,6 +9,7 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 
+from pyro_dp import Execution, FullBatch
 from pyro_dp.records.record_term import Batch
 from pyro_dp.utils.errors import ModelError
 
@@ -58,7 +59,7 @@ def means(x, y):
 
 
 def regression(model):
-    return lambda: Problem(model, means, regression_data(), Trace_ELBO(), {})
+    return lambda: Problem(model, means, regression_data())
 
 
 def _vectors():
@@ -77,7 +78,7 @@ OBSERVED = {
 @pytest.mark.parametrize("jit", ["none", "trace"])
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observed_equals_svi(name, jit):
-    ours = fit_paper_dpsvi(OBSERVED[name], steps=20, jit=jit)
+    ours = fit_paper_dpsvi(OBSERVED[name], steps=20, execution=Execution(jit=jit))
     for key, value in fit_svi(OBSERVED[name], steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-10)
 
@@ -86,7 +87,7 @@ def test_observed_equals_svi(name, jit):
 def test_a_record_reads_its_own_outcome(name):
     """And no other, however it is observed."""
     problem = OBSERVED[name]()
-    svi = new_paper_dpsvi(problem.model, problem.guide, **problem.options)
+    svi = problem.paper_dpsvi()
     svi._prepare(problem.data, {})
     particle, chosen = eager(svi).draw()[0], torch.arange(30)
     x, y = problem.data
@@ -184,7 +185,9 @@ def test_missing_outcomes(name):
     x, y, seen = missing()
     guide = AutoNormal(model) if guide is None else guide
     loss = loss(max_plate_nesting=1)
-    svi = new_paper_dpsvi(model, guide, loss=loss, sampling="full", jit="none")
+    svi = new_paper_dpsvi(
+        model, guide, loss=loss, sampling=FullBatch(), execution=Execution(jit="none")
+    )
     svi._prepare((x, y, seen), {})
     term = svi._prepared.term
     assert term.vectorizes
@@ -213,7 +216,7 @@ def test_missing_outcomes_equal_svi(name):
     model, guide, loss = MISSING[name]
 
     def make():
-        return Problem(model, guide, missing(), loss(max_plate_nesting=1), {})
+        return Problem(model, guide, missing(), loss(max_plate_nesting=1))
 
     ours = fit_paper_dpsvi(make, steps=20)
     for key, value in fit_svi(make, steps=20).items():

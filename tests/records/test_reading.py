@@ -4,10 +4,15 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import handwritten_guide, logistic, logistic_whole, regression_data
 
-from pyro_dp import DPSEP, DPSVI, ConfigurationError, Execution, ModelError, PrivacyAccountant
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    ModelError,
+    Noise,
+    PrivacyAccountant,
+)
 from pyro_dp.records.first_look import find_reading
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading
@@ -114,7 +119,8 @@ def fitted(kind, model, data, **settings):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
-    inference = kind(model, guide, accountant=PrivacyAccountant(4.0, 1e-5), **grouped(**settings))
+    accountant = PrivacyAccountant(4.0, 1e-5)
+    inference = kind(model, guide, accountant=accountant, noise=Noise(source=0), **settings)
     inference.run(*data, progress=False)
     return inference.posterior(noise_aware=False).mean
 
@@ -123,11 +129,7 @@ def fitted(kind, model, data, **settings):
 def test_equal_numbers(model):
     """As by index, for both inferences."""
     data, more = regression_data(), () if model in (logistic_whole, partly) else (SIZE,)
-    for kind, settings in (
-        (DPSVI, {"num_steps": 60, "sample_rate": 0.5}),
-        (DPSEP, {}),
-    ):
-        settings |= {"generator": 0}
+    for kind, settings in ((DPSVI, {"num_steps": 60, "sampling": 0.5}), (DPSEP, {})):
         expected = fitted(kind, logistic, data, **settings)
         found = fitted(kind, model, (*data, *more), **settings)
         torch.testing.assert_close(found, expected)
@@ -142,14 +144,3 @@ def test_where_neither_fits(model, more):
     with pytest.raises(ModelError, match="'y'.*plate"):
         svi.step(*regression_data(), *more)
     assert svi.accountant.get_epsilon() == 0
-
-
-@pytest.mark.parametrize("value", ["whole", None, 2, "True"])
-def test_unknown_settings(value):
-    with pytest.raises(ConfigurationError, match="slice_data must be"):
-        DPSVI(
-            logistic,
-            handwritten_guide,
-            accountant=PrivacyAccountant(1, 1e-5),
-            execution=Execution(slice_data=value),
-        )

@@ -8,12 +8,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from problems import PROBLEMS, Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import PaperDPSVI, PrivacyAccountant
+from pyro_dp import Clip, FullBatch, Noise
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.local_draws import LocalDraws
@@ -33,21 +32,7 @@ def flat(blocks):
 def prepared(name, **options):
     """A DPSVI that has passed its checks, and its problem."""
     problem = PROBLEMS[name]()
-    settings = dict(
-        accountant=PrivacyAccountant(),
-        noise_multiplier=0,
-        max_grad_norm=math.inf,
-        sampling="full",
-        generator=0,
-    )
-    optim = pyro.optim.Adam({"lr": 0.05})
-    svi = PaperDPSVI(
-        problem.model,
-        problem.guide,
-        optim,
-        problem.loss,
-        **grouped(**settings | problem.options | options),
-    )
+    svi = problem.paper_dpsvi(noise=Noise(0, source=0), **options)
     svi._prepare(problem.data, {})
     return svi, problem
 
@@ -84,7 +69,7 @@ def test_a_term_stays_what_was_checked():
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_parameter_coordinates(name):
     """Pulled back per record = that record's loss, differentiated through the guide."""
-    svi, _ = prepared(name, privatize="parameters")
+    svi, _ = prepared(name, clip=Clip(math.inf, of="parameters"))
     term, records = svi._prepared.term, svi._prepared.records
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
@@ -164,10 +149,9 @@ def test_score_function_of_a_global_site(loss):
         model,
         guide,
         loss=loss(),
-        noise_multiplier=0,
-        max_grad_norm=math.inf,
-        sampling="full",
-        privatize="parameters",
+        noise=0,
+        clip=Clip(math.inf, of="parameters"),
+        sampling=FullBatch(),
     )
     svi._prepare((x,), {})
     particle = eager(svi).draw()[0]
@@ -203,7 +187,7 @@ def test_falls_back_to_the_loop(model):
     x = torch.randn(12)
 
     def make():
-        return Problem(model, AutoNormal(model), (x,), Trace_ELBO(), {})
+        return Problem(model, AutoNormal(model), (x,))
 
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         ours = fit_paper_dpsvi(make, steps=3)
@@ -226,11 +210,7 @@ def test_score_function_of_a_local_site():
             pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
 
     x = torch.randn(10)
-    svi = new_paper_dpsvi(
-        model,
-        guide,
-        noise_multiplier=1.0,
-    )
+    svi = new_paper_dpsvi(model, guide)
     svi._prepare((x,), {})
     assert svi._prepared.term.vectorizes
     particle = eager(svi).draw()[0]
@@ -276,13 +256,8 @@ def test_reparameterised_local_draws(distribution):
             pyro.sample("z", distribution(w))
 
     x = torch.randn(6)
-    svi = new_paper_dpsvi(
-        model,
-        guide,
-        noise_multiplier=0.0,
-        max_grad_norm=math.inf,  # clipped, gradients of +-1 may cancel
-        sampling="full",
-    )
+    # Clipped, gradients of +-1 may cancel.
+    svi = new_paper_dpsvi(model, guide, noise=0.0, clip=math.inf, sampling=FullBatch())
     start = torch.tensor(0.2)
     svi.step(x)
     assert (pyro.param("w") - start).abs() > 0
@@ -303,11 +278,7 @@ def test_draws_in_place():
             pyro.sample("x", dist.Normal(w + jitter, 1.0), obs=x[idx])
 
     x = torch.zeros(5)
-    svi = new_paper_dpsvi(
-        model,
-        AutoNormal(model),
-        noise_multiplier=1.0,
-    )
+    svi = new_paper_dpsvi(model, AutoNormal(model))
     with pytest.warns(UserWarning, match="one record at a time"):
         svi._prepare((x,), {})
     batch = Batch(torch.arange(5), [x], local_stream())

@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from grouped import grouped
 from vips_problems import Fixture
 
-from pyro_dp import ModelError, PrivacyAccountant, SubsampledGaussian, audit
+from pyro_dp import FullBatch, ModelError, Noise, PrivacyAccountant, SubsampledGaussian, audit
 from pyro_dp.mechanism.contributions import Rows
 from pyro_dp.tabular.cells import CellCounts, Cells
 from pyro_dp.tabular.margin_mixture import MarginMixture
@@ -95,13 +94,13 @@ class TestSensitivity:
         assert norm == pytest.approx(cells.bound)
         assert cells.bound == pytest.approx(math.sqrt(rows**2 * 3 + (rows > 1)))
 
-    @pytest.mark.parametrize("secure", [False, True])
-    def test_of_the_release(self, monkeypatch, secure):
+    @pytest.mark.parametrize("source", [None, "system"])
+    def test_of_the_release(self, monkeypatch, source):
         """Compare the sums that enter it, with and without a person of three equal rows."""
         model = MarginMixture(list(SIZES), 2, tied=1, rows=3)
         codes = people(40, 3)
         codes[0] = 1
-        settings = dict(num_steps=1, sampling="full", secure=secure, noise_multiplier=1.0)
+        settings = dict(num_steps=1, sampling=FullBatch(), noise=Noise(1.0, source=source))
         fewer = codes.clone()
         fewer[0] = -1
         sums = []
@@ -170,8 +169,8 @@ def test_an_audit_shows_less_than_is_claimed(monkeypatch, fault):
     direction = counted(model.cells, person[None])
 
     def make_run(codes):
-        settings = dict(num_steps=1, sampling="full", noise_multiplier=sigma)
-        vips = VIPS(model, accountant=PrivacyAccountant(), **grouped(**settings))
+        settings = dict(num_steps=1, sampling=FullBatch(), noise=sigma)
+        vips = VIPS(model, accountant=PrivacyAccountant(), **settings)
         vips.step(codes)
         return vips.state_dict()["static"]["values"]["margins"]
 

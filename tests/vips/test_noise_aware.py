@@ -6,11 +6,10 @@ from dataclasses import replace
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from vips_problems import PROBLEMS, fitted, linear_data, logistic_data
 
-from pyro_dp import VIPS, Noise, PrivacyAccountant
+from pyro_dp import VIPS, FullBatch, Noise, PrivacyAccountant
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.vips import LinearRegression, LogisticRegression, site_posterior
 from pyro_dp.vips.models.logistic_regression import logit_information, polya_gamma_mean
@@ -19,8 +18,8 @@ from pyro_dp.vips.statistics_sum import MixedStatistics
 
 
 def noisy(model, data, **options):
-    settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise_multiplier=1.0, generator=0)
-    vips = VIPS(model, **grouped(**settings | options))
+    settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise=Noise(1.0, source=0))
+    vips = VIPS(model, **settings | options)
     vips.run(*data, progress=False)
     return vips
 
@@ -255,7 +254,7 @@ def test_the_noise_is_as_wide_as_runs_differ(kind):
     steps, sigma = (30, 25.0) if kind == "logistic" else (1, 8.0)
     means, variances = [], []
     for seed in range(100):
-        vips = noisy(MODELS[kind](), data, num_steps=steps, noise_multiplier=sigma, generator=seed)
+        vips = noisy(MODELS[kind](), data, num_steps=steps, noise=Noise(sigma, source=seed))
         posterior = vips.posterior()
         means.append(posterior["weights"].mean)
         variances.append(posterior["weights"].variance * posterior.noise_share[1:])
@@ -356,16 +355,15 @@ def test_the_guide_holds_what_posterior_returns():
     for name, marginal in vips.posterior().items():
         assert torch.equal(sites[name]["fn"].mean, marginal.mean)
         assert torch.equal(sites[name]["fn"].variance, marginal.variance)
-    vips = noisy(LogisticRegression(3), logistic_data(), noise_multiplier=0)
+    vips = noisy(LogisticRegression(3), logistic_data(), noise=0)
     assert "weights" in poutine.trace(vips.guide).get_trace().nodes
 
 
 def test_a_step_makes_a_new_one():
     data = logistic_data()
-    settings = dict(num_steps=3, noise_multiplier=1.0, generator=0)
+    settings = dict(num_steps=3, noise=Noise(1.0, source=0))
     vips, other = (
-        VIPS(LogisticRegression(3), accountant=PrivacyAccountant(), **grouped(**settings))
-        for _ in range(2)
+        VIPS(LogisticRegression(3), accountant=PrivacyAccountant(), **settings) for _ in range(2)
     )
     found = []
     for _ in range(2):
@@ -391,12 +389,12 @@ def reason(vips):
 def test_the_status_counts_what_the_noise_hides(name):
     make, data = PROBLEMS[name]
     steps = {"num_steps": 1} if name == "linear" else {}
-    loud = noisy(make(), data(), noise_multiplier=100.0, **steps).posterior()
+    loud = noisy(make(), data(), noise=Noise(100.0, source=0), **steps).posterior()
     assert (loud.status.level, loud.status.cause) == ("do not publish", "privacy noise")
     assert loud.status.reason.endswith("outweigh the data in 4 of 4 intervals")
     assert loud.plain.status == loud.status
     assert repr(loud).splitlines()[-2:] == loud.status.lines
-    quiet = noisy(make(), data(), noise_multiplier=1e-6, **steps)
+    quiet = noisy(make(), data(), noise=Noise(1e-6, source=0), **steps)
     assert "outweigh" not in reason(quiet)
 
 
@@ -408,12 +406,12 @@ def test_the_report_has_the_status():
 
 def test_steps_that_have_not_arrived_are_to_check():
     data, _ = simulated("logistic", 4000, seed=5)
-    few = noisy(MODELS["logistic"](), data, num_steps=2, noise_multiplier=0.1)
+    few = noisy(MODELS["logistic"](), data, num_steps=2, noise=Noise(0.1, source=0))
     assert "have not converged" in reason(few)
-    one = noisy(MODELS["logistic"](), data, num_steps=1, noise_multiplier=0.1)
+    one = noisy(MODELS["logistic"](), data, num_steps=1, noise=Noise(0.1, source=0))
     assert "have not converged" in reason(one)
     many = noisy(
-        MODELS["logistic"](), data, num_steps=80, noise_multiplier=0.1, step_size=(0.0, 0.3)
+        MODELS["logistic"](), data, num_steps=80, noise=Noise(0.1, source=0), step_size=(0.0, 0.3)
     )
     assert "have not converged" not in reason(many)
 
@@ -428,7 +426,7 @@ def test_a_model_that_does_not_know_its_feedback_is_to_check():
 
 def test_noise_beyond_first_order_is_to_check():
     model = LinearRegression(3, x_bound=2.0, y_bound=5.0)
-    loud = noisy(model, linear_data(200), num_steps=1, noise_multiplier=2.0)
+    loud = noisy(model, linear_data(200), num_steps=1, noise=Noise(2.0, source=0))
     assert "first-order" in reason(loud)
 
 
@@ -441,7 +439,7 @@ class Frequency(LinearRegression):
 
 def test_a_family_that_is_not_known_is_to_check():
     data = [x[:4] for x in linear_data()]
-    settings = dict(num_steps=1, sampling="full", noise_multiplier=1e-3)
+    settings = dict(num_steps=1, sampling=FullBatch(), noise=Noise(1e-3, source=0))
     vips = noisy(Frequency(3, x_bound=2.0, y_bound=5.0), data, **settings)
     assert "1 of 5 intervals leave out the noise" in reason(vips)
     assert "share" in vips.posterior().intervals()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from contract import InferenceContract, through_a_file
-from grouped import grouped
+from releases import batches, take
 from scipy import stats
 from vips_problems import (
     PROBLEMS,
@@ -18,11 +18,13 @@ from vips_problems import (
     scaled_distance,
 )
 
-import pyro_dp.mechanism.sampling
 from pyro_dp import (
     VIPS,
     ConfigurationError,
+    FixedSizeSampling,
     ModelError,
+    Noise,
+    PoissonSampling,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     SubsampledGaussian,
@@ -50,7 +52,7 @@ class TestContract(InferenceContract):
     )
 
     def make(self, variant, model=None, **options):
-        return VIPS(PROBLEMS[variant][0]() if model is None else model, **grouped(**options))
+        return VIPS(PROBLEMS[variant][0]() if model is None else model, **options)
 
     def data(self, variant):
         return tuple(x.clone() for x in PROBLEMS[variant][1]())
@@ -103,12 +105,8 @@ def test_local_draws_belong_to_their_records(monkeypatch):
     """One record more leaves the draws of all others as they are."""
 
     def sums(batch):
-        fixture = Fixture(monkeypatch, Totals(), sample_rate=0.5, generator=0)
-        monkeypatch.setattr(
-            pyro_dp.mechanism.sampling.RecordSampler,
-            "draw",
-            lambda self, stream: torch.tensor(batch),
-        )
+        fixture = Fixture(monkeypatch, Totals(), sampling=0.5, noise=Noise(0, source=0))
+        take(monkeypatch, batch)
         fixture.vips.step(torch.ones(20, 1))
         return fixture.sums[0][1]
 
@@ -120,9 +118,7 @@ def test_local_draws_belong_to_their_records(monkeypatch):
 def test_joint_noise_has_the_right_scale(monkeypatch):
     """One event of sigma: each of K blocks has noise sqrt(K) sigma times its bound."""
     model = GaussianMixture(3, 12, radius=6.0)
-    fixture = Fixture(
-        monkeypatch, model, noise_multiplier=1.5, sample_rate=0.3, num_steps=60, generator=0
-    )
+    fixture = Fixture(monkeypatch, model, noise=Noise(1.5, source=0), sampling=0.3, num_steps=60)
     torch.manual_seed(0)
     fixture.vips.run(torch.randn(40, 12), progress=False)
     noises = []
@@ -137,9 +133,7 @@ def test_joint_noise_has_the_right_scale(monkeypatch):
 
 def test_static_noise_has_the_right_scale(monkeypatch):
     """The single release gets as much of the budget as all steps together."""
-    fixture = Fixture(
-        monkeypatch, Totals(width=3000), noise_multiplier=1.5, num_steps=9, generator=0
-    )
+    fixture = Fixture(monkeypatch, Totals(width=3000), noise=Noise(1.5, source=0), num_steps=9)
     fixture.vips.run(torch.ones(5, 1), progress=False)
     assert fixture.events == [SubsampledGaussian(0.5)] + 9 * [SubsampledGaussian(1.5)]
     noise = (fixture.released[0][0] - fixture.sums[0][0]).numpy() / (0.5 * 2.0)
@@ -148,7 +142,7 @@ def test_static_noise_has_the_right_scale(monkeypatch):
     assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.055), FixedSizeSampling(0.055)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """Estimates are sums / rate for every batch size, an empty batch included."""
     fixture = Fixture(
@@ -156,40 +150,28 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         LogisticRegression(3),
         accountant=PrivacyAccountant(neighboring="replace_one"),
         sampling=sampling,
-        sample_rate=0.055,
         step_size=(0.0, 0.0),
         num_steps=60,
-        generator=0,
+        noise=Noise(0, source=0),
     )
-    batches = []
-    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler,
-        "draw",
-        lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
-    )
-    rate = 0.055 if sampling == "poisson" else 3 / 60
+    drawn = batches(monkeypatch)
+    rate = 0.055 if sampling.kind == "poisson" else 3 / 60
     data = logistic_data()
     for _ in range(60):
         fixture.vips.step(*data)
         values = fixture.vips.state_dict()["statistics"]["values"]
         for value, total in zip(values.values(), fixture.sums[-1], strict=True):
             torch.testing.assert_close(value, total / rate)
-    sizes = {len(batch) for batch in batches}
-    assert sizes == {3} if sampling == "fixed" else 0 in sizes and len(sizes) > 3
-    assert set(fixture.events) == {SubsampledGaussian(0.0, rate, sampling)}
+    sizes = {len(batch) for batch in drawn}
+    assert sizes == {3} if sampling.kind == "fixed" else 0 in sizes and len(sizes) > 3
+    assert set(fixture.events) == {SubsampledGaussian(0.0, rate, sampling.kind)}
     assert fixture.vips.accountant.num_releases == 60
 
 
 def test_statistics_are_mixed_with_the_step_sizes(monkeypatch):
     """s <- (1 - rho_t) s + rho_t s_hat, and the noise's standard deviation with it."""
     fixture = Fixture(
-        monkeypatch,
-        Totals(),
-        noise_multiplier=1.5,
-        num_steps=4,
-        step_size=(2.0, 0.7),
-        generator=0,
+        monkeypatch, Totals(), noise=Noise(1.5, source=0), num_steps=4, step_size=(2.0, 0.7)
     )
     fixture.vips.run(torch.ones(5, 1), progress=False)
     once, each = torch.zeros(4), torch.zeros(2, 3)
@@ -210,9 +192,7 @@ def test_statistics_are_mixed_with_the_step_sizes(monkeypatch):
 
 def test_the_model_is_told_how_noisy_a_joint_release_is(monkeypatch):
     """Each of two blocks has sqrt(2) sigma times its bound, divided by the rate."""
-    fixture = Fixture(
-        monkeypatch, Totals(), noise_multiplier=1.5, sample_rate=0.25, step_size=(0.0, 0.0)
-    )
+    fixture = Fixture(monkeypatch, Totals(), noise=1.5, sampling=0.25, step_size=(0.0, 0.0))
     fixture.vips.run(torch.ones(5, 1), progress=False)
     _, noise, _ = fixture.vips._posterior
     sd = 1.5 * math.sqrt(2) / 0.25
@@ -429,8 +409,8 @@ def test_an_error_in_the_e_step_of_a_model_of_ours_tells_no_value(monkeypatch):
 
     x, y = logistic_data()
     accountant = PrivacyAccountant()
-    own = dict(accountant=accountant, num_steps=5, noise_multiplier=1.0, sample_rate=0.9)
-    vips = VIPS(LogisticRegression(x.shape[1]), **grouped(**own))
+    own = dict(accountant=accountant, num_steps=5, noise=1.0, sampling=0.9)
+    vips = VIPS(LogisticRegression(x.shape[1]), **own)
     vips.step(x, y)
     releases = accountant.num_releases
     monkeypatch.setattr(LogisticRegression, "expected_statistics", fail)

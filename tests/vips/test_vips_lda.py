@@ -8,7 +8,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from pyro.infer import Predictive
 from scipy import integrate
@@ -202,7 +201,7 @@ RECORDS = {
 
 def sums_of(monkeypatch, counts, batch, **options):
     """The exact sums of a step on this batch, after one on other documents."""
-    fixture = Fixture(monkeypatch, model_of(**options), sample_rate=0.5, generator=0)
+    fixture = Fixture(monkeypatch, model_of(**options), sampling=0.5, noise=Noise(0, source=0))
     torch.manual_seed(0)
     fixture.vips.step(corpus(30, seed=5)[0])
     fixture.vips._first = None  # as in a run that was resumed
@@ -496,7 +495,7 @@ def test_nothing_explodes_under_noise(sigma):
             accountant=PrivacyAccountant(),
             num_steps=4,
             noise=Noise(sigma, source=0),
-            **grouped(sampling=rate),
+            sampling=rate,
         )
         vips.run(counts, progress=False)
         concentration = vips.posterior()["topics"].base_dist.concentration

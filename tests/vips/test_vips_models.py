@@ -6,7 +6,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
@@ -382,7 +381,7 @@ def test_nothing_explodes_under_noise(name, sigma):
                 accountant=PrivacyAccountant(),
                 num_steps=steps,
                 noise=Noise(sigma, source=seed),
-                **grouped(sampling=rate),
+                sampling=rate,
             )
             vips.run(*data, progress=False)
             for site, q in vips.posterior().items():

@@ -8,7 +8,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from pyro.infer import Predictive
 from scipy import stats
@@ -177,7 +176,7 @@ def test_bounds_are_reached_and_never_exceeded(units):
 
 def sums_of(monkeypatch, images, batch):
     """The exact sums of a step on this batch, under weights that tell hidden units apart."""
-    fixture = Fixture(monkeypatch, model_of(), sample_rate=0.5, generator=0)
+    fixture = Fixture(monkeypatch, model_of(), sampling=0.5, noise=Noise(0, source=0))
     torch.manual_seed(0)
     fixture.vips.step(images_of(30, seed=5)[0])
     state = fixture.vips.state_dict()
@@ -542,7 +541,7 @@ def test_nothing_explodes(sigma, units):
             accountant=PrivacyAccountant(),
             num_steps=4,
             noise=Noise(sigma, source=0),
-            **grouped(sampling=rate),
+            sampling=rate,
         )
         vips.run(images, progress=False)
         for q in vips.posterior().values():
