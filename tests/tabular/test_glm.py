@@ -10,7 +10,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from grouped import grouped
 from pyro import poutine
 from torch.distributions import constraints, transform_to
 
@@ -71,8 +70,7 @@ def schema(*names, unit=True, **other):
 
 def without_noise(*args, **kwargs):
     accountant = PrivacyAccountant(epsilon=None, delta=1e-5)
-    settings = dict(noise_multiplier=0.0, accountant=accountant) | kwargs
-    return PrivateGLM(*args, **grouped(**settings))
+    return PrivateGLM(*args, **dict(noise=0.0, accountant=accountant) | kwargs)
 
 
 def fitted(glm, data):
@@ -241,7 +239,7 @@ def test_exposures_that_do_not_fit(settings, said):
             formula,
             family=family,
             accountant=PrivacyAccountant(epsilon=1.0),
-            **grouped(**settings),
+            **settings,
         )
 
 
@@ -605,10 +603,10 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ClippingWarning)
-        result = fitted(PrivateGLM(columns, **grouped(generator=0, **settings)), data)
+        result = fitted(PrivateGLM(columns, noise=Noise(source=0), **settings), data)
     result.save(path)
     accountant = PrivacyAccountant()
-    glm = PrivateGLM(columns, **grouped(**settings | {"accountant": accountant}))
+    glm = PrivateGLM(columns, **settings | {"accountant": accountant})
     again = glm.load(path)
     found, wanted = again.summary(), result.summary()
     assert ((found["mean"] - wanted["mean"]) / wanted["sd"]).abs().max() < 0.1
@@ -632,7 +630,7 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
     again.evidence.save(path)
     with pytest.raises(ConfigurationError, match="no result of this model"):
         glm.load(path)  # whose model is unknown
-    wider = PrivateGLM(schema(*COLUMNS, age=Number(20, 90), **other), **grouped(**settings))
+    wider = PrivateGLM(schema(*COLUMNS, age=Number(20, 90), **other), **settings)
     result.save(path)
     with pytest.raises(ConfigurationError, match="no result of this model"):
         wider.load(path)
@@ -716,7 +714,7 @@ def test_refused(change, said):
             settings.pop("schema"),
             settings.pop("formula"),
             accountant=accountant,
-            **grouped(**settings),
+            **settings,
         )
     assert accountant.get_epsilon() == 0.0
 
