@@ -376,7 +376,7 @@ def test_numbers_without_noise(model):
         before = nonprivate(svi).gradient_norms(*data)
         assert before.shape == (60,) and (type(svi._inference) is Looks) == (model is logistic)
     assert svi.accountant.get_epsilon() == math.inf
-    unlimited = swap(model, num_steps=2, accountant=PrivacyAccountant(), noise=0.0)
+    unlimited = swap(model, num_steps=2, accountant=PrivacyAccountant(), noise=Noise(0, source=0))
     unlimited.step(*data)
     with pytest.warns(NotPrivateWarning, match="loss of DPSVI after 1 steps"):
         assert math.isfinite(nonprivate(unlimited).loss(*data))
