@@ -41,7 +41,7 @@ _ASIDE = re.compile(r" \((?![^()]*`)[^()]{40,}\)")  # beside a fix
 _FILE = "first_attempts.py"  # the user's file in messages
 # Clauses that end before they say what is wrong: a setting, a site, the type of an error.
 _UNFINISHED = re.compile(
-    r"^(\w+|Site '\w+' of the \w+|pyro\.settings):$|raised \w+( at site '\w+')?:$"
+    r"^(\w+|up_to\([\d.]+\)|Site '\w+' of the \w+|pyro\.settings):$|raised \w+( at site '\w+')?:$"
 )
 _ROUND = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
 _SQUARE = r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]"

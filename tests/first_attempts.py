@@ -34,6 +34,7 @@ from pyro_dp import (
     PoissonSampling,
     PrivacyAccountant,
 )
+from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Schema
 from pyro_dp.vips import LogisticRegression
 
 _TYPES = (
@@ -41,6 +42,7 @@ _TYPES = (
     "ModelError: ",
     "PrivacyError: ",
     "PrivacyBudgetExceeded: ",
+    "SchemaError: ",
     "TypeError: DPSVI.__init__() missing",  # Python's own
     "TypeError: DPSEP.__init__() missing",
 )
@@ -82,6 +84,25 @@ def dpsep(model, guide=None, **settings):
     guide = AutoNormal(model) if guide is None else guide
     settings = {"accountant": PrivacyAccountant(epsilon=1.0)} | settings
     return DPSEP(model, guide, **settings)
+
+
+def people():
+    """The same people as a frame."""
+    x, y = data()
+    frame = pd.DataFrame({"age": 40 + x[:, 0].numpy(), "region": ["north", "south"] * 50})
+    return frame.assign(ill=y.numpy() > 0, visits=range(100))
+
+
+def glm(formula="ill ~ age + region", family="logistic", **settings):
+    """A regression of them, with settings that work, except those passed here."""
+    columns = {
+        "age": Number(0, 100),
+        "region": Category(("north", "south")),
+        "ill": Binary(),
+        "visits": Count(0, 30),
+    }
+    settings = {"accountant": PrivacyAccountant(epsilon=1.0)} | settings
+    return PrivateGLM(Schema(columns), formula, family=family, **settings)
 
 
 def vips(model, **settings):
@@ -1178,6 +1199,72 @@ def signs_as_labels_in_vips():
     """VIPS with labels of -1 and 1."""
     x, y = data()
     vips(LogisticRegression(dim=3)).step(x, 2 * y - 1)
+
+
+@attempt("Data frames", "'age'", "missing values", says="missing=True")
+def missing_values_in_a_frame():
+    """A frame with a missing value that the schema does not declare."""
+    glm().fit(people().assign(age=[None, *range(20, 119)]))
+
+
+@attempt("Data frames", "'region'", says=r"other=True|declare")
+def undeclared_level():
+    """A frame with a level that the schema does not declare."""
+    glm().fit(people().assign(region=["north", "west"] * 50))
+
+
+@attempt("Data frames", "position 4", says=r"Declare them, or pass df\[schema\.names\]")
+def undeclared_column():
+    """A frame with a column that the schema does not declare."""
+    glm().fit(people().assign(name="Ada"))
+
+
+@attempt("Data frames", "'age'", "text", says=r"pd\.to_numeric")
+def numbers_as_text():
+    """A frame with numbers as text."""
+    glm().fit(people().assign(age="40"))
+
+
+@attempt("Data frames", "'income'", says="schema")
+def formula_with_another_column():
+    """A formula with a column that the schema does not declare."""
+    glm("ill ~ age + income")
+
+
+@attempt("Data frames", "center", says=r"I\(|scale|bounds|single")
+def formula_with_all_rows():
+    """A formula with a function of all rows."""
+    glm("ill ~ center(age)")
+
+
+@attempt("Data frames", "'binomial'", says="logistic")
+def family_of_another_program():
+    """A family by the name that other programs use."""
+    glm(family="binomial")
+
+
+@attempt("Data frames", "'ill'", says="poisson|Count")
+def family_of_another_outcome():
+    """A family for another kind of outcome."""
+    glm(family="poisson")
+
+
+@attempt("Data frames", "epsilon=1", says="the budget of these data is used up", spends=1)
+def fit_after_the_budget():
+    """A fit with an accountant that has spent its budget."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    accountant.record(pyro_dp.SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
+    glm(accountant=accountant).fit(people(), progress=False)
+
+
+@attempt("Data frames", "up_to(0.1)", says="shares of several analyses ascend", spends=1)
+def share_below_the_first():
+    """A second share that is smaller than the first."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    with accountant.up_to(0.5):
+        accountant.record(pyro_dp.SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
+    with accountant.up_to(0.1):
+        glm(accountant=accountant).fit(people(), progress=False)
 
 
 @attempt("Prediction", "first step", says=r"pyro\.infer\.Predictive\(model, guide=guide")

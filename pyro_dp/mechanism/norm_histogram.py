@@ -23,8 +23,10 @@ SHARE = 0.05  # its share of the cost of a release with other blocks too
 _PER_OCTAVE = 4
 EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # log norms
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
-_WIDTHS = (0.25, 0.45, 0.8, 1.2)  # the widths of the bells that are tried, in nats
-_HEAVY = (0.2, 0.4)  # one over the index of a power tail; half of the bells' prior has none
+# Bells that are tried: widths in nats, and one over the index of power tails. Half of their prior
+# has no tail. If bias grows with the norms beyond a bound, the tail matters, and more are tried.
+_FEW = (0.25, 0.45, 0.8, 1.2), (0.2, 0.4)
+_MANY = (0.25, 0.35, 0.45, 0.6, 0.8, 1.0, 1.2), (0.1, 0.2, 0.3, 0.4)
 _REFUTED = 5.0  # standard deviations of the residual of a bell
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
@@ -118,13 +120,13 @@ class Norms:
         :param tail: whether to extend the peak's tail where the noise hides it: for a bound whose
             bias grows with the norms beyond it.
         """
-        shares, medians, log_prior = _bells()
-        bells = size * shares
-        residual = ((counts - bells) ** 2).sum(axis=1) / max(sd, 1e-9 * size) ** 2
+        shares, squares, medians, log_prior = _bells(*(_MANY if tail else _FEW))
+        residual = counts @ counts - 2 * size * (shares @ counts) + size**2 * squares
+        residual = residual.clip(0.0) / max(sd, 1e-9 * size) ** 2
         log_prior = log_prior - (((medians - math.log(typical)) / spread) ** 2) / 2
         score = log_prior - residual / 2
         weights = np.exp(score - score.max())
-        fitted = weights @ bells / weights.sum()
+        fitted = size * (weights @ shares) / weights.sum()
         if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
             peaked = within_noise(single_peak(counts), counts, sd, tail)
             if peaked.any():
@@ -158,18 +160,20 @@ class Norms:
 
 
 @functools.cache
-def _bells() -> tuple[Floats, Floats, Floats]:
-    """Each bell's share of each bin, (n, SIZE), with and without a power tail. Then the medians of
-    their log norms, (n,), and the log prior of their tails, (n,).
+def _bells(
+    widths: tuple[float, ...], heavy: tuple[float, ...]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Each bell's share of each bin, (n, SIZE), with and without a power tail. Then the sum of its
+    squares, the median of the log norms, and the log prior of the tail, (n,) each.
     """
-    places, widths = (each.ravel() for each in np.meshgrid(EDGES[1:-1], _WIDTHS))
-    cumulative = scipy.special.ndtr((EDGES - places[:, None]) / widths[:, None])
+    places, sds = (each.ravel() for each in np.meshgrid(EDGES[1:-1], widths))
+    cumulative = scipy.special.ndtr((EDGES - places[:, None]) / sds[:, None])
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
     plain = np.diff(cumulative, axis=1)
-    bells = np.concatenate([plain, *(_with_tail(plain, heavy) for heavy in _HEAVY)])
+    bells = np.concatenate([plain, *(_with_tail(plain, each) for each in heavy)])
     medians = EDGES[np.minimum((bells.cumsum(axis=1) < 0.5).sum(axis=1), SIZE)]
-    tails = np.repeat([0.5, *(0.5 / len(_HEAVY) for _ in _HEAVY)], len(plain))
-    return bells, medians, np.log(tails)
+    tails = np.repeat([0.5, *(0.5 / len(heavy) for _ in heavy)], len(plain))
+    return bells, (bells**2).sum(axis=1), medians, np.log(tails)
 
 
 def _with_tail(bells: Floats, heavy: float) -> Floats:

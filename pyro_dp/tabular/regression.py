@@ -2,7 +2,6 @@
 
 import html
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +16,16 @@ from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CHECK, OK, Status
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
-from pyro_dp.tabular.user_scale import UserScale, by_terms
+from pyro_dp.tabular.regression_model import RegressionModel
+from pyro_dp.tabular.user_scale import by_terms
 from pyro_dp.utils.display import aligned, numbers
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.files import write_file
+from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
-MODEL = "model"  # the model's source, in a file
+_SOURCE, _REGRESSION = "model", "regression"  # entries of a file
+_SEED = 0
 _DRAWS = 10_000  # for intervals of quantities that are not Gaussian
 _PRIOR = (
     "the records say less than the prior about {some} of {all} coefficients. Few records have "
@@ -35,17 +37,11 @@ _UNITS = ", a column is outside its declared units and bounds"
 class Regression:
     """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
 
-    :param text: the formula and the family.
-    :param source: the model's code.
+    :param model: the regression's public parts.
     :param posterior: the Gaussian of the model's own latents.
     :param evidence: the likelihood that was released.
     :param inference: that was run; None: the result was read from a file.
     :param run: its account of itself.
-    :param scale: from the model's latents to the user's.
-    :param outcome: its name.
-    :param ratios: the name of exp(coefficient), or None.
-    :param encoded: arguments of the model, of a frame.
-    :param masked: whether the third of them says which slots have an outcome.
     :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
     :ivar evidence: for other priors, an :class:`~pyro_dp.Evidence`.
 
@@ -65,27 +61,40 @@ class Regression:
 
     def __init__(
         self,
-        *,
-        text: str,
-        source: str,
+        model: RegressionModel,
         posterior: Posterior,
         evidence: Evidence,
-        inference: Any,
-        run: RunResult | None,
-        scale: UserScale,
-        outcome: str,
-        ratios: str | None,
-        encoded: Callable[[pd.DataFrame], list[Tensor]],
-        masked: bool = False,
+        *,
+        inference: Any = None,
+        run: RunResult | None = None,
     ):
-        self.posterior, self.evidence, self.inference, self.run = (
-            posterior,
-            evidence,
-            inference,
-            run,
-        )
-        self._text, self._source, self._scale, self._outcome = text, source, scale, outcome
-        self._ratios, self._encoded, self._masked = ratios, encoded, masked
+        self.posterior, self.evidence = posterior, evidence
+        self.inference, self.run = inference, run
+        self._model, self._scale = model, model.scale
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Regression":
+        """The result that :meth:`save` wrote. It needs no data, and costs nothing.
+
+        :param path: the file's.
+        :raises ConfigurationError: the file is damaged, or has no regression.
+        :raises OSError: it cannot be read.
+        """
+        evidence, state = Evidence.load(path), read_file(path)
+        if _REGRESSION not in state:
+            raise ConfigurationError(
+                f"{os.fspath(path)} has no regression. Regression.save writes one."
+            )
+        model = RegressionModel.read(state[_REGRESSION])
+        if state.get(_SOURCE) != model.source:
+            raise ConfigurationError(
+                f"{os.fspath(path)} has a model that this version writes otherwise. Read it with "
+                "the version that wrote it."
+            )
+        with forked_rng():  # the same numbers whenever it is read
+            torch.manual_seed(_SEED)
+            posterior = evidence.posterior(model.prior())
+        return cls(model, posterior, evidence)
 
     @property
     def status(self) -> Status:
@@ -120,20 +129,23 @@ class Regression:
         table = pd.concat([self._coefficients(level), self._others(level)])
         if not ratios:
             return table
-        if self._ratios is None:
+        if self._model.ratios is None:
             raise ConfigurationError("ratios=True: exp(coefficient) of a linear model is none.")
         table = table.loc[[n for n in self._scale.coefficients if n != "Intercept"]]
         found = np.exp(table[["mean", "lower", "upper"]]).rename(columns={"mean": "median"})
-        found.index.name = self._ratios
+        found.index.name = self._model.ratios
         return found.join(table[["privacy"]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file of released numbers, for :meth:`PrivateGLM.load`. An evidence loads it, too.
+        """Write the schema, the formula and released numbers, for :meth:`load`.
+
+        :class:`~pyro_dp.Evidence` loads the file, too.
 
         :param path: the file's, which is JSON.
         :raises OSError: it cannot be written.
         """
-        write_file(path, to_plain(self.evidence) | {MODEL: self._source})
+        regression = {_SOURCE: self._model.source, _REGRESSION: self._model.state()}
+        write_file(path, to_plain(self.evidence) | regression)
 
     def explain(self) -> Explanation:
         """The limits of the table's intervals, and the epsilon or number of units that would help.
@@ -160,7 +172,7 @@ class Regression:
         """
         require_count("num_samples", num_samples)
         predictive = self._run("to_arviz()").predictive(num_samples)
-        tensors = [] if frame is None else self._encoded(frame)
+        tensors = [] if frame is None else self._model.tensors(frame)
         found = predictive.to_arviz(*tensors)  # which refuses the frame of the fit
         import arviz
 
@@ -173,14 +185,18 @@ class Regression:
         dims = {name: [f"{name}_of"] for name in names}
         groups: dict[str, Any] = {}
         if frame is not None:
-            drawn = found.posterior_predictive[self._outcome].values
+            drawn = found.posterior_predictive[self._model.outcome].values
             seen = tensors[1].numpy(force=True)
-            there = tensors[2].numpy(force=True) if self._masked else np.ones_like(seen, dtype=bool)
-            if self._masked and there.any():
+            there = (
+                tensors[2].numpy(force=True)
+                if self._model.masked
+                else np.ones_like(seen, dtype=bool)
+            )
+            if self._model.masked and there.any():
                 drawn, seen = drawn[:, :, there], seen[there]
-            groups["posterior_predictive"] = {self._outcome: drawn}
+            groups["posterior_predictive"] = {self._model.outcome: drawn}
             if there.any():
-                groups["observed_data"] = {self._outcome: seen}
+                groups["observed_data"] = {self._model.outcome: seen}
         return arviz.from_dict(
             posterior={name: each[None].numpy() for name, each in draws.items()},
             coords={f"{name}_of": values for name, values in names.items()},
@@ -197,13 +213,13 @@ class Regression:
     def __repr__(self) -> str:
         table = self._shown()
         rows = [("", *table.columns), *table.itertuples(name=None)]
-        return "\n".join([self._text, *aligned(rows), *self.status.lines])
+        return "\n".join([self._model.text, *aligned(rows), *self.status.lines])
 
     def _repr_html_(self) -> str:
         status = "".join(f"<p>{html.escape(line)}</p>" for line in self.status.lines)
         body = self._shown().to_html(border=0)
         start, rest = body.split(">", 1)
-        return f"{start}><caption>{html.escape(self._text)}</caption>{rest}{status}"
+        return f"{start}><caption>{html.escape(self._model.text)}</caption>{rest}{status}"
 
     def _shown(self) -> pd.DataFrame:
         """The table as texts."""

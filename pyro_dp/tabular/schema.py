@@ -466,9 +466,9 @@ def require_columns(
             "person with several rows is not protected."
         )
         raise SchemaError(
-            f"The frame has columns that the schema does not name, at position {places}. (Their "
-            "names may be data, so only positions are listed.) Declare them, or pass "
-            f"df[{listed}].{whose if unit is None else ''}"
+            f"The frame has columns that the schema does not name, at position {places}. Declare "
+            f"them, or pass df[{listed}].{whose if unit is None else ''} (Their names may be data, "
+            "so only positions are listed.)"
         )
     if not len(frame):
         raise SchemaError("The frame has no rows.")

@@ -89,10 +89,10 @@ MUTATIONS = [
     ),
     Mutation(
         "glm: the result of another model is read",
-        "PrivateGLM.load",
-        "read_file(path).get(MODEL) != self.source",
+        "Regression.load",
+        "state.get(_SOURCE) != model.source",
         "False",
-        "test_glm.py::test_a_result_is_read_again_without_the_data",
+        "test_glm.py::test_a_file_of_another_model_is_refused",
     ),
     Mutation(
         "glm: an unused level marks the whole table",
@@ -264,7 +264,7 @@ MUTATIONS = [
     ),
     Mutation(
         "regression: empty slots count as rows",
-        "PrivateGLM._tensors",
+        "RegressionModel.tensors",
         'found.append(slots & encoded.get(f"{outcome}_observed", slots))',
         "found.append(torch.ones_like(slots))",
         "test_glm.py::test_the_model_is_the_one_by_hand",

@@ -95,7 +95,7 @@ def test_the_model_is_the_one_by_hand():
         schema(*MAIN, "clinic", "visits"), f"visits ~ {RIGHT}", family="poisson", group="clinic"
     )
     data = frame()
-    args = glm._tensors(glm.schema.encode(data[["person", *glm.schema.names]]))
+    args = glm._regression.tensors(data[["person", *glm.schema.names]])
 
     def by_hand(x, y, observed, group):
         b = pyro.sample("b", dist.Normal(0.0, torch.tensor([5.0, 2.5, 2.5, 2.5])).to_event(1))
@@ -126,7 +126,7 @@ def test_print_shows_code_that_runs():
     glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
     names = {"torch": torch, "pyro": pyro, "dist": dist}
     exec(str(glm), names)
-    args = glm._tensors(glm.schema.encode(frame()[["person", *glm.schema.names]]))
+    args = glm._regression.tensors(frame()[["person", *glm.schema.names]])
     values = {"coefficients": torch.tensor([0.3, 0.2, -0.1, 0.4])}
     assert log_joint(names["model"], args, values) == log_joint(glm.model, args, values)
 
@@ -316,7 +316,7 @@ def test_neighbouring_frames():
     for name, value in {"age": 1e9, "visits": 10**6, "clinic": "d", "chronic": True}.items():
         other.loc[person, name] = value
     names = ["person", *glm.schema.names]
-    ours, theirs = (glm._tensors(glm.schema.encode(each[names])) for each in (one, other))
+    ours, theirs = (glm._regression.tensors(each[names]) for each in (one, other))
     rest = torch.arange(len(ours[0])) != 17
     for a, b in zip(ours, theirs, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
@@ -337,7 +337,7 @@ def test_what_may_be_missing_is_summed_out():
     data = data[["person", *glm.schema.names]]
     b, g = torch.tensor([0.3, 0.2, -0.1, 0.4]), torch.tensor([[0.2], [0.5], [-0.3]])
     values = {"coefficients": b, "chronic_coefficients": g}
-    found = log_joint(glm.model, glm._tensors(glm.schema.encode(data)), values)
+    found = log_joint(glm.model, glm._regression.tensors(data), values)
     age, high = (data["age"] - 50) / 30, (data["income"] == "high").astype(float)
     terms = []
     for value in (0.0, 1.0):
@@ -367,7 +367,7 @@ def test_a_number_that_may_be_missing():
     b, g, sd = torch.tensor([0.3, 1.0, -0.1]), torch.tensor([0.2, 0.4]), torch.tensor(0.4)
     values = {"coefficients": b, "age_coefficients": g, "age_sd": sd}
     trace = poutine.trace(poutine.condition(glm.model, values))
-    trace = trace.get_trace(*glm._tensors(glm.schema.encode(data)))
+    trace = trace.get_trace(*glm._regression.tensors(data))
     trace.compute_log_prob()
     z = np.linspace(-1, 1, 20_001)
     density = np.exp(-(((z - 0.6) / 0.4) ** 2) / 2)
@@ -379,8 +379,8 @@ def test_a_number_that_may_be_missing():
 
 def mode(glm, data):
     """The mode of the model's own latents."""
-    args = glm._tensors(glm.schema.encode(data[glm.schema.names]))
-    values = {name: x.clone().requires_grad_() for name, x in glm._written.start().items()}
+    args = glm._regression.tensors(data[glm.schema.names])
+    values = {name: x.clone().requires_grad_() for name, x in glm._regression.start().items()}
     optimizer = torch.optim.LBFGS(values.values(), max_iter=100, line_search_fn="strong_wolfe")
 
     def closure():
@@ -449,7 +449,7 @@ def test_a_linear_model_in_the_units_of_its_outcome():
     """Least squares of what the model sees is least squares of the frame."""
     glm = without_noise(schema(*MAIN, "cost"), f"cost ~ {RIGHT}", family="linear")
     data = frame(200)
-    x, y, observed = glm._tensors(glm.schema.encode(data[["person", *glm.schema.names]]))
+    x, y, observed = glm._regression.tensors(data[["person", *glm.schema.names]])
     x, y = x[observed], y[observed]
     assert y.abs().max() <= 1
     b = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
@@ -463,18 +463,7 @@ def test_a_linear_model_in_the_units_of_its_outcome():
     ]
     mean = torch.cat([b, sigma.log().reshape(1)])
     posterior = Posterior(latents, mean, covariance, plain=covariance / 4)
-    table = Regression(
-        text="",
-        source="",
-        posterior=posterior,
-        evidence=None,
-        inference=None,
-        run=None,
-        scale=glm._user_scale(),
-        outcome="cost",
-        ratios=None,
-        encoded=None,
-    ).summary()
+    table = Regression(glm._regression, posterior, None).summary()
     raw = np.column_stack(
         [np.ones(len(data)), data["age"], data["chronic"], data["income"] == "high"]
     ).astype(float)
@@ -603,37 +592,49 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ClippingWarning)
-        result = fitted(PrivateGLM(columns, noise=Noise(source=0), **settings), data)
+        glm = PrivateGLM(columns, noise=Noise(source=0), **settings)
+        result = fitted(glm, data)
     result.save(path)
-    accountant = PrivacyAccountant()
-    glm = PrivateGLM(columns, **settings | {"accountant": accountant})
-    again = glm.load(path)
+    again = Regression.load(path)
     found, wanted = again.summary(), result.summary()
     assert ((found["mean"] - wanted["mean"]) / wanted["sd"]).abs().max() < 0.1
     rel = 0.15 if name == "linear, by groups" else 0.01  # draws approximate a prior with tails
     np.testing.assert_allclose(found["sd"], wanted["sd"], rtol=rel)
     assert again.posterior.status == result.posterior.status
-    assert not accountant.ledger and again.run is None
+    assert again.run is None
     with pytest.raises(ConfigurationError, match="explain.* needs the run"):
         again.explain()
-    assert {*json.loads(path.read_text())} == {
-        "format",
-        "version",
-        "sites",
-        "disjoint",
-        "parts",
-        "model",
-    }
-    assert torch.equal(glm.load(path).posterior.mean, again.posterior.mean)
+    state = json.loads(path.read_text())
+    assert {*state} == {"format", "version", "sites", "disjoint", "parts", "model", "regression"}
+    assert torch.equal(Regression.load(path).posterior.mean, again.posterior.mean)
     own = Evidence.load(path).posterior(glm.prior)
     assert ((own.mean - again.posterior.mean) / own.stddev).abs().max() < 0.1
-    again.evidence.save(path)
-    with pytest.raises(ConfigurationError, match="no result of this model"):
-        glm.load(path)  # whose model is unknown
-    wider = PrivateGLM(schema(*COLUMNS, age=Number(20, 90), **other), **settings)
-    result.save(path)
-    with pytest.raises(ConfigurationError, match="no result of this model"):
-        wider.load(path)
+    again.save(path)
+    assert json.loads(path.read_text()) == state
+
+
+def test_a_file_of_another_model_is_refused(tmp_path):
+    glm = PrivateGLM(
+        schema("age", "visits"),
+        "visits ~ age",
+        family="poisson",
+        accountant=PrivacyAccountant(30.0, 1e-6),
+        noise=Noise(source=0),
+    )
+    path = tmp_path / "result.json"
+    fitted(glm, frame(600)).save(path)
+    state = json.loads(path.read_text())
+    regression = state["regression"]
+    for changed, why in [
+        ({name: state[name] for name in state if name != "regression"}, "has no regression"),
+        (state | {"regression": None}, "must have a schema, a formula and a family"),
+        (state | {"regression": regression | {"group": ["age"]}}, "must have a schema, a formula"),
+        (state | {"regression": regression | {"schema": None}}, "is no schema"),
+        (state | {"regression": regression | {"formula": "visits ~ 1"}}, "writes otherwise"),
+    ]:
+        path.write_text(json.dumps(changed))
+        with pytest.raises(ConfigurationError, match=why):
+            Regression.load(path)
 
 
 def test_arviz():

@@ -1,0 +1,293 @@
+"""A regression's model: a formula over a schema's columns becomes a plain Pyro model."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pyro_dp.tabular.design import Design, Formula, levels
+from pyro_dp.tabular.encoded import ROW_OBSERVED
+from pyro_dp.tabular.expressions import bounds
+from pyro_dp.tabular.families import Family, family_of, scale_of
+from pyro_dp.tabular.glm_model import Source
+from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
+from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.ranges import Count, Number
+from pyro_dp.tabular.schema import Schema
+from pyro_dp.tabular.user_scale import UserScale
+from pyro_dp.utils.errors import ConfigurationError
+
+# The first q's. If sites come from derivatives at draws, the draws should be near.
+_WIDE, _NARROW = 0.1, 0.02
+_TEXTS = ("formula", "family", "exposure", "group")
+
+
+class RegressionModel:
+    """The public parts of a regression: everything but the records, and the budget.
+
+    :param schema: the frame's schema.
+    :param formula: columns of the schema, as for :class:`~pyro_dp.tabular.PrivateGLM`.
+    :param family: name of the outcome's distribution.
+    :param exposure: a column, or None.
+    :param group: a column of levels, or None.
+    :ivar source: code of the Pyro model.
+    :ivar outcome: name of its column.
+    :ivar ratios: name of exp(coefficient), or None.
+    :ivar masked: whether the third argument of the model says which slots have an outcome.
+    :raises ConfigurationError: they do not fit; the text names the column or the term.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        formula: str,
+        family: str,
+        exposure: str | None = None,
+        group: str | None = None,
+    ):
+        if not isinstance(schema, Schema):
+            raise ConfigurationError(
+                "schema must be a Schema: Schema({'age': Number(0, 100), ..})."
+            )
+        columns = schema.columns
+        self.schema = schema
+        self._formula = Formula.read(formula, columns)
+        outcome = self._formula.outcome
+        self._family = family_of(family, outcome, columns[outcome])
+        self._design = Design(self._formula.terms, columns)
+        self._group = _group(group, schema)
+        self._exposure = _exposure(exposure, columns, self._family)
+        once = [outcome, *filter(None, (group, exposure))]
+        if len({*once, *self._design.variables}) < len(once) + len(self._design.variables):
+            raise ConfigurationError(
+                "The formula names a column twice: outcome, group, exposure, and the columns of "
+                "the right side must be different ones."
+            )
+        self._kept = self._shown_columns()
+        self._incomplete = [
+            Incomplete.of(name, columns[name])
+            for name in self._design.variables
+            if columns[name].missing
+        ]
+        self._combinations = combinations(self._incomplete)
+        known = [n for n in self._design.variables if not columns[n].missing]
+        self._complete = Design([(), *((name,) for name in known)], columns)
+        centred = "Intercept" in self._design.names
+        if self._exposure and not centred:
+            raise ConfigurationError("exposure= needs a formula with an intercept.")
+        self._scale = scale_of(self._family, columns[outcome], centred=centred)
+        self._written = self._source()
+        self._texts = dict(zip(_TEXTS, (formula, family, exposure, group), strict=True))
+        self.source, self.masked = self._written.text(), self._written.masked
+        self.outcome, self.ratios = outcome, self._family.ratios
+
+    @classmethod
+    def read(cls, state: Any) -> "RegressionModel":
+        """
+        :param state: as :meth:`state` made it. It runs no code.
+        :raises ConfigurationError: it is of another form.
+        """
+        fits = isinstance(state, dict) and {*state} == {"schema", *_TEXTS}
+        if not fits or not all(isinstance(state[name], str | None) for name in _TEXTS):
+            raise ConfigurationError("The regression must have a schema, a formula and a family.")
+        schema = Schema.from_json(json.dumps(state["schema"]))
+        return cls(schema, **{name: state[name] for name in _TEXTS})
+
+    def state(self) -> dict[str, Any]:
+        """The arguments of :meth:`read`, as plain JSON."""
+        return {"schema": json.loads(self.schema.to_json()), **self._texts}
+
+    @property
+    def text(self) -> str:
+        """The formula and the family."""
+        return f"{self._formula.text} ({self._family.name})"
+
+    def model(self) -> Callable:
+        """The Pyro model."""
+        return self._written.model()
+
+    def prior(self) -> Callable:
+        """Its latents alone."""
+        return self._written.prior()
+
+    def start(self) -> dict[str, Tensor]:
+        """Values of the latents at which a fit begins."""
+        return self._written.start()
+
+    @property
+    def init_scale(self) -> float:
+        """The first q's standard deviation."""
+        return _NARROW if self._incomplete or self._family.name == "ordinal" else _WIDE
+
+    @cached_property
+    def scale(self) -> UserScale:
+        """From the model's latents to the user's columns."""
+        family, (centre, half) = self._family, self._scale
+        if self._exposure:
+            centre = -math.log(self._exposure[3])
+        return UserScale(
+            names=self._design.names,
+            of_levels=self._design.of_levels,
+            matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
+            prior=torch.tensor(self._written.scales, dtype=torch.float64),
+            centre=centre,
+            half=half,
+            ordinal=levels(self.schema.columns[self._formula.outcome])
+            if family.name == "ordinal"
+            else None,
+            positive=[name for name in family.latents if name != "cutpoints"],
+            group=self._group[0] if self._group else None,
+            group_levels=levels(self.schema.columns[self._group[0]]) if self._group else [],
+        )
+
+    def tensors(self, frame: pd.DataFrame) -> list[Tensor]:
+        """Arguments of the model, a record a row.
+
+        :raises SchemaError: the frame does not fit the schema.
+        """
+        encoded = self.schema.encode(frame)
+        outcome, columns = self._formula.outcome, self.schema.columns
+        shape = encoded[outcome].shape
+        rows = {
+            name: encoded[name].numpy().reshape(-1).astype(np.float64)
+            if not isinstance(columns[name], (Category, Binary))
+            else encoded[name].numpy().reshape(-1)
+            for name in self._design.variables
+        }
+        slots = encoded.get(ROW_OBSERVED, torch.ones(shape, dtype=torch.bool))
+        known = {each.name: encoded[f"{each.name}_observed"] for each in self._incomplete}
+        flat = {name: mask.numpy().reshape(-1) for name, mask in known.items()}
+        rows = rows or {outcome: np.zeros(shape.numel())}  # an intercept alone
+        matrices = [
+            self._design.matrix(filled(rows, flat, self._incomplete, chosen))[:, self._kept]
+            for chosen in self._combinations
+        ]
+        x = np.stack(matrices, axis=1) if self._incomplete else matrices[0]
+        found = [_floats(x).reshape(*shape, *x.shape[1:]), self._scaled(encoded[outcome])]
+        if self._written.masked:
+            found.append(slots & encoded.get(f"{outcome}_observed", slots))
+        if self._exposure:
+            name, low, high, unit = self._exposure
+            value = encoded[name].double().clamp(low, high)  # an empty slot has none
+            found.append(_floats((value / unit).log().numpy()))
+        if self._group:
+            found.append(encoded[self._group[0]])
+        if self._incomplete:
+            complete = self._complete.matrix(rows)
+            found.append(_floats(complete).reshape(*shape, -1))
+        for each in self._incomplete:
+            value = encoded[each.name]
+            if each.weights is not None:
+                value = _floats((value.double().numpy() - each.scale[0]) / each.scale[1])
+            found += [value, known[each.name] & slots]
+        return found
+
+    def _scaled(self, value: Tensor) -> Tensor:
+        if self._family.name == "ordinal":
+            return value
+        centre, half = self._scale
+        return ((value.double() - centre) / half).to(torch.get_default_dtype())
+
+    def _shown_columns(self) -> list[int]:
+        """The design's names; thresholds of ordered levels replace the intercept."""
+        names = self._design.names
+        if self._family.name != "ordinal":
+            return list(range(len(names)))
+        kept = [place for place, name in enumerate(names) if name != "Intercept"]
+        if len(kept) == len(names) or not kept:
+            raise ConfigurationError(
+                "family='ordinal' needs a formula with an intercept, for which its thresholds "
+                "stand, and a term beside it."
+            )
+        return kept
+
+    def _source(self) -> Source:
+        columns, outcome = self.schema.columns, self._formula.outcome
+        names = [self._design.names[place] for place in self._kept]
+        seen = [
+            f"{text} as ({text} - {centre:g}) / {half:g}"
+            for text, (centre, half) in self._design.scaled.items()
+        ]
+        notes = [self.text, f"x: {', '.join(names)}", *seen]
+        if self._scale != (0.0, 1.0):
+            notes.append(f"y: ({outcome} - {self._scale[0]:g}) / {self._scale[1]:g}")
+        if self._exposure:
+            notes.append(f"log_exposure: log({self._exposure[0]} / {self._exposure[3]:g})")
+        if self._incomplete:
+            notes.append(f"complete: {', '.join(self._complete.names)}")
+        for place, each in enumerate(self._incomplete, start=1):
+            notes.append(f"x{place}: {each.name}, which may be missing; x has all it could be")
+        source = Source(
+            notes=notes,
+            terms=names,
+            outcome=outcome,
+            family=self._family,
+            slotted=self.schema.unit is not None,
+            masked=self.schema.unit is not None or columns[outcome].missing,
+            exposed=self._exposure is not None,
+            group=self._group,
+            incomplete=self._incomplete,
+            complete=self._complete.names,
+        )
+        sites = [outcome, "records", *source.start(), *(each.name for each in self._incomplete)]
+        twice = {name for name in sites if sites.count(name) > 1}
+        if twice:
+            raise ConfigurationError(
+                f"{min(twice)!r} is a name that the model has for something else: rename the "
+                "column."
+            )
+        return source
+
+
+def _floats(values: np.ndarray) -> Tensor:
+    return torch.tensor(values, dtype=torch.get_default_dtype())
+
+
+def _exposure(
+    name: str | None, columns: Mapping[str, Any], family: Family
+) -> tuple[str, float, float, float] | None:
+    """Name, bounds, and the unit in which the model has it: the bounds' geometric mean.
+
+    The unit in which the intercept is 0. A fit starts near rates of one in it.
+    """
+    if name is None:
+        return None
+    if family.name not in ("poisson", "negative_binomial"):
+        raise ConfigurationError(
+            f"exposure={name!r} is for counts: family='poisson' or 'negative_binomial'."
+        )
+    column = columns.get(name)
+    if not isinstance(column, (Number, Count)) or column.missing or column.lower <= 0:
+        raise ConfigurationError(
+            f"exposure={name!r} must be a column of the schema, declared as Number(lower, upper) "
+            "or Count(lower, upper) with lower above 0, without missing values."
+        )
+    low, high = bounds(column)
+    return name, low, high, float(f"{math.sqrt(low * high):.2g}")
+
+
+def _group(name: str | None, schema: Schema) -> tuple[str, int] | None:
+    columns = schema.columns
+    if name is None:
+        return None
+    if name == schema.unit:
+        raise ConfigurationError(
+            f"group={name!r} is the schema's unit: an intercept for each of them would be a "
+            "latent of each record, which is not private. Effects common to the rows of one unit "
+            "need no term: a unit is one record with all of its rows."
+        )
+    if name not in columns:
+        raise ConfigurationError(f"group={name!r} is no column of the schema.")
+    column = columns[name]
+    if not isinstance(column, (Category, Binary)) or column.missing:
+        raise ConfigurationError(
+            f"group={name!r} must be declared as Category(levels), without missing values: its "
+            "levels are public."
+        )
+    return name, len(levels(column))
