@@ -80,7 +80,7 @@ def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **option
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = {"accountant": PrivacyAccountant(), "noise": Noise(noise, source=0)}
-    inference = method(model, guide(model), **settings, **options)
+    inference = method(model, guide(model), **settings | options)
     inference.run(*made_up(), progress=False)
     return inference
 

@@ -104,7 +104,7 @@ def test_loss_and_norms_of_dpsvi(execution):
 def test_norms_of_sites():
     """At the mean m of a wide cavity, of (eta - Lambda m, kappa Lambda)."""
     x, y = data()
-    inference = sep(kind=PaperDPSEP, noise=0.0, clip=math.inf)
+    inference = sep(kind=PaperDPSEP, noise=Noise(0, source=1), clip=math.inf)
     inference.run(x, y, progress=False)
     with looked():
         norms = nonprivate(inference).gradient_norms(x, y)
@@ -177,7 +177,7 @@ def test_looks_do_not_disturb_the_run(make, what):
     for looks in (False, True):
         pyro.set_rng_seed(3)
         np.random.seed(3)
-        inference = make(noise=0.0)
+        inference = make(noise=Noise(0.0, source=1))
         steps = []
         for _ in range(3):
             if looks:
