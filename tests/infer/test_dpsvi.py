@@ -187,6 +187,7 @@ def test_without_noise_it_looks():
     )
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("value", [0.0, 1e30])
 @pytest.mark.parametrize("model", [logistic, product])
@@ -295,6 +296,7 @@ def test_a_loop_that_ends_warns_as_a_run_does(as_users_run_it):
         swap().finish()
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_a_state_decides(model):
@@ -369,6 +371,7 @@ def test_values_of_before_are_noted_by_both_methods():
         assert "DPSVI" in note
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_numbers_without_noise(model):

@@ -56,6 +56,7 @@ def read(model, guide, *data):
     return read_guide(model, guide, records)
 
 
+@pytest.mark.long
 def test_dependent_sites_of_another_family_get_the_posterior():
     view = read(two, dependent, DATA)
     assert isinstance(view, FittedGuide)
@@ -87,6 +88,7 @@ def test_a_far_start_arrives():
     assert view.fit() < 0.5
 
 
+@pytest.mark.long
 def test_a_fit_repeats_and_leaves_the_public_generators():
     found = []
     for _ in range(2):
@@ -136,6 +138,7 @@ def stuck_guide(tosses):
     pyro.sample("fairness", dist.Beta(alpha, alpha))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [False, True])
 def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     tosses = (torch.arange(2_000) % 10 < 6).float()
@@ -160,6 +163,7 @@ def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     assert 0.95 < found.stddev / exact.stddev < 1.5  # the noise is in it
 
 
+@pytest.mark.long
 def test_dpsvi_warns_of_a_guide_that_cannot_hold_the_posterior():
     tosses = (torch.arange(2_000) % 10 < 8).float()
     pyro.clear_param_store()
@@ -201,6 +205,7 @@ class TestMixture:
         svi.run(y, progress=False)
         return svi, guide, near.float().mean()
 
+    @pytest.mark.long
     def test_gets_intervals(self):
         """Intervals of four standard deviations: one of 5,000 seeds would fail; it is fixed."""
         svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), generator=3)
@@ -214,6 +219,7 @@ class TestMixture:
         assert svi._inference._known.problem.prior._vectorizes
         torch.testing.assert_close(guide.median()["locs"].double(), posterior["locs"].mean)
 
+    @pytest.mark.slow
     def test_without_noise_it_arrives(self):
         svi, guide, share = self.fit(accountant=PrivacyAccountant(), noise_multiplier=0)
         assert svi.posterior().status.is_ok

@@ -101,6 +101,7 @@ def test_a_loop_may_be_too_long():
     assert svi.accountant.num_releases == 5
 
 
+@pytest.mark.long
 def test_a_loop_averages_at_its_end():
     """That of the plan, or where finish() is called."""
     for steps in (60, 56):
@@ -148,6 +149,7 @@ def fitted(bound, model=logistic, **options):
     return svi, told(lambda: svi.run(*data, progress=False), ClippingWarning)
 
 
+@pytest.mark.long
 def test_a_bound_that_is_far_too_small(as_users_run_it):
     svi, texts = fitted(0.01)
     assert len(texts) == 1 and "clip=0.01 clips about" in texts[0]
@@ -190,6 +192,7 @@ def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
 # Other guides.
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
@@ -233,6 +236,7 @@ def test_other_guides_keep_the_learning_rate():
 # States.
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", ["momentum", "Adam, .003", "ExponentialLR"])
 def test_a_run_goes_on_from_its_state(name):

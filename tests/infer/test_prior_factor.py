@@ -213,6 +213,7 @@ def test_it_is_the_same_at_the_same_posterior():
     assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
 def test_it_does_not_depend_on_the_data(latents):
     """Bitwise."""

@@ -68,6 +68,7 @@ def numbers(evidence):
     return [each.tolist() for each in found] + [evidence.mu]
 
 
+@pytest.mark.long
 def test_a_file_has_all_to_the_digit(evidence, tmp_path):
     path = tmp_path / "evidence.json"
     evidence.save(path)
@@ -165,6 +166,7 @@ def test_values_that_do_not_fit(evidence):
 # Priors.
 
 
+@pytest.mark.long
 def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
     for sep in (run(), run(noise_multiplier=0.0)):
         found, own = sep.evidence.posterior(prior), sep.posterior()
@@ -193,6 +195,7 @@ def test_without_noise_it_is_conjugate():
     )
 
 
+@pytest.mark.slow
 def test_nuts_and_a_guide_find_the_same(evidence):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
@@ -223,6 +226,7 @@ def test_what_is_no_prior_or_method(evidence):
 # Products.
 
 
+@pytest.mark.long
 def test_products_cost_what_the_people_in_them_pay(evidence):
     other = run(data=regression(seed=1), epsilon=1.0).evidence
     apart, overlapping = (evidence.times(other, disjoint=each) for each in (True, False))
@@ -262,6 +266,7 @@ def test_products_that_are_refused(evidence, tmp_path):
         evidence.times(evidence, disjoint="yes")
 
 
+@pytest.mark.long
 def test_two_halves_are_about_the_whole():
     """Exactly without noise in a linear model, and within the intervals under it."""
     x, y = regression(2000)

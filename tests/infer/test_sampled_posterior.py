@@ -60,6 +60,7 @@ def test_chains_follow_a_curve():
     assert (sample[:, 1] < -1.0).double().mean() < 0.03  # a Gaussian has a tenth there
 
 
+@pytest.mark.long
 def test_chains_are_the_same_in_each_call():
     torch.manual_seed(3)
     first = drawn(banana, 2)
@@ -144,6 +145,7 @@ def model(group, y):
         pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
 
 
+@pytest.mark.long
 def test_evidence_about_a_deterministic_site_meets_a_prior():
     torch.manual_seed(0)
     pyro.clear_param_store()

@@ -124,6 +124,7 @@ def agree_with_the_loop(method, mean, covariance, indices, rows):
     torch.testing.assert_close(fast.precision, slow.precision)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorizes", [True, False])
 def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):
     method, indices, rows = stein(mixture, torch.randn(4, 2))

@@ -146,6 +146,7 @@ def test_integers_by_graphs(monkeypatch):
     assert torch.equal(*sums)
 
 
+@pytest.mark.long
 def test_graphs_change_nothing():
     """Parameters, bound and posterior are those of Pyro's code."""
     found = []
@@ -224,6 +225,7 @@ def test_rows_of_records_have_a_step_size():
     assert svi._rows._adams["AutoNormal.locs.own"].lr == 0.3
 
 
+@pytest.mark.slow
 def test_a_guide_that_is_no_gaussian_arrives():
     """Gradients are a thousand times as large at the start, and Adam must forget that."""
 

@@ -415,6 +415,7 @@ def test_curved_is_said_of_predictors_that_are_not_linear(model):
     assert Problem(model, x, y, plate="data").moments.curved == (model is curved)
 
 
+@pytest.mark.long
 def test_predictors_that_turn():
     """A curve of a linear predictor is one of its kind. A product or a sum of curves is not."""
     kinds = {

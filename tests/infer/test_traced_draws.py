@@ -203,6 +203,7 @@ def test_private_draws_leave_the_public_generator_alone(name):
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
+@pytest.mark.long
 def test_a_gamma_of_records_is_a_gamma():
     """Means of the contributions agree with Pyro's code, which draws for itself."""
     made, svi = new(LOCAL["Gamma"], "trace", max_grad_norm=1e6)

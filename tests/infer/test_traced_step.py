@@ -95,6 +95,7 @@ def test_equals_pyro_code(name, privatize):
     assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -108,6 +109,7 @@ def test_other_settings(options):
     assert_same(PROBLEMS["VAE"], **options)
 
 
+@pytest.mark.long
 def test_single_precision():
     """Nothing but rounding differs, and the first steps let that pass."""
     torch.set_default_dtype(torch.float32)
@@ -140,6 +142,7 @@ def test_without_a_compiler(monkeypatch):
 # Randomness
 
 
+@pytest.mark.long
 def test_draws_are_fresh_in_every_step(monkeypatch):
     """All three are: public draws, local draws and noise."""
     problem = PROBLEMS["hierarchical"]()
@@ -165,6 +168,7 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
         assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
 
 
+@pytest.mark.long
 def test_particles_draw_on_their_own():
     """Publicly and locally."""
     problem, svi = new(PROBLEMS["hierarchical"], "trace", generator=None)
@@ -303,6 +307,7 @@ def test_padding_adds_nothing(monkeypatch, size):
         assert abs(found[2].item()) <= 0.5 * len(batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "privatize"),
     [
@@ -456,6 +461,7 @@ class Drawn(dist.LogNormal):
         return torch.exp(self.loc + self.scale * torch.normal(torch.zeros(self.loc.shape), 1.0))
 
 
+@pytest.mark.long
 def test_one_part_with_draws_and_parameters_of_records():
     """A scale that model and records use, latents in the plate, and a draw in the guide."""
 
@@ -664,6 +670,7 @@ def test_optimizers_that_change_gradients_in_place(jit, optim):
     torch.testing.assert_close(found, values())
 
 
+@pytest.mark.long
 def test_the_same_data_elsewhere():
     """A copy is looked at and traced anew."""
     ends = []
@@ -721,6 +728,7 @@ def test_values_that_a_model_refers_to_may_change(change):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 def test_values_that_keep_changing():
     """Tracing in each step would take longer than it saves: one warning, and the right numbers."""
     ends = []

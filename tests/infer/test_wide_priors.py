@@ -77,6 +77,7 @@ def test_a_scale_that_is_the_location_too():
     assert sep.posterior().mean.isfinite().all()
 
 
+@pytest.mark.long
 def test_a_prior_that_is_masked_out():
     """A flat prior has no mean to start at."""
 

@@ -210,6 +210,7 @@ def test_many_clipped_records_are_warned_of(make, jit):
     assert "clipped='0% +- 0.0%'" in repr(inference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clipped", "expected"), [(200, 0), (800, 20)])
 def test_noise_alone_is_not_warned_of(clipped, expected):
     """With a standard error of 9%, 20% are not more than a quarter, and 80% are.

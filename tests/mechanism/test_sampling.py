@@ -110,6 +110,7 @@ def test_full():
     assert len(RecordSampler("poisson", 0, 0.5).draw(Randomness(0).stream("sampling", 0))) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secure", [False, True])
 def test_poisson_block_by_block(monkeypatch, secure):
     """The same law, whatever the blocks; a block too few, or one count for all, is found."""

@@ -145,10 +145,7 @@ def test_sensitivity_is_exact(monkeypatch, name, privatize):
     assert 0 < moved <= 4 * _UNITS**2
 
 
-@pytest.mark.parametrize(
-    "jit", ["none", *(pytest.param(each, marks=pytest.mark.slow) for each in ("trace", "compile"))]
-)
-def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
+def test_noise_is_added_at_the_right_scale(monkeypatch, entropy):
     """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
     fixture = Fixture(
         monkeypatch,
@@ -156,7 +153,7 @@ def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
         noise_multiplier=1.5,
         sample_rate=0.3,
         secure=True,
-        jit=jit,
+        jit="trace",
     )
     data = regression_data(dim=12)
     for _ in range(300):
@@ -186,6 +183,7 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
     assert [len(blocks) for blocks in fixture.released] == [3, 3, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "jit"),
     [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")]
@@ -258,6 +256,7 @@ def test_calibrates():
     assert 0.99 < accountant.get_epsilon() <= 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moments, secure", in_turns(["linear", "stein"], [False, True]))
 def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
     """DPSEP's, which needs no tracing and is not traced in other tests."""

@@ -27,6 +27,7 @@ def test_there_are_forty():
     assert len([attempt for attempt in ATTEMPTS if not attempt.works]) >= 40
 
 
+@pytest.mark.slow
 def test_page():
     """The committed page is what the command writes now."""
     spec = importlib.util.spec_from_file_location("errors", COMMAND)

@@ -215,6 +215,7 @@ def wrong(modules: dict[str, str]) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_nobody_else():
     assert wrong(sources()) == []
 

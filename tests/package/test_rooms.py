@@ -140,6 +140,7 @@ def test_a_wrong_arrow_is_found(module, source, said):
     assert any(said in each for each in wrong(modules))
 
 
+@pytest.mark.long
 def test_import_is_light():
     """Libraries that take long to import wait until they are used."""
     heavy = "scipy.special scipy.stats scipy.optimize scipy.signal pandas matplotlib autodp"

@@ -57,6 +57,7 @@ def counted_passes(svi, data):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sampling", "microbatch"), [("poisson", 40), ("fixed", None)])
 def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     """To the last bit, however many steps are drawn at once."""

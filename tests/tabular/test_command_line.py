@@ -131,6 +131,7 @@ def test_what_a_journal_says_already_stands(files, unit):
     assert said.unit == ("a row" if unit is None else "a person")
 
 
+@pytest.mark.long
 def test_a_seed_repeats_a_run(files, tmp_path):
     def twin(*more):
         assert front.main([*files, "--rows", "20", *more]) == 0

@@ -245,6 +245,7 @@ def test_exposures_that_do_not_fit(settings, said):
         )
 
 
+@pytest.mark.long
 def test_levels_that_nobody_has():
     """A clinic, and a level of income, without a row: their columns are there, as in the prior."""
     data = frame()
@@ -288,6 +289,7 @@ def test_rare_and_unused_levels_are_ok(other):
     assert ("region[T.other]" in result.status.reason) == other
 
 
+@pytest.mark.long
 def test_a_column_in_other_units():
     """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
     data, columns = frame(), schema("age", "chronic", "visits")
@@ -506,6 +508,7 @@ def test_a_private_linear_model():
     assert 30 < table.loc["sigma", "mean"] < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["negative_binomial", "ordinal"])
 def test_families_with_more_latents(family):
     outcome = {"negative_binomial": "visits", "ordinal": "severity"}[family]
@@ -575,6 +578,7 @@ def test_a_report_names_it_whatever_the_column_is_called():
     assert "DPSEP of visits" in glm.accountant.report()
 
 
+@pytest.mark.long
 def test_two_fits_do_not_know_of_each_other():
     glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
     first, second = fitted(glm, frame(seed=1)), fitted(glm, frame(seed=2))
@@ -638,6 +642,7 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
         wider.load(path)
 
 
+@pytest.mark.long
 def test_arviz():
     glm = without_noise(
         schema(*MAIN, "clinic", "visits"),

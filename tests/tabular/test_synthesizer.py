@@ -261,6 +261,7 @@ class TestIntervals:
         ("age",),
     ]
 
+    @pytest.mark.long
     def test_cover_the_exact_counts(self, monkeypatch):
         """50% intervals of 100 releases, of the largest count of eight margins.
 

@@ -61,6 +61,7 @@ def test_logistic_regression_is_polya_gamma_variational_bayes(a0, b0):
     torch.testing.assert_close(posterior["precision"].mean, alpha, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.long
 def test_step_sizes_change_the_way_and_not_the_end():
     data = logistic_data(size=300)
     plain = fitted(LogisticRegression(3), data, 150, step_size=NOT_STEP).posterior()["weights"]
@@ -281,6 +282,7 @@ def test_the_mixture_s_pyro_model():
     torch.testing.assert_close(log_density(model.model, values, x), expected)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_posterior_and_guide_are_of_the_model_s_sites(name):
