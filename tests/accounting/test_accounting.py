@@ -62,6 +62,7 @@ def test_calibration_uses_the_budget(relation, sampling, steps, rate):
     assert accountant.get_epsilon() <= 1.0 and accountant.remaining < 0.005
 
 
+@pytest.mark.long
 def test_calibration_reference_and_engines():
     sigma = PrivacyAccountant(1.0).noise_multiplier(num_steps=1000, sample_rate=0.01)
     assert sigma == pytest.approx(1.4146, rel=2e-3)

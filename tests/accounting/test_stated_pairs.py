@@ -114,6 +114,7 @@ def test_thirty_counts_beside_a_run():
         assert 2.3 < composition.epsilon(ledger, DELTA, ADD, "pld") <= 2.42
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_it_never_costs_more_than_the_sum(relation):
     rest = {SubsampledGaussian(1.5, 0.01): 300}

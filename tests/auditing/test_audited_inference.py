@@ -245,6 +245,7 @@ class TestRelease:
 class TestLook:
     """A look of DPSEP: its two blocks, each by itself the Gaussian sum that the ledger says."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("block", [0, 1], ids=["sites", "histogram"])
     @pytest.mark.parametrize(
         "scale, trials", [(1.0, 5_000), pytest.param(0.5, 50_000, marks=pytest.mark.slow)]
@@ -302,6 +303,7 @@ class TestWholeRuns:
         settings = {"seed": 0, "progress": False} | settings
         return audit(make_run, *(data or records()), claim=claim, **settings)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
     def test_vips(self, monkeypatch, scale):
         """Without noise all of 60 guesses are right, which shows 2.1."""

@@ -460,6 +460,7 @@ def test_a_state_of_the_other_kind_is_refused():
         one.load_state_dict(two.state_dict())
 
 
+@pytest.mark.long
 def test_a_finished_run_is_taken_up_at_no_cost():
     data = gaussian_data(1000)
     sep = fitted(linear, data)
@@ -477,6 +478,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
         assert torch.equal(again.guide.median(*data)[name], value)
 
 
+@pytest.mark.long
 def test_a_step_after_a_finished_run_is_refused_also_by_a_new_object():
     data = gaussian_data(1000)
     sep = fitted(linear, data)

@@ -196,6 +196,7 @@ def test_a_state_goes_on():
     assert str(sep.posterior().status) == "ok"
 
 
+@pytest.mark.long
 def test_looks_at_other_coordinates_are_explained():
     sep = found(not_centred)
     shares = sep.explain().shares

@@ -188,6 +188,7 @@ def test_close_to_the_posterior_of_logistic_regression():
     assert torch.distributions.kl_divergence(sep.posterior(), target) < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", [DPSEP, PaperDPSEP])
 def test_a_guide_of_low_rank_finds_the_same(inference):
     """The posterior is that of AutoMultivariateNormal, and the guide holds its marginals."""
@@ -342,6 +343,7 @@ def test_other_forms_of_the_same_model(model):
     torch.testing.assert_close(*means)
 
 
+@pytest.mark.long
 def test_moments_agree_and_repr_tells():
     """Stein's moments are approximate, and close where the cavity is narrow."""
     data = regression_data(size=500)
@@ -406,6 +408,7 @@ def noisy(size=4000, **options):
     return sep
 
 
+@pytest.mark.long
 def test_noise_aware_covariance_is_the_closed_form():
     """Sigma + v Sigma^2, v by the recursion over the dampings; minibatches add u Sigma."""
     sd = 20.0 * 3.0 / math.sqrt(0.99)
@@ -853,6 +856,7 @@ def test_a_hierarchy_that_fails_is_warned_of(failure, guide):
         sep.run(*radon(), progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma, model", in_turns([0.0, 1.0, 10.0], [logistic, linear]))
 def test_a_regression_that_settles_is_not_warned_of(sigma, model):
     bound = 20.0 if model is linear else 3.0

@@ -85,6 +85,7 @@ def outcomes(model, data):
 # Which method.
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, linear, gamma, gamma_poisson, hierarchy, scaled])
 @pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoNormal])
@@ -175,6 +176,7 @@ def test_settings_of_gradients_choose_them(setting):
     assert type(svi._inference) is StochasticGradientVI
 
 
+@pytest.mark.long
 def test_without_noise_it_looks():
     """And finds the exact posterior of a linear regression."""
     x, _ = regression_data(60)
@@ -238,6 +240,7 @@ def test_after_a_release_the_method_stays():
 # Nothing else decides.
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     "change",
@@ -267,6 +270,7 @@ def test_the_posterior_is_that_of_dpsep(change):
 # Loops, states, and requests to both methods.
 
 
+@pytest.mark.long
 def test_a_loop_may_be_longer_than_the_looks():
     """The steps that are left do nothing, and other data are refused in them, too."""
     svi, (x, y) = swap(), regression_data(300)
@@ -318,6 +322,7 @@ def test_a_state_decides(model):
     third.run(*data, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_one_front_for_both(model):
@@ -362,6 +367,7 @@ def test_rows_of_records_start_anew_after_the_attempt():
     assert not any("had values before" in note for note in svi.accountant.notes)
 
 
+@pytest.mark.long
 def test_values_of_before_are_noted_by_both_methods():
     for model in (logistic, product):
         svi = swap(model, num_steps=2)
@@ -388,6 +394,7 @@ def test_numbers_without_noise(model):
     assert not any("had values before" in note for note in unlimited.accountant.notes)
 
 
+@pytest.mark.long
 def test_more_latents_than_the_records_can_tell():
     """65 latents and 100 records: the intervals are the prior's, and the status says so."""
 

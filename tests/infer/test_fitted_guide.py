@@ -81,6 +81,7 @@ def test_a_point_becomes_the_mean():
     assert found == pytest.approx((torch.sigmoid(MEAN[0]).item(), -1.0), rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_far_start_arrives():
     view = read(two, dependent, DATA)
     far = torch.tensor([3.0, -30.0], dtype=torch.float64)

@@ -384,6 +384,7 @@ def test_threads_change_nothing(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
 
 
+@pytest.mark.long
 def test_runs_are_as_before():
     x, y = data(logistic, 500)
     x[4] = 1.0

@@ -160,12 +160,14 @@ def test_a_bound_that_is_far_too_small(as_users_run_it):
     assert fitted(None)[1] == []
 
 
+@pytest.mark.long
 def test_a_bound_that_is_far_too_large(as_users_run_it):
     svi, texts = fitted(1e3)
     assert len(texts) == 1 and "far above the records' gradients" in texts[0]
     assert "clip=None" in texts[0] and svi._gradients._bound == svi.clip.bound == 1e3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_a_loss_that_is_a_mean(as_users_run_it, bound):
     """Pyro's advice to scale model and guide by 1/N makes each gradient as small."""
@@ -183,6 +185,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
         assert 200 < times < 20_000
 
 
+@pytest.mark.long
 def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
     svi, texts = fitted(4.0)
     assert texts == [] and svi._gradients._bound == 4.0
@@ -220,6 +223,7 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     assert all(averaged) == (name == "AutoDelta")
 
 
+@pytest.mark.long
 def test_other_guides_keep_the_learning_rate():
     """A network learns at the rate that its author has chosen."""
     problem, lengths = PROBLEMS["VAE"](), []
@@ -267,6 +271,7 @@ def test_a_run_goes_on_from_its_state(name):
     torch.testing.assert_close(mean, second.posterior().mean, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_private_run_goes_on_to_the_end_of_its_plan():
     data, options = (
         regression_data(200),

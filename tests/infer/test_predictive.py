@@ -232,6 +232,7 @@ def test_rows_of_the_fit_are_not_used(guide):
             assert own.shape == (200, len(new)) and own.abs().mean() < 5
 
 
+@pytest.mark.long
 def test_an_amortised_guide_is_used_where_it_sees_what_it_needs():
     x, _ = regression_data(SIZE)
     svi = fitted(effects, x, torch.zeros(SIZE), guide=amortised)

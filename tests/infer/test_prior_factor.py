@@ -325,6 +325,7 @@ def many_effects():
     return pyro.sample("effects", dist.Normal(0.0, scale).expand([20]).to_event(1)).sum()
 
 
+@pytest.mark.long
 def test_a_scale_that_starts_uncertain_is_not_lost():
     """Its draws are so far apart that the effects' precision is 10^5 times what it will be."""
     prior, start = prior_of(many_effects), torch.zeros(21).double()

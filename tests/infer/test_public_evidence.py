@@ -174,6 +174,7 @@ def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
         torch.testing.assert_close(found.stddev, own.stddev, rtol=0.1, atol=0.0)
 
 
+@pytest.mark.long
 def test_without_noise_it_is_conjugate():
     """With the prior of the run, and with another one."""
     x, y = regression()
@@ -238,6 +239,7 @@ def test_products_cost_what_the_people_in_them_pay(evidence):
     assert overlapping.times(third, disjoint=True).mu > overlapping.mu
 
 
+@pytest.mark.long
 def test_mu_is_that_of_the_relation():
     """Sums over all records move twice as far where a record is replaced."""
     found = {}
@@ -253,6 +255,7 @@ def test_mu_is_that_of_the_relation():
         one.times(two, disjoint=True)
 
 
+@pytest.mark.long
 def test_products_that_are_refused(evidence, tmp_path):
     with pytest.raises(ConfigurationError, match="a run that is in this evidence"):
         evidence.times(evidence, disjoint=True)

@@ -52,6 +52,7 @@ def test_chains_have_the_moments_of_a_gaussian(log_prob):
     assert sample.mT.corrcoef()[0, 1] == pytest.approx(-0.95, abs=0.02)
 
 
+@pytest.mark.long
 def test_chains_follow_a_curve():
     sample = drawn(banana, 2)
     assert sample[:, 1].mean().item() == pytest.approx(1.0, abs=0.15)

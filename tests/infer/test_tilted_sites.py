@@ -252,6 +252,7 @@ def test_the_vectorised_path_is_the_loop(model, own):
     close(problem.sites(mean, covariance), fast, 1e-12)
 
 
+@pytest.mark.long
 def test_sliced_data_give_the_same():
     x, y = data()
     sliced = Problem(logistic_whole, x, y, reading=Reading.WHOLE)

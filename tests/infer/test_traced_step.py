@@ -87,6 +87,7 @@ NOISELESS = dict(noise_multiplier=0.0, max_grad_norm=AdaptiveClip(0.5), loss_cli
 NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, privatize", in_turns(PROBLEMS, ["latents", "parameters"]))
 def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
@@ -127,6 +128,7 @@ def test_compiled_equals_pyro_code(name):
     assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.long
 def test_without_a_compiler(monkeypatch):
     """One warning, and the graphs as they are."""
 
@@ -284,6 +286,7 @@ def prepared(make, **options):
     return problem, svi
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "size",
     [
@@ -344,6 +347,7 @@ def test_sensitivity(name, privatize):
         torch.testing.assert_close(nan, none)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "similar",
     [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(0.1, marks=pytest.mark.slow), 0.01],
@@ -367,6 +371,7 @@ def test_rows_of_a_record_that_cancel(similar):
     assert_same(make, tolerance=1e-7, max_grad_norm=0.01)
 
 
+@pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
 
@@ -546,6 +551,7 @@ def test_falls_back():
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
+@pytest.mark.long
 def test_indices_of_another_plate_are_public_draws():
     def make():
         return Problem(
@@ -571,6 +577,7 @@ def test_records_in_a_loop_are_not_traced():
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
+@pytest.mark.long
 def test_draws_in_place():
     """A guide that fills a tensor of its own, and does not use what that returns."""
 
@@ -621,6 +628,7 @@ def test_a_state_is_noticed_in_the_first_steps(place):
         assert torch.equal(value, pyro.param(name))
 
 
+@pytest.mark.long
 def test_values_of_parameters_are_inputs():
     """Set from outside between two steps, they are what the next step starts from."""
     ends = []
@@ -705,6 +713,7 @@ def switched():
     return Problem(Switched().model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -747,6 +756,7 @@ def test_values_that_keep_changing():
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_compiled_modules_run_as_they_were_written(jit):
     """The same numbers as without ``torch.compile``, on the fastest path."""

@@ -370,6 +370,7 @@ def test_a_model_sees_as_many_rows_as_all_have():
         find_shards(["x"], ((x[:0],), {}), lambda given: [given])
 
 
+@pytest.mark.long
 def test_an_alone_rank_is_as_no_cluster(cluster):
     found = []
     for own in (cluster, None):

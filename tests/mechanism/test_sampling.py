@@ -94,6 +94,7 @@ def test_fixed_test_has_power():
     assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
 
 
+@pytest.mark.long
 def test_secure(monkeypatch):
     """The operating system's generator replaces a seeded one, by other algorithms."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)

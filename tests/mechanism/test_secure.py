@@ -145,6 +145,7 @@ def test_sensitivity_is_exact(monkeypatch, name, privatize):
     assert 0 < moved <= 4 * _UNITS**2
 
 
+@pytest.mark.long
 def test_noise_is_added_at_the_right_scale(monkeypatch, entropy):
     """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
     fixture = Fixture(

@@ -111,6 +111,7 @@ def floors():
     return max(height.values())
 
 
+@pytest.mark.long
 def test_arrows_go_down():
     assert wrong(sources()) == []
 

@@ -124,6 +124,7 @@ def _fails(*_, **__):
     raise ZeroDivisionError
 
 
+@pytest.mark.long
 def test_two_that_share_an_accountant(path):
     found = []
     for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):

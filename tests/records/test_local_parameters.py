@@ -819,6 +819,7 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secure", [False, True])
 def test_graphs_of_records_that_share_nothing(monkeypatch, secure):
     """All parameters are rows: a release without coordinates, and the same rows."""
@@ -845,6 +846,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, secure):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
     fixture = new(monkeypatch, sampling="full", jit="trace")

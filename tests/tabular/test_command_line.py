@@ -43,6 +43,7 @@ def files(tmp_path, monkeypatch):
     return "synthesize schema.json data.csv --epsilon 1 --output twin.csv".split()
 
 
+@pytest.mark.long
 def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     """Names, dtypes and order of the schema; the ledger and the report have the one release."""
     more = "--rows 50 --report report.html --journal ledger --keep sex --controller Office".split()
@@ -67,6 +68,7 @@ def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     assert os.stat("twin.csv").st_mtime_ns == before
 
 
+@pytest.mark.long
 def test_released_counts_in_a_file(files):
     """They are counts of columns and pairs, as released, with intervals that hold the truth."""
     assert front.main([*files, "--margins", "margins.csv", "--epsilon", "1000"]) == 0

@@ -145,6 +145,7 @@ def newton(x, y, scales, kind, offset=0.0):
     return b, np.linalg.inv(hessian)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("outcome", "family"), [("visits", "poisson"), ("any", "logistic")])
 def test_without_noise_it_is_the_posterior(outcome, family):
     """In the user's own units: within a tenth of a standard deviation of mode and curvature."""
@@ -169,6 +170,7 @@ def test_without_noise_it_is_the_posterior(outcome, family):
     assert (table["privacy"] < 1e-9).all()
 
 
+@pytest.mark.long
 def test_counts_with_an_exposure():
     """A rate times hours, in the user's units; one with a hundred times the hours of another."""
     data = frame(400)
@@ -423,6 +425,7 @@ def test_missing_at_random_is_no_complete_case():
     assert abs(found["ours"] - found["all"]) < 0.5 * abs(bias)
 
 
+@pytest.mark.long
 def test_a_private_fit_with_missing_values():
     """Covariate and outcome have some: no row is dropped, and the table has the formula alone."""
     columns = {
@@ -527,6 +530,7 @@ def test_families_with_more_latents(family):
         assert near.all() and "Intercept" not in table.index
 
 
+@pytest.mark.long
 def test_a_private_fit():
     glm = PrivateGLM(
         schema(*MAIN, "any"),
@@ -566,6 +570,7 @@ def test_a_private_fit():
     assert "<caption>any ~ age" in page and f"<p>status: {result.status.level}" in page
 
 
+@pytest.mark.long
 def test_a_report_names_it_whatever_the_column_is_called():
     """A zero-width space cannot be printed, and 300 letters do not fit a line."""
     name = "age\u200b" + 300 * "x"
@@ -598,6 +603,7 @@ SAVED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAVED)
 def test_a_result_is_read_again_without_the_data(name, tmp_path):
     """As another process has it: the same table and status, from released numbers alone."""
@@ -670,6 +676,7 @@ def test_arviz():
         result.to_arviz(data[["person", *glm.schema.names]])
 
 
+@pytest.mark.long
 def test_arviz_has_the_rows_with_an_outcome():
     columns = {"age": Number(20, 80), "visits": Count(0, 40, missing=True)}
     accountant = PrivacyAccountant(epsilon=20.0, delta=1e-5)

@@ -87,6 +87,7 @@ def test_noise_is_averaged():
     assert off["fitted"] < 0.75 * off["released"]
 
 
+@pytest.mark.long
 def test_is_a_function_of_what_was_released():
     rows, cells = drawn_rows(truth(), 200, np.random.default_rng(0)), Cells(SIZES, 2)
     counts = counts_of(rows, cells) - 30.0  # some negative
@@ -182,6 +183,7 @@ class TestPyroModel:
         assert {*guide.stochastic_nodes, "data"} == set(replayed.stochastic_nodes)
         assert replayed.log_prob_sum().isfinite()
 
+    @pytest.mark.long
     def test_runs_in_dpsvi(self):
         schema = TestRows().schema([])
         model, guide = schema.to_pyro(components=3)

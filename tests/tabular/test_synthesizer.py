@@ -151,6 +151,7 @@ class TestFrames:
         one = fitted(frame()[["sick"]], of, keep=()).sample(40)
         assert set(one["sick"]) == {"no", "yes"}
 
+    @pytest.mark.long
     def test_keep_what_goes_together(self, monkeypatch):
         """The mean distance of pairs: a tenth of that of columns that were shuffled apart."""
         monkeypatch.undo()

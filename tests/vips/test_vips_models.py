@@ -99,6 +99,7 @@ def exact_logistic(x, y, a0, b0):
     return mean, (weights @ (samples - mean).square()).sqrt()
 
 
+@pytest.mark.long
 def test_logistic_regression_is_close_to_the_exact_posterior():
     torch.manual_seed(0)
     x, w = regression_rows(20_000, 10), 2 * torch.randn(10)
@@ -345,6 +346,7 @@ def test_labels_may_be_integers_or_truth_values():
         assert torch.equal(other.posterior()["weights"].mean, mean)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_dpsvi_and_dpsep_run_on_the_same_model(name):
