@@ -215,7 +215,6 @@ def wrong(modules: dict[str, str]) -> list[str]:
     ]
 
 
-@pytest.mark.long
 def test_nobody_else():
     assert wrong(sources()) == []
 
