@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo docs lint test test-ci test-all test-lowest browser release slides tutorials
+.PHONY: demo docs lint quick test test-ci test-all test-lowest browser release slides tutorials
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
@@ -16,14 +16,17 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python tests/prose.py
 
+# A ladder: one case of each test but no fits; a fourth of the cases; slow tests, too; all cases.
+quick: lint
+	$(PYTEST) --rung quick
+
 test: lint
-	$(PYTEST) --thin -m "not slow"
+	$(PYTEST) --rung test
 
-# With what is marked slow: .ci/run calls it.
+# .ci/run calls it.
 test-ci: lint
-	$(PYTEST) --thin
+	$(PYTEST) --rung ci
 
-# With all cases of all tests: before a release, and whenever something central changes.
 test-all: lint
 	$(PYTEST)
 
@@ -65,7 +68,8 @@ CORE := \
 	tests/infer/test_traced_step.py::test_compiled_equals_pyro_code
 
 test-lowest: $(LOWEST)/.test
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -p no:cacheprovider --thin $(CORE)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses 2 \
+		--dist worksteal --rung ci $(CORE)
 
 $(LOWEST)/.test: pyproject.toml constraints-lowest.txt
 	$(OLDEST) -m venv --clear $(LOWEST)

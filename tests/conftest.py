@@ -19,12 +19,15 @@ def pytest_addoption(parser):
     # them. All the others may be run through them, too.
     parser.addoption("--jit", choices=("none", "trace", "compile"), default="none")
     parser.addoption(
-        "--thin",
-        action="store_true",
-        help="every fourth case only, of tests that have four or more and do not ask for each; "
-        "one of two or three, of those that say so",
+        "--rung",
+        choices=LEFT_OUT,
+        help="ci: every fourth case of a test that has four or more, one of two or three if it is "
+        "in_turns; test: the same without slow tests; quick: one case, without slow and long tests",
     )
 
+
+# Tests with these marks, by rung of the ladder.
+LEFT_OUT = {"quick": ("slow", "long"), "test": ("slow",), "ci": ()}
 
 # The defaults that users get.
 DEFAULTS = {each: each._usual_jit for each in (StochasticGradientVI, StochasticEP)}
@@ -41,16 +44,21 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)  # after -m has selected
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("thin"):
+    rung = config.getoption("rung")
+    if rung is None:
         return
     cases = collections.defaultdict(list)
     for item in items:
-        cases[item.nodeid.split("[")[0]].append(item)
+        if not any(map(item.get_closest_marker, LEFT_OUT[rung])):
+            # A test that classes inherit is one test in a quick run, and one for each class above.
+            cases[item.function if rung == "quick" else item.nodeid.split("[")[0]].append(item)
     kept = set()
-    for name, each in cases.items():
-        few = len(each) if each[0].get_closest_marker("in_turns") else 1
-        step = 1 if each[0].get_closest_marker("every_case") else 4 if len(each) >= 4 else few
+    for each in cases.values():
+        count, has = len(each), each[0].get_closest_marker
+        step = min(count, 4) if count >= 4 or has("in_turns") else 1
+        step = 1 if has("every_case") else count if rung == "quick" else step
         # Each test begins at another case, so that no model is left out everywhere.
+        name = each[0].nodeid.split("[")[0]
         kept.update(each[zlib.crc32(name.encode()) % step :: step])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -200,8 +200,9 @@ def a_loop():
     """The loss of a training loop."""
     guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
     svi = DPSVI(logistic, guide, optim, accountant=PrivacyAccountant(epsilon=1.0))
+    data = records()
     for _ in range(20):
-        svi.step(*records())
+        svi.step(*data)
 
 
 @run(

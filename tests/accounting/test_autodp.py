@@ -63,6 +63,7 @@ def laplace_delta(most, others, eps, mu):
     return sum(p * brute_delta(others, eps - loss, mu) for loss, p in pairs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", range(16))
 def test_laplace_noise_against_brute_force(case):
     """With up to two other releases: never below what some attacker attains."""
@@ -252,6 +253,7 @@ def test_poisson_samples_need_an_empty_record():
             recorded(mechanism, neighboring=REPLACE)
 
 
+@pytest.mark.long
 def test_they_are_saved_and_journaled(tmp_path):
     accountant = recorded(
         mechanism_zoo.LaplaceMechanism(3.0), mechanism_zoo.ExponentialMechanism(0.2), count=4
@@ -275,6 +277,7 @@ def test_they_are_saved_and_journaled(tmp_path):
             PrivacyAccountant().load_state_dict(saved)
 
 
+@pytest.mark.long
 def test_the_ledger_as_a_mechanism():
     accountant = recorded(mechanism_zoo.LaplaceMechanism(4.0), gaussian(3.0))
     accountant.record(SubsampledGaussian(2.0, 0.05), 30)

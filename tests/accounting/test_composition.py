@@ -64,6 +64,7 @@ def equal(one, other):
 ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 
 
+@pytest.mark.long
 @law(20)
 @given(ledgers(), st.randoms(use_true_random=False))
 def test_order_does_not_matter(ledger, random):
@@ -75,6 +76,7 @@ def test_order_does_not_matter(ledger, random):
         assert one == pytest.approx(other, rel=1e-12)
 
 
+@pytest.mark.long
 @law(60)
 @given(ledgers(), st.data())
 def test_counts_may_be_split_and_events_merged(ledger, data):
@@ -86,6 +88,7 @@ def test_counts_may_be_split_and_events_merged(ledger, data):
     assert cost(pieces, relation, delta) == pytest.approx(cost(entries, relation, delta), rel=1e-12)
 
 
+@pytest.mark.long
 @law(60)
 @given(ledgers(kinds=2, approximate=False), st.data())
 def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
@@ -101,6 +104,7 @@ def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
     assert equal(cost(apart, relation, delta), cost(entries, relation, delta))
 
 
+@pytest.mark.long
 @ENGINES
 @law(25)
 @given(ledgers(kinds=2), st.data())
@@ -127,6 +131,7 @@ def test_costs_are_monotone(engine, ledger, data):
     assert at_most(instead(SubsampledGaussian(noise, rate / factor, sampling), count), now)
 
 
+@pytest.mark.long
 @law(30)
 @given(ledgers())
 def test_loss_distributions_are_never_above_renyi(ledger):
@@ -134,6 +139,7 @@ def test_loss_distributions_are_never_above_renyi(ledger):
     assert at_most(cost(entries, relation, delta), cost(entries, relation, delta, "rdp"))
 
 
+@pytest.mark.long
 @law(60)
 @given(ledgers())
 def test_epsilon_and_delta_are_inverse(ledger):

@@ -121,6 +121,7 @@ def test_no_second_opinion_breaks_a_report(monkeypatch):
     assert text == "There is no second opinion by dp_accounting: it is not installed."
 
 
+@pytest.mark.long
 def test_every_release_is_listed():
     entries = [
         (SubsampledGaussian(1.5, 0.05), 200),
@@ -146,6 +147,7 @@ def cells(text):
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
+@pytest.mark.long
 def test_what_each_row_costs_alone_and_with_those_above():
     """Against ledgers of their own."""
     entries = [(SubsampledGaussian(2.0, 0.05), 100), (FULL, 1), (ApproximateDP(0.25, 1e-6, "x"), 2)]

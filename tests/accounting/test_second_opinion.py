@@ -77,6 +77,7 @@ def test_subsets_are_known_to_the_loose_accountant(noise, rate, count):
     assert found > 1.05 * pld
 
 
+@pytest.mark.long
 def test_what_states_its_own_cost_is_composed():
     found, source = opinion({stated(0.1): 3})
     assert source == "PLD"

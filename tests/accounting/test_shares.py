@@ -138,6 +138,7 @@ def model(y):
         pyro.sample("y", dist.Normal(mean.sum(), 1.0), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference, steps", [(DPSEP, None), (PaperDPSEP, 4), (DPSVI, 10)])
 def test_inferences_calibrate_to_the_share(inference, steps):
     accountant, y = PrivacyAccountant(1.0), torch.linspace(-1.0, 1.0, 200)

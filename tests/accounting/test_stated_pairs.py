@@ -59,13 +59,13 @@ def draw(rng, kinds):
     return [(float(most * rng.uniform(0.05, 1.0)), float(delta)) for delta in deltas]
 
 
-@pytest.mark.parametrize("case", range(100))
+@pytest.mark.parametrize("case", range(48))
 def test_random_ledgers_against_all_outcomes(case):
     """Never below what some attacker attains, and within a hundredth of it."""
     rng = np.random.default_rng([38, case])
     events = draw(rng, 1 + case % 3)
-    noise = float(rng.uniform(1.0, 10.0)) if case % 2 else math.inf
-    relation = (ADD, REPLACE)[case // 2 % 2]
+    noise = float(rng.uniform(1.0, 10.0)) if case // 4 % 2 else math.inf
+    relation = (ADD, REPLACE)[case // 8 % 2]  # a fourth of the cases has each combination
     mu = (1.0 if relation == ADD else 2.0) / noise
     ledger = {stated(*event): 1 for event in events}
     if noise < math.inf:
@@ -114,6 +114,7 @@ def test_thirty_counts_beside_a_run():
         assert 2.3 < composition.epsilon(ledger, DELTA, ADD, "pld") <= 2.42
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_it_never_costs_more_than_the_sum(relation):
     rest = {SubsampledGaussian(1.5, 0.01): 300}

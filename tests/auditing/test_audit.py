@@ -205,6 +205,7 @@ class TestRates:
 class TestCurve:
     """The claimed trade-off curve: mechanisms whose noise is a little too small."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("share", "found"), [(1.0, range(1)), (0.9, range(3, 21)), (0.8, range(16, 21))]
     )
@@ -235,6 +236,7 @@ class TestCurve:
         advantage = TradeOff.of(with_noise(claim, curve.noise_share)).advantage
         assert advantage == pytest.approx(least_advantage(600, curve.correct, 0.05), rel=1e-2)
 
+    @pytest.mark.long
     def test_luck(self):
         """A release without the canary shows an advantage in one of twenty audits, by chance."""
         rng, claim = np.random.default_rng(0), gaussian(1.0)[1]

@@ -154,6 +154,7 @@ def test_untraced_results_are_constants():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.long
 @needs_compiler
 def test_compiled():
     """The graph's numbers, in silence."""

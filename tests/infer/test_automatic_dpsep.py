@@ -90,7 +90,7 @@ class TestContract(InferenceContract):
     at_once = True
     at_an_end, done = PrivacyBudgetExceeded, "are done: start anew"
     opening = 1  # the opening reads norms alone
-    noisy_steps = 60  # in runs of their own
+    noisy_steps = 61
     bad_settings = (
         *(({name: 1}, f"DPSEP takes no {name}") for name in _OF_PAPER),
         ({"sampling": 0.5}, "DPSEP looks at all records"),
@@ -107,11 +107,7 @@ class TestContract(InferenceContract):
 
     @pytest.fixture(autouse=True)
     def _few_looks(self, monkeypatch):
-        monkeypatch.setattr(dpsep, "MOST_LOOKS", STEPS - 1)
-        for module in (dpsep, ep_state):
-            monkeypatch.setattr(module, "MOST_WITHOUT_NOISE", STEPS - 1)
-        monkeypatch.setattr(ep_state, "_ARRIVED", -1.0)
-        monkeypatch.setattr(LookPlan, "share", _equal_shares)
+        _looks(monkeypatch, STEPS)
 
     def new(self, variant=None, seed=0, **options):
         return ReleaseContract.new(self, variant, seed, **options)
@@ -135,28 +131,32 @@ class TestContract(InferenceContract):
     @classmethod
     @functools.cache
     def noisy(cls):
-        """The second release of each of many runs: its noise, and the ledger of a whole one."""
+        """The noise of a run with many looks, and its ledger."""
         self = cls()
         with pytest.MonkeyPatch.context() as patch:
-            seen, accountant = Releases(patch), PrivacyAccountant()
-            for run in range(self.noisy_steps):
-                noise = Noise(1.5, source=run)
-                inference, _ = self.stepped(2, noise=noise, accountant=accountant)
-        noise = [torch.stack(each).numpy() for each in zip(*seen.noise[1::2], strict=True)]
+            _looks(patch, self.noisy_steps)
+            seen = Releases(patch)
+            inference, _ = self.stepped(self.noisy_steps, noise=Noise(1.5, source=0))
+        noise = [torch.stack(each).numpy() for each in zip(*seen.noise[1:], strict=True)]
         return SimpleNamespace(seen=seen, noise=noise, ledger=inference.accountant.ledger)
 
     def require_ledger(self, ledger):
         """As many Gaussian sums over all records, cheaper ones than the whole."""
-        assert sum(count for _, count in ledger) == 2 * self.noisy_steps
+        assert sum(count for _, count in ledger) == self.noisy_steps
         assert all(event.sampling == "full" and event.noise_multiplier > 1.5 for event, _ in ledger)
 
-    def test_the_event_is_counted_before_the_noise_is_drawn(self):
-        counted = self.noisy().seen.counted
-        assert list(dict.fromkeys(counted)) == list(range(1, 2 * self.noisy_steps + 1))
 
+def _looks(patch, steps):
+    """From now on a run has this many steps, the opening included, and looks cost the same."""
 
-def _equal_shares(plan, frame, before, left, looks):
-    return left / max(STEPS - 1 - looks, 1)
+    def equal_shares(plan, frame, before, left, looks):
+        return left / max(steps - 1 - looks, 1)
+
+    patch.setattr(dpsep, "MOST_LOOKS", steps - 1)
+    for module in (dpsep, ep_state):
+        patch.setattr(module, "MOST_WITHOUT_NOISE", steps - 1)
+    patch.setattr(ep_state, "_ARRIVED", -1.0)
+    patch.setattr(LookPlan, "share", equal_shares)
 
 
 def fitted(model, data, epsilon=1.0, seed=0, guide=AutoMultivariateNormal, **options):
@@ -188,6 +188,7 @@ def distance(sep, exact):
     return torch.distributions.kl_divergence(sep.posterior(noise_aware=False), exact).item()
 
 
+@pytest.mark.long
 def test_without_noise_it_is_exact():
     x, y = gaussian_data(200)
     sep = DPSEP(
@@ -204,6 +205,7 @@ def test_without_noise_it_is_exact():
     )
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
 def test_nobody_sets_anything_whatever_the_units(scale):
@@ -235,6 +237,7 @@ def test_more_budget_is_closer():
     assert means[2] < 0.05
 
 
+@pytest.mark.long
 def test_records_of_a_rare_value_are_not_lost():
     """1.5% of the records alone tell a coefficient: their leverage is that of no others."""
     rng = torch.Generator().manual_seed(0)
@@ -260,6 +263,7 @@ def long_tails(x, y):
         pyro.sample("y", dist.StudentT(freedom, x[idx] @ w, scale), obs=y[idx])
 
 
+@pytest.mark.long
 def test_a_likelihood_that_is_not_concave():
     """Intervals of four standard deviations hold the truth; at a saddle they would not."""
     rng = torch.Generator().manual_seed(1)
@@ -304,6 +308,7 @@ def test_noise_makes_no_dispersion():
             assert found <= 1.3 * norm**2 and (sd > 5 or found > 0.9 * norm**2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_among_outliers(seed):
     """There every record's curvature has the wrong sign, and noise hides it."""
@@ -319,6 +324,7 @@ def test_a_start_among_outliers(seed):
     assert found.status.is_ok and (found.mean - 20.0).abs() < 4 * found.stddev < 0.4
 
 
+@pytest.mark.long
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))
@@ -338,6 +344,7 @@ def groups(group, y):
         pyro.sample("y", dist.Normal(a[group], 1.0), obs=y)
 
 
+@pytest.mark.long
 def test_where_records_say_nothing_no_step_leads_far_away():
     """Not along a prior without curvature, either: hundreds of thousands, without a limit."""
     torch.manual_seed(0)
@@ -348,6 +355,7 @@ def test_where_records_say_nothing_no_step_leads_far_away():
     assert posterior.mean.abs().max() < 3 * sep.num_steps
 
 
+@pytest.mark.long
 def test_a_weight_does_not_look_at_the_outcome():
     """A weight considers both outcomes, so curvatures are the same number for either."""
     x, _ = regression_data(size=6)
@@ -361,6 +369,7 @@ def test_a_weight_does_not_look_at_the_outcome():
     assert parts[0.0, 0.02].norm() < 0.1 * parts[0.0, 1e6].norm()
 
 
+@pytest.mark.long
 def test_the_share_of_yes_has_no_bias():
     """The part's coordinate that counts belongs to its size, too, for either outcome."""
 
@@ -448,6 +457,7 @@ def test_a_state_of_the_other_kind_is_refused():
         one.load_state_dict(two.state_dict())
 
 
+@pytest.mark.long
 def test_a_finished_run_is_taken_up_at_no_cost():
     data = gaussian_data(1000)
     sep = fitted(linear, data)
@@ -465,6 +475,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
         assert torch.equal(again.guide.median(*data)[name], value)
 
 
+@pytest.mark.long
 def test_a_step_after_a_finished_run_is_refused_also_by_a_new_object():
     data = gaussian_data(1000)
     sep = fitted(linear, data)
@@ -504,6 +515,7 @@ def test_what_was_clipped_is_known_without_a_bit():
     assert clipped.fraction == pytest.approx(exact, abs=0.03 + 4 * clipped.standard_error)
 
 
+@pytest.mark.long
 def test_graphs_change_nothing():
     x, y = gaussian_data(500)
     ways = (Execution(jit=jit) for jit in ("none", "trace"))
@@ -538,6 +550,7 @@ def effects_of_clinics(clinic, y):
         pyro.sample("y", dist.Poisson(a[clinic[i]].exp()), obs=y[i])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_scale_of_effects_does_not_collapse(seed):
     """It did, to 1e-8: the scale follows the effects, which noise draws together."""
@@ -550,6 +563,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
     assert 0.01 < lower < upper < 3.0  # a's standard deviations are 0.68 and 0.37
 
 
+@pytest.mark.long
 def test_collinear_columns_without_noise():
     """If only the prior tells coefficients apart, they keep the rest of its uncertainty."""
 

@@ -88,6 +88,7 @@ def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **option
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [not_centred, by_plate])
 def test_without_noise_the_likelihood_is_that_of_the_centred_model(model):
     evidence, expected = found(model).evidence, found(centred).evidence
@@ -101,6 +102,7 @@ def test_without_noise_the_likelihood_is_that_of_the_centred_model(model):
     )
 
 
+@pytest.mark.long
 def test_the_posterior_is_that_of_the_centred_model():
     ours, theirs = found(not_centred).posterior(), found(centred).posterior()
     assert str(ours.status) == "ok"
@@ -112,6 +114,7 @@ def test_the_posterior_is_that_of_the_centred_model():
     assert abs(draws["scale"].log().mean() - others["scale"].log().mean()) < 0.2
 
 
+@pytest.mark.long
 def test_noise_widens_the_intervals_and_the_plain_ones_stay():
     quiet, loud = found(not_centred).posterior(), found(not_centred, noise=0.5).posterior()
     assert (loud.noise_share > 0).all()
@@ -119,6 +122,7 @@ def test_noise_widens_the_intervals_and_the_plain_ones_stay():
     torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
 def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
     accountant = PrivacyAccountant(epsilon=4.0)
@@ -130,6 +134,7 @@ def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
     assert (effect - expected).abs().max() < 0.3
 
 
+@pytest.mark.long
 def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
     """Marginals of factors would be far wider than that."""
     sep = found(not_centred, guide=AutoNormal, noise=0.3)
@@ -138,23 +143,27 @@ def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_
     assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 6, 7, 0]].mean()
 
 
+@pytest.mark.long
 def test_reparameterised_models_have_their_site_back():
     model = poutine.reparam(centred, config={"effect": LocScaleReparam(0.0)})
     assert [each.name for each in found(model).evidence.latents] == ["effect"]
 
 
+@pytest.mark.long
 def test_latents_that_records_see_themselves_stay():
     sep = found(partly)
     assert {each.name for each in sep.evidence.latents} == {"mu", "own"}
     assert str(sep.posterior().names) == str(found(not_centred).posterior().names)
 
 
+@pytest.mark.long
 def test_a_site_with_a_row_for_each_record_is_no_coordinate():
     sep = found(unnamed, noise=0.3)
     assert {each.name for each in sep.evidence.latents} == {"mu", "scale", "z"}
     assert str(sep.posterior().status) != "ok"
 
 
+@pytest.mark.slow
 def test_the_evidence_meets_another_prior():
     evidence = found(not_centred, noise=0.3).evidence
     draws = evidence.posterior(latents, "nuts", num_samples=50, warmup_steps=50)
@@ -163,6 +172,7 @@ def test_the_evidence_meets_another_prior():
         evidence.posterior(latents)
 
 
+@pytest.mark.long
 def test_a_state_goes_on():
     first, arguments = None, made_up()
     accountant = PrivacyAccountant(epsilon=2.0)
@@ -185,6 +195,7 @@ def test_a_state_goes_on():
     assert str(sep.posterior().status) == "ok"
 
 
+@pytest.mark.long
 def test_looks_at_other_coordinates_are_explained():
     sep = found(not_centred)
     shares = sep.explain().shares
@@ -192,6 +203,7 @@ def test_looks_at_other_coordinates_are_explained():
     torch.testing.assert_close(sum(shares.values()), torch.ones_like(shares["data"]))
 
 
+@pytest.mark.slow
 def test_public_factors_of_the_prior_count():
     def pulled(group, y):
         effect = latents()

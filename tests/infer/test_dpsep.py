@@ -91,6 +91,7 @@ def correlated_data(size, dim=3, correlation=0.9):
     return x, torch.bernoulli(torch.sigmoid(x @ torch.linspace(-1, 1, dim)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guide", _GUIDES)
 def test_exact_for_linear_regression(guide):
     """Conjugate mean and covariance; a guide without correlations gets the marginals."""
@@ -150,6 +151,7 @@ def slow_sep(x, y, mean, steps, damping):
     return torch.linalg.solve(posterior, eta), torch.linalg.inv(posterior)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("centred", [True, False])
 def test_without_noise_and_clipping_it_is_plain_sep(centred):
     x, y = regression_data(size=12)
@@ -171,6 +173,7 @@ def test_close_to_the_posterior_of_logistic_regression():
     assert torch.distributions.kl_divergence(sep.posterior(), target) < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", [DPSEP, PaperDPSEP])
 def test_a_guide_of_low_rank_finds_the_same(inference):
     """The posterior is that of AutoMultivariateNormal, and the guide holds its marginals."""
@@ -285,6 +288,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         torch.testing.assert_close(one, other / rate)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moments", ["linear", "stein"])
 def test_public_generators_do_not_see_the_batch(monkeypatch, moments):
     states = []
@@ -307,6 +311,7 @@ def test_other_forms_of_the_same_model(model):
     torch.testing.assert_close(*means)
 
 
+@pytest.mark.long
 def test_moments_agree_and_repr_tells():
     """Stein's moments are approximate, and close where the cavity is narrow."""
     data = regression_data(size=500)
@@ -338,6 +343,7 @@ def test_a_likelihood_that_is_not_in_the_parameters_alone():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=2e-3)
 
 
+@pytest.mark.long
 def test_mixture_finds_its_components():
     """Enumerated assignments; weights on a simplex, whose prior is not Gaussian."""
     centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
@@ -370,6 +376,7 @@ def noisy(size=4000, **options):
     return sep
 
 
+@pytest.mark.long
 def test_noise_aware_covariance_is_the_closed_form():
     """Sigma + v Sigma^2, v by the recursion over the dampings; minibatches add u Sigma."""
     sd = 20.0 * 3.0 / math.sqrt(0.99)
@@ -427,6 +434,7 @@ def test_noise_aware_intervals_cover(correlation):
     assert 0.51 < share < 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.in_turns
 @pytest.mark.parametrize("precision", ["diagonal", pytest.param("shared", marks=pytest.mark.slow)])
 def test_without_correlations_the_noise_is_bounded(precision):
@@ -443,6 +451,7 @@ def test_without_correlations_the_noise_is_bounded(precision):
     assert (ratio < 1.8).all() and (ratio > 0.02).any()
 
 
+@pytest.mark.slow
 def test_few_records_and_much_noise_do_not_explode():
     for seed in range(10):
         x, y = regression_data(size=200)
@@ -497,6 +506,7 @@ def labels(x, y):
             pyro.sample("y", dist.Categorical(logits=x[idx, :2] @ w), obs=y[idx])
 
 
+@pytest.mark.long
 def test_missing_labels_may_be_anything():
     """A masked record adds nothing, with any label."""
     x, y = torch.randn(30, 3), torch.bernoulli(torch.full((30,), 0.5)).long()
@@ -531,6 +541,7 @@ def hierarchical_scales(x, y):
         pyro.sample("y", dist.Normal(x[idx] @ w, scale), obs=y[idx])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma", [3.0, 300.0])
 def test_hierarchies_survive_noise(sigma):
     x, y = regression_data(size=20)
@@ -684,6 +695,7 @@ def test_the_noise_of_a_saved_run_is_remembered():
         )
 
 
+@pytest.mark.long
 def test_states_of_other_latents():
     x, y = regression_data()
     sep = new_sep()
@@ -741,6 +753,7 @@ def test_observations_with_more_dimensions_than_their_distribution():
         sep.step(x, y.unsqueeze(-1))
 
 
+@pytest.mark.long
 def test_a_posterior_that_noise_has_made_singular():
     """Noise is as large as 1e46: a typed error before the next release, or a valid step."""
     data = regression_data()
@@ -773,6 +786,7 @@ def radon(size=200):
     return county, floor, level[county] - 0.7 * floor + 0.8 * torch.randn(size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "failure, guide",
     in_turns(
@@ -788,6 +802,7 @@ def test_a_hierarchy_that_fails_is_warned_of(failure, guide):
         sep.run(*radon(), progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma, model", in_turns([0.0, 1.0, 10.0], [logistic, linear]))
 def test_a_regression_that_settles_is_not_warned_of(sigma, model):
     bound = 20.0 if model is linear else 3.0

@@ -181,6 +181,7 @@ def test_states_of_the_older_engine_are_refused_in_words():
         made().load_state_dict(older)
 
 
+@pytest.mark.long
 def test_a_second_run_takes_what_is_left():
     accountant, data = PrivacyAccountant(2.0), regression_data(500)
     first = made(accountant=accountant)
@@ -289,6 +290,7 @@ def require_bounds(sums, places, broken=(), unread=()):
     return longest
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_moves_each_block_by_its_bound_at_most(family):
@@ -305,6 +307,7 @@ def test_a_record_moves_each_block_by_its_bound_at_most(family):
     assert longest > 0.5 * BOUND  # the bound is reached: the test has something to see
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 def test_a_record_beside_an_unknown_scale_does_so_too():
     """The opening has a histogram of the coefficients' scores, and one of the scale's."""
@@ -326,6 +329,7 @@ def test_the_openings_histograms_share_its_cost():
     assert sum(each.share for each in blocks) == pytest.approx(1.0)
 
 
+@pytest.mark.long
 def test_a_record_of_stein_moments_does_so_too():
     (x,) = points()
     x = x[:SIZE].clone()

@@ -86,6 +86,7 @@ def outcomes(model, data):
 # Which method.
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, linear, gamma, gamma_poisson, hierarchy, scaled])
 @pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoNormal])
@@ -173,6 +174,7 @@ def test_settings_of_gradients_choose_them(setting):
     assert type(svi._inference) is StochasticGradientVI
 
 
+@pytest.mark.long
 def test_without_noise_it_looks():
     """And finds the exact posterior of a linear regression."""
     x, _ = regression_data(60)
@@ -185,6 +187,7 @@ def test_without_noise_it_looks():
     )
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("value", [0.0, 1e30])
 @pytest.mark.parametrize("model", [logistic, product])
@@ -235,6 +238,7 @@ def test_after_a_release_the_method_stays():
 # Nothing else decides.
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     "change",
@@ -264,6 +268,7 @@ def test_the_posterior_is_that_of_dpsep(change):
 # Loops, states, and requests to both methods.
 
 
+@pytest.mark.long
 def test_a_loop_may_be_longer_than_the_looks():
     """The steps that are left do nothing, and other data are refused in them, too."""
     svi, (x, y) = swap(), regression_data(300)
@@ -293,6 +298,7 @@ def test_a_loop_that_ends_warns_as_a_run_does(as_users_run_it):
         swap().finish()
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_a_state_decides(model):
@@ -314,6 +320,7 @@ def test_a_state_decides(model):
     third.run(*data, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_one_front_for_both(model):
@@ -358,6 +365,7 @@ def test_rows_of_records_start_anew_after_the_attempt():
     assert not any("had values before" in note for note in svi.accountant.notes)
 
 
+@pytest.mark.long
 def test_values_of_before_are_noted_by_both_methods():
     for model in (logistic, product):
         svi = swap(model, num_steps=2)
@@ -367,6 +375,7 @@ def test_values_of_before_are_noted_by_both_methods():
         assert "DPSVI" in note
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_numbers_without_noise(model):
@@ -383,6 +392,7 @@ def test_numbers_without_noise(model):
     assert not any("had values before" in note for note in unlimited.accountant.notes)
 
 
+@pytest.mark.long
 def test_more_latents_than_the_records_can_tell():
     """65 latents and 100 records: the intervals are the prior's, and the status says so."""
 

@@ -96,6 +96,7 @@ def test_with_all_records_nothing_is_sampling(run):
     assert not found.shares["sampling"].any() and found.shares["privacy noise"].min() > 0.01
 
 
+@pytest.mark.long
 def test_a_known_split_of_dpsep():
     """Noise in the score and clipping move the mean through the covariance; by hand, sampling is
     u S."""
@@ -130,6 +131,7 @@ class Replayed:
         return [each.clone() for each in self.released[self.place - 1]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 def test_only_what_was_released_speaks(run, monkeypatch):
     """The second run's data differ in every record."""
@@ -145,6 +147,7 @@ def test_only_what_was_released_speaks(run, monkeypatch):
         assert torch.equal(again.shares[name], share)
 
 
+@pytest.mark.long
 def test_half_the_noise_is_that_of_the_whole_ledger():
     sep = fitted(DPSEP, epsilon=1.0)
     other = PrivacyAccountant()
@@ -162,6 +165,7 @@ def test_half_the_noise_is_that_of_the_whole_ledger():
     assert "Halving the noise" not in repr(sep.explain())
 
 
+@pytest.mark.long
 def test_four_times_the_records_and_half_the_noise_make_the_same_share():
     data = regression_data(4000)
     shares, widths = [], []
@@ -245,6 +249,7 @@ def test_a_picture():
     assert axes.get_xlabel().endswith("\nstatus: check: why")
 
 
+@pytest.mark.long
 def test_dpsep_that_has_not_arrived():
     far = init_to_value(values={"w": torch.full((3,), 3.0)})
 
@@ -309,6 +314,7 @@ def hierarchy(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [DPSEP, DPSVI])
 def test_float32_and_latents_that_no_record_sees(kind):
     """A plate that subsamples, and a transformed latent."""
@@ -328,6 +334,7 @@ def test_float32_and_latents_that_no_record_sees(kind):
     torch.testing.assert_close(sum(found.shares.values()).double(), torch.ones(4).double())
 
 
+@pytest.mark.long
 def test_dpsep_of_products_is_to_be_checked():
     """Evidence that is quadratic in the latents does not fit products of them."""
 

@@ -89,6 +89,7 @@ def exact_mean(x, y):
     return w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cap", [math.inf, 20])
 def test_a_few_extreme_records_are_no_longer_missed(cap):
     """21 of 15,000 records put an unaware interval 25 of its standard deviations off."""

@@ -55,6 +55,7 @@ def read(model, guide, *data):
     return read_guide(model, guide, records)
 
 
+@pytest.mark.long
 def test_dependent_sites_of_another_family_get_the_posterior():
     view = read(two, dependent, DATA)
     assert isinstance(view, FittedGuide)
@@ -79,6 +80,7 @@ def test_a_point_becomes_the_mean():
     assert found == pytest.approx((torch.sigmoid(MEAN[0]).item(), -1.0), rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_far_start_arrives():
     view = read(two, dependent, DATA)
     far = torch.tensor([3.0, -30.0], dtype=torch.float64)
@@ -86,6 +88,7 @@ def test_a_far_start_arrives():
     assert view.fit() < 0.5
 
 
+@pytest.mark.long
 def test_a_fit_repeats_and_leaves_the_public_generators():
     found = []
     for _ in range(2):
@@ -135,6 +138,7 @@ def stuck_guide(tosses):
     pyro.sample("fairness", dist.Beta(alpha, alpha))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [False, True])
 def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     tosses = (torch.arange(2_000) % 10 < 6).float()
@@ -159,6 +163,7 @@ def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     assert 0.95 < found.stddev / exact.stddev < 1.5  # the noise is in it
 
 
+@pytest.mark.long
 def test_dpsvi_warns_of_a_guide_that_cannot_hold_the_posterior():
     tosses = (torch.arange(2_000) % 10 < 8).float()
     pyro.clear_param_store()
@@ -200,6 +205,7 @@ class TestMixture:
         svi.run(y, progress=False)
         return svi, guide, near.float().mean()
 
+    @pytest.mark.long
     def test_gets_intervals(self):
         """Intervals of four standard deviations: one of 5,000 seeds would fail; it is fixed."""
         svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), noise=Noise(source=3))
@@ -213,6 +219,7 @@ class TestMixture:
         assert svi._inference._known.problem.prior._vectorizes
         torch.testing.assert_close(guide.median()["locs"].double(), posterior["locs"].mean)
 
+    @pytest.mark.slow
     def test_without_noise_it_arrives(self):
         svi, guide, share = self.fit(accountant=PrivacyAccountant(), noise=0)
         assert svi.posterior().status.is_ok

@@ -38,6 +38,7 @@ def forecast(model=logistic, args=None, inference=DPSEP, guide=AutoMultivariateN
     return accountant.forecast(model, guide(model), *args, inference=inference, **options)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("inference", [DPSEP, DPSVI])
 def test_more_budget_is_narrower(inference):
@@ -51,6 +52,7 @@ def test_more_budget_is_narrower(inference):
     assert found.ok[1] == 1
 
 
+@pytest.mark.long
 def test_without_noise_it_is_the_exact_posterior():
     """In a linear model the width does not depend on the outcomes."""
     x, y = made_up()
@@ -61,6 +63,7 @@ def test_without_noise_it_is_the_exact_posterior():
     assert (found.widths[1] < 1.2 * exact).all() and (found.widths > 0.95 * exact).all()
 
 
+@pytest.mark.long
 def test_nothing_is_charged_or_moved():
     """Ledger, guide, parameter store, generators and arguments stay what they are."""
     accountant = PrivacyAccountant(epsilon=1.0)
@@ -85,6 +88,7 @@ def test_nothing_is_charged_or_moved():
     assert not torch.equal(other.widths, found.widths)
 
 
+@pytest.mark.long
 def test_trials_have_the_settings_of_the_accountant():
     trials = []
 
@@ -123,6 +127,7 @@ def whole(x, y):
         pyro.sample("y", dist.Poisson(rate * x[:, 0].exp()), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.in_turns
 @pytest.mark.parametrize("inference", [DPSEP, DPSVI])
 def test_widths_are_of_the_model_s_own_space(inference):

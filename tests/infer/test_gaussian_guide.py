@@ -230,6 +230,7 @@ def test_autoguides_show_what_is_written(kind, dtype):
         close(guide.get_posterior(x).covariance_matrix, covariance, dtype)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("kind", AUTOGUIDES)
 def test_draws_of_constrained_latents(kind):

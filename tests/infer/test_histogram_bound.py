@@ -87,6 +87,7 @@ def test_of_many_latents_it_is_the_median():
     ).of_many  # version 0.2.0 had it
 
 
+@pytest.mark.long
 def test_what_is_clipped():
     """With a standard error that is not too small."""
     errors = []

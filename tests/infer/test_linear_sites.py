@@ -200,6 +200,7 @@ def test_in_integers():
     close(both(logistic, data(logistic), kind=FixedPointSum), tolerance=1e-6)
 
 
+@pytest.mark.long
 def test_one_record_adds_the_bound_at_most():
     """Both relations follow: zeroed out it is C, replaced 2 C."""
     tensors = data(logistic)
@@ -383,6 +384,7 @@ def test_threads_change_nothing(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
 
 
+@pytest.mark.long
 def test_runs_are_as_before():
     x, y = data(logistic, 500)
     x[4] = 1.0

@@ -103,6 +103,7 @@ def test_a_loop_may_be_too_long():
     assert svi.accountant.num_releases == 5
 
 
+@pytest.mark.long
 def test_a_loop_averages_at_its_end():
     """That of the plan, or where finish() is called."""
     for steps in (60, 56):
@@ -150,6 +151,7 @@ def fitted(bound, model=logistic, **options):
     return svi, told(lambda: svi.run(*data, progress=False), ClippingWarning)
 
 
+@pytest.mark.long
 def test_a_bound_that_is_far_too_small(as_users_run_it):
     svi, texts = fitted(0.01)
     assert len(texts) == 1 and "clip=0.01 clips about" in texts[0]
@@ -160,12 +162,14 @@ def test_a_bound_that_is_far_too_small(as_users_run_it):
     assert fitted(None)[1] == []
 
 
+@pytest.mark.long
 def test_a_bound_that_is_far_too_large(as_users_run_it):
     svi, texts = fitted(1e3)
     assert len(texts) == 1 and "far above the records' gradients" in texts[0]
     assert "clip=None" in texts[0] and svi._gradients._bound == svi.clip.bound == 1e3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_a_loss_that_is_a_mean(as_users_run_it, bound):
     """Pyro's advice to scale model and guide by 1/N makes each gradient as small."""
@@ -183,6 +187,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
         assert 200 < times < 20_000
 
 
+@pytest.mark.long
 def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
     svi, texts = fitted(4.0)
     assert texts == [] and svi._gradients._bound == 4.0
@@ -192,6 +197,7 @@ def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
 # Other guides.
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
@@ -220,6 +226,7 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     assert all(averaged) == (name == "AutoDelta")
 
 
+@pytest.mark.long
 def test_other_guides_keep_the_learning_rate():
     """A network learns at the rate that its author has chosen."""
     problem, lengths = PROBLEMS["VAE"](), []
@@ -236,6 +243,7 @@ def test_other_guides_keep_the_learning_rate():
 # States.
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", ["momentum", "Adam, .003", "ExponentialLR"])
 def test_a_run_goes_on_from_its_state(name):
@@ -265,6 +273,7 @@ def test_a_run_goes_on_from_its_state(name):
     torch.testing.assert_close(mean, second.posterior().mean, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_private_run_goes_on_to_the_end_of_its_plan():
     data, options = regression_data(200), dict(num_steps=40, noise=Noise(source=0), clip=2.0)
     first = swapped(accountant=PrivacyAccountant(epsilon=5.0), **options)

@@ -206,6 +206,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     assert {event.sample_rate for event in fixture.events} == {rate}
 
 
+@pytest.mark.long
 def test_gradient_estimate_is_unbiased(monkeypatch):
     """Over Poisson samples, the mean of sum / rate is the sum over all records."""
     runs, data, noise = [], regression_data(), Noise(0, source=0)
@@ -247,6 +248,7 @@ def test_private_loss(monkeypatch, particles):
     assert fixture.svi.step(*data) == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_private_loss_is_one_event_and_clipped(monkeypatch):
     fixture = Fixture(
         monkeypatch,

@@ -153,6 +153,7 @@ def test_arguments_by_name_and_in_containers():
         svi.predictive(3)({"x": NEW})
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_the_posterior():
     """Joint ones, in the model's own space, and their outcomes."""
     x, y = regression_data(400)
@@ -170,6 +171,7 @@ def test_draws_are_those_of_the_posterior():
     assert torch.equal(predictive(NEW[:2])["w"], w)  # the same draws for all records
 
 
+@pytest.mark.long
 def test_the_noise_is_in_the_draws():
     """The guide holds the noise-aware posterior."""
     x, y = regression_data(400)
@@ -218,6 +220,7 @@ def amortised(x, y):
         pyro.sample("own", dist.Normal(100.0 + slope * (y[idx] - x[idx].sum(-1)), 0.01))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guide", [with_rows, AutoNormal(effects)])
 def test_rows_of_the_fit_are_not_used(guide):
     """A new record's latents are drawn from the model, whatever the number of new ones."""
@@ -229,6 +232,7 @@ def test_rows_of_the_fit_are_not_used(guide):
             assert own.shape == (200, len(new)) and own.abs().mean() < 5
 
 
+@pytest.mark.long
 def test_an_amortised_guide_is_used_where_it_sees_what_it_needs():
     x, _ = regression_data(SIZE)
     svi = fitted(effects, x, torch.zeros(SIZE), guide=amortised)

@@ -213,6 +213,7 @@ def test_it_is_the_same_at_the_same_posterior():
     assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
 def test_it_does_not_depend_on_the_data(latents):
     """Bitwise."""
@@ -324,6 +325,7 @@ def many_effects():
     return pyro.sample("effects", dist.Normal(0.0, scale).expand([20]).to_event(1)).sum()
 
 
+@pytest.mark.long
 def test_a_scale_that_starts_uncertain_is_not_lost():
     """Its draws are so far apart that the effects' precision is 10^5 times what it will be."""
     prior, start = prior_of(many_effects), torch.zeros(21).double()

@@ -65,6 +65,7 @@ def numbers(evidence):
     return [each.tolist() for each in found] + [evidence.mu]
 
 
+@pytest.mark.long
 def test_a_file_has_all_to_the_digit(evidence, tmp_path):
     path = tmp_path / "evidence.json"
     evidence.save(path)
@@ -162,6 +163,7 @@ def test_values_that_do_not_fit(evidence):
 # Priors.
 
 
+@pytest.mark.long
 def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
     for sep in (run(), run(noise=0.0)):
         found, own = sep.evidence.posterior(prior), sep.posterior()
@@ -169,6 +171,7 @@ def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
         torch.testing.assert_close(found.stddev, own.stddev, rtol=0.1, atol=0.0)
 
 
+@pytest.mark.long
 def test_without_noise_it_is_conjugate():
     """With the prior of the run, and with another one."""
     x, y = regression()
@@ -190,6 +193,7 @@ def test_without_noise_it_is_conjugate():
     )
 
 
+@pytest.mark.slow
 def test_nuts_and_a_guide_find_the_same(evidence):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
@@ -220,6 +224,7 @@ def test_what_is_no_prior_or_method(evidence):
 # Products.
 
 
+@pytest.mark.long
 def test_products_cost_what_the_people_in_them_pay(evidence):
     other = run(data=regression(seed=1), epsilon=1.0).evidence
     apart, overlapping = (evidence.times(other, disjoint=each) for each in (True, False))
@@ -231,6 +236,7 @@ def test_products_cost_what_the_people_in_them_pay(evidence):
     assert overlapping.times(third, disjoint=True).mu > overlapping.mu
 
 
+@pytest.mark.long
 def test_mu_is_that_of_the_relation():
     """Sums over all records move twice as far where a record is replaced."""
     found = {}
@@ -246,6 +252,7 @@ def test_mu_is_that_of_the_relation():
         one.times(two, disjoint=True)
 
 
+@pytest.mark.long
 def test_products_that_are_refused(evidence, tmp_path):
     with pytest.raises(ConfigurationError, match="a run that is in this evidence"):
         evidence.times(evidence, disjoint=True)
@@ -259,6 +266,7 @@ def test_products_that_are_refused(evidence, tmp_path):
         evidence.times(evidence, disjoint="yes")
 
 
+@pytest.mark.long
 def test_two_halves_are_about_the_whole():
     """Exactly without noise in a linear model, and within the intervals under it."""
     x, y = regression(2000)

@@ -82,6 +82,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
     assert same(*states)
 
 
+@pytest.mark.long
 def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     """The step is counted, the regression has its gradient, and the run goes on."""
 
@@ -99,6 +100,7 @@ def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     assert 0.995 < svi.accountant.get_epsilon() <= 1.0
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
     """As one that has ended; and goes on from there."""
     data, guide = regression_data(), AutoMultivariateNormal(logistic)

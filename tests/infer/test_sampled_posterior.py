@@ -52,6 +52,7 @@ def test_chains_have_the_moments_of_a_gaussian(log_prob):
     assert sample.mT.corrcoef()[0, 1] == pytest.approx(-0.95, abs=0.02)
 
 
+@pytest.mark.long
 def test_chains_follow_a_curve():
     sample = drawn(banana, 2)
     assert sample[:, 1].mean().item() == pytest.approx(1.0, abs=0.15)
@@ -60,6 +61,7 @@ def test_chains_follow_a_curve():
     assert (sample[:, 1] < -1.0).double().mean() < 0.03  # a Gaussian has a tenth there
 
 
+@pytest.mark.long
 def test_chains_are_the_same_in_each_call():
     torch.manual_seed(3)
     first = drawn(banana, 2)
@@ -144,6 +146,7 @@ def model(group, y):
         pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
 
 
+@pytest.mark.long
 def test_evidence_about_a_deterministic_site_meets_a_prior():
     torch.manual_seed(0)
     pyro.clear_param_store()

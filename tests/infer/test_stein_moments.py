@@ -104,6 +104,7 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(tilted_sites, "_NUM_DRAWS", 4)
 
 
+@pytest.mark.long
 def test_stein_sites_are_those_of_the_loop(few_draws):
     method, indices, rows = stein(mixture, torch.randn(4, 2))
     agree_with_the_loop(method, torch.randn(8), 0.1 * torch.eye(8) + 0.02, indices, rows)
@@ -124,6 +125,7 @@ def agree_with_the_loop(method, mean, covariance, indices, rows):
     torch.testing.assert_close(fast.precision, slow.precision)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorizes", [True, False])
 def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):
     method, indices, rows = stein(mixture, torch.randn(4, 2))

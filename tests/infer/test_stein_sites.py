@@ -244,6 +244,7 @@ def test_what_has_no_rule_is_left_alone():
     assert moments.name == "stein" and moments.design is None
 
 
+@pytest.mark.long
 def test_a_run_is_the_same(monkeypatch):
     model = MODELS["missing, count"]
     tensors = data(model)

@@ -126,6 +126,7 @@ def test_without_noise_there_is_nothing_to_check():
     assert svi.posterior().status.is_ok
 
 
+@pytest.mark.long
 def test_integers_by_graphs(monkeypatch):
     """With the system's noise, too: a warning would say that there is no graph."""
     take(monkeypatch, [1, 4, 8, 20])
@@ -150,6 +151,7 @@ def test_integers_by_graphs(monkeypatch):
     assert torch.equal(*sums)
 
 
+@pytest.mark.long
 def test_graphs_change_nothing():
     """Parameters, bound and posterior are those of Pyro's code."""
     found = []
@@ -209,6 +211,7 @@ def test_the_loss_sums_out_what_is_marked(name, loss):
     assert type(svi.loss) is loss
 
 
+@pytest.mark.long
 def test_rows_of_records_have_a_step_size():
     def model(x):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -228,6 +231,7 @@ def test_rows_of_records_have_a_step_size():
     assert svi._rows._adams["AutoNormal.locs.own"].lr == 0.3
 
 
+@pytest.mark.slow
 def test_a_guide_that_is_no_gaussian_arrives():
     """Gradients are a thousand times as large at the start, and Adam must forget that."""
 
@@ -252,6 +256,7 @@ def test_a_guide_that_is_no_gaussian_arrives():
     assert pyro.param("log_sd").exp().item() == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.long
 def test_records_alone_may_be_of_single_precision():
     """Their graph rounds as much as the model does."""
 
@@ -331,6 +336,7 @@ def test_the_bound_follows_the_norms(monkeypatch):
     assert svi.accountant.ledger == ((SubsampledGaussian(1.0, 1.0, "full"), 50),)
 
 
+@pytest.mark.long
 def test_the_bound_is_in_the_units_of_the_data():
     """A thousandfold gradient has a thousandfold bound; one below 1e-6 is none."""
     bounds = []
@@ -355,6 +361,7 @@ def test_no_bound_without_noise():
 # Going on.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):
     """So does a state of version 0.2.0, which kept more."""
@@ -442,6 +449,7 @@ def test_a_passed_optimizer_is_used_as_ever():
     assert svi.clip.bound == svi._bound == 1.0
 
 
+@pytest.mark.long
 def test_asking_for_the_posterior_changes_nothing():
     """Neither parameters nor public generators nor what is released later."""
     found = []

@@ -252,6 +252,7 @@ def test_the_vectorised_path_is_the_loop(model, own):
     close(problem.sites(mean, covariance), fast, 1e-12)
 
 
+@pytest.mark.long
 def test_sliced_data_give_the_same():
     x, y = data()
     sliced = Problem(logistic_whole, x, y, reading=Reading.WHOLE)
@@ -415,6 +416,7 @@ def test_curved_is_said_of_predictors_that_are_not_linear(model):
     assert Problem(model, x, y, plate="data").moments.curved == (model is curved)
 
 
+@pytest.mark.long
 def test_predictors_that_turn():
     """A curve of a linear predictor is one of its kind. A product or a sum of curves is not."""
     kinds = {

@@ -86,6 +86,7 @@ def test_a_guide_of_each_family(name):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Beta", "Gamma", "Dirichlet"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_equals_pyro_code(name, privatize):
@@ -100,6 +101,7 @@ def test_equals_pyro_code(name, privatize):
     assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COUNTS)
 def test_latents_without_a_reparameterisation(name):
     clip = Clip(0.5, of="parameters")
@@ -170,6 +172,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_records_draw_by_rejection(name, privatize):
@@ -196,6 +199,7 @@ def sums(svi, batch, seed):
     return exact_sums(clipped)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOCAL)
 def test_private_draws_leave_the_public_generator_alone(name):
     made, svi = new(LOCAL[name], "trace")
@@ -204,6 +208,7 @@ def test_private_draws_leave_the_public_generator_alone(name):
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
+@pytest.mark.long
 def test_a_gamma_of_records_is_a_gamma():
     """Means of the contributions agree with Pyro's code, which draws for itself."""
     made, svi = new(LOCAL["Gamma"], "trace", clip=1e6)

@@ -86,6 +86,7 @@ NOISELESS = dict(clip=Clip(AdaptiveClip(0.5), loss=2.0))
 NOISY = dict(noise=Noise(1.0, source=0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, of", in_turns(PROBLEMS, ["latents", "parameters"]))
 def test_equals_pyro_code(name, of):
     """On the same draws, for every problem; with and without noise, bits and losses."""
@@ -95,6 +96,7 @@ def test_equals_pyro_code(name, of):
     assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -108,6 +110,7 @@ def test_other_settings(options):
     assert_same(PROBLEMS["VAE"], **options)
 
 
+@pytest.mark.long
 def test_single_precision():
     """Nothing but rounding differs, and the first steps let that pass."""
     torch.set_default_dtype(torch.float32)
@@ -125,6 +128,7 @@ def test_compiled_equals_pyro_code(name):
     assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.long
 def test_without_a_compiler(monkeypatch):
     """One warning, and the graphs as they are."""
 
@@ -140,6 +144,7 @@ def test_without_a_compiler(monkeypatch):
 # Randomness
 
 
+@pytest.mark.long
 def test_draws_are_fresh_in_every_step(monkeypatch):
     """All three are: public draws, local draws and noise."""
     problem = PROBLEMS["hierarchical"]()
@@ -164,6 +169,7 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
         assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
 
 
+@pytest.mark.long
 def test_particles_draw_on_their_own():
     """Publicly and locally."""
     problem, svi = new(PROBLEMS["hierarchical"], "trace", noise=0.0)
@@ -279,6 +285,7 @@ def prepared(make, **options):
     return problem, svi
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "size",
     [
@@ -302,6 +309,7 @@ def test_padding_adds_nothing(monkeypatch, size):
         assert abs(found[2].item()) <= 0.5 * len(batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "privatize"),
     [
@@ -338,6 +346,7 @@ def test_sensitivity(name, privatize):
         torch.testing.assert_close(nan, none)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "similar",
     [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(0.1, marks=pytest.mark.slow), 0.01],
@@ -361,6 +370,7 @@ def test_rows_of_a_record_that_cancel(similar):
     assert_same(make, tolerance=1e-7, clip=0.01)
 
 
+@pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
 
@@ -455,6 +465,7 @@ class Drawn(dist.LogNormal):
         return torch.exp(self.loc + self.scale * torch.normal(torch.zeros(self.loc.shape), 1.0))
 
 
+@pytest.mark.long
 def test_one_part_with_draws_and_parameters_of_records():
     """A scale that model and records use, latents in the plate, and a draw in the guide."""
 
@@ -533,6 +544,7 @@ def test_falls_back():
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
+@pytest.mark.long
 def test_indices_of_another_plate_are_public_draws():
     def make():
         return Problem(model_with_random_indices, handwritten_guide, regression_data())
@@ -554,6 +566,7 @@ def test_records_in_a_loop_are_not_traced():
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
+@pytest.mark.long
 def test_draws_in_place():
     """A guide that fills a tensor of its own, and does not use what that returns."""
 
@@ -603,6 +616,7 @@ def test_a_state_is_noticed_in_the_first_steps(place):
         assert torch.equal(value, pyro.param(name))
 
 
+@pytest.mark.long
 def test_values_of_parameters_are_inputs():
     """Set from outside between two steps, they are what the next step starts from."""
     ends = []
@@ -650,6 +664,7 @@ def test_optimizers_that_change_gradients_in_place(jit, optim):
     torch.testing.assert_close(found, values())
 
 
+@pytest.mark.long
 def test_the_same_data_elsewhere():
     """A copy is looked at and traced anew."""
     ends = []
@@ -684,6 +699,7 @@ def switched():
     return Problem(Switched().model, lambda x, y: None, regression_data())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -707,6 +723,7 @@ def test_values_that_a_model_refers_to_may_change(change):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 def test_values_that_keep_changing():
     """Tracing in each step would take longer than it saves: one warning, and the right numbers."""
     ends = []
@@ -725,6 +742,7 @@ def test_values_that_keep_changing():
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_compiled_modules_run_as_they_were_written(jit):
     """The same numbers as without ``torch.compile``, on the fastest path."""

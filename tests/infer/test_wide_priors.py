@@ -22,6 +22,7 @@ def made_up():
     return x, x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_wide_prior_and_an_unknown_scale(epsilon):
     x, y = made_up()
@@ -39,6 +40,7 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
     assert ((found.mean[:3] - exact).abs() < 4 * sds).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [2.0, 0.1])
 def test_a_prior_of_a_scale_that_is_far_too_small(scale):
     """The opening says so, and the first look is made at a scale that fits."""
@@ -63,6 +65,7 @@ def test_a_prior_of_a_scale_that_is_far_too_small(scale):
     assert ((found.mean[1:] - exact).abs() < 4 * sds).all()
 
 
+@pytest.mark.long
 def test_a_scale_that_is_the_location_too():
     """One latent is both, so no histogram is the scale's alone."""
 
@@ -77,6 +80,7 @@ def test_a_scale_that_is_the_location_too():
     assert sep.posterior().mean.isfinite().all()
 
 
+@pytest.mark.long
 def test_a_prior_that_is_masked_out():
     """A flat prior has no mean to start at."""
 

@@ -194,6 +194,7 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_many_clipped_records_are_warned_of(make, jit):
@@ -209,6 +210,7 @@ def test_many_clipped_records_are_warned_of(make, jit):
     assert "clipped='0% +- 0.0%'" in repr(inference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clipped", "expected"), [(200, 0), (800, 20)])
 def test_noise_alone_is_not_warned_of(clipped, expected):
     """With a standard error of 9%, 20% are not more than a quarter, and 80% are.
@@ -227,6 +229,7 @@ def test_noise_alone_is_not_warned_of(clipped, expected):
     assert count == expected
 
 
+@pytest.mark.long
 def test_a_bias_by_clipping_is_warned_of():
     """A skewed regression: C = 40 turns the mean slope, about 9, into the median one, about 4."""
     x = torch.ones(1000) + torch.rand(1000)
@@ -283,6 +286,7 @@ def random_effects(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
 @pytest.mark.parametrize("microbatch_size", [None, 7])
 @pytest.mark.parametrize("model", [logistic, one_by_one, random_effects])
@@ -301,6 +305,7 @@ def test_every_way_of_taking_records_counts(model, microbatch_size):
         assert svi.clipped_fraction.fraction == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_state(make):
     """The mean goes on where it stood; a state of an older version has none."""

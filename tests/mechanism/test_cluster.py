@@ -64,10 +64,12 @@ def require_equal(found):
                 assert own[method] == pytest.approx(values, rel=0, abs=1e-9), (name, method)
 
 
+@pytest.mark.long
 def test_ranks_find_what_one_process_finds():
     require_equal(dict(results("equality")))
 
 
+@pytest.mark.long
 def test_dpsvi_has_the_same_method_on_all_ranks():
     """Also in a loop that is longer than the looks, and after an attempt that failed."""
     first, second = results("methods").values()
@@ -82,12 +84,14 @@ def test_all_methods_find_what_one_process_finds():
     require_equal(dict(results("equality_of_all")))
 
 
+@pytest.mark.long
 def test_integers_are_equal_bit_for_bit():
     one, *others = results("secure").values()
     assert len(one) == 3 and all(sums and any(sums[0][0]) for sums in one.values())
     assert others and all(each == one for each in others)
 
 
+@pytest.mark.long
 def test_ranks_with_one_seed_draw_records_of_their_own():
     first, second = (each["drawn"] for each in results("samples"))
     assert len(first) == len(second) == 21
@@ -97,6 +101,7 @@ def test_ranks_with_one_seed_draw_records_of_their_own():
     assert not any(a == b for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.long
 def test_noise_is_drawn_once_and_sums_stay_with_rank_0():
     first, second = results("samples")
     assert (first["noises"], second["noises"]) == (21, 0)
@@ -105,6 +110,7 @@ def test_noise_is_drawn_once_and_sums_stay_with_rank_0():
     assert first["global draws"] and second["global draws"]
 
 
+@pytest.mark.long
 def test_mirrors_refuse_what_only_the_ledger_can_tell():
     first, second = (each["refused"] for each in results("samples"))
     assert first[0] is first[2] is first[3] is None
@@ -112,6 +118,7 @@ def test_mirrors_refuse_what_only_the_ledger_can_tell():
         assert said.startswith(f"PrivacyError: {name}: ") and "rank 0" in said.lower()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "of_first", "of_second"),
     [
@@ -128,28 +135,33 @@ def test_ranks_that_differ_are_told(case, of_first, of_second):
         assert said[case].startswith(expected)
 
 
+@pytest.mark.long
 def test_what_users_draw_and_pass_between_steps_changes_nothing():
     for found in results("differences"):
         for case in ("draws_between_steps", "new_arguments"):
             assert found[case] == found["no_draws_between_steps"]
 
 
+@pytest.mark.long
 def test_ranks_use_graphs_together_or_not_at_all():
     assert [each["graphs_on_one"] for each in results("differences")] == ["EagerStep"] * 2
 
 
+@pytest.mark.long
 def test_what_rank_0_refuses_is_no_release():
     first, second = (each["refused_by_first"] for each in results("differences"))
     assert first == ["PrivacyError", 0, 0, 1, 1]  # and it is not the end of the cluster
     assert second == ["ClusterError", 0, 0, 1, 1]
 
 
+@pytest.mark.long
 def test_a_callback_of_one_rank_stops_all():
     first, second = (each["stopped_by_one"] for each in results("differences"))
     assert first == second
     assert first[-3:-1] == [2, "a callback stopped it"]
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", cluster_runs.SOME)
 def test_failures(case):
@@ -360,6 +372,7 @@ def test_a_model_sees_as_many_rows_as_all_have():
         find_shards(["x"], ((x[:0],), {}), lambda given: [given])
 
 
+@pytest.mark.long
 def test_an_alone_rank_is_as_no_cluster(cluster):
     found = []
     for own in (cluster, None):

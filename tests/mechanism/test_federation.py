@@ -65,6 +65,7 @@ def noisy(size, sigma, shares, add, value=0.0):
 
 
 class TestHolders:
+    @pytest.mark.long
     def test_they_find_what_one_process_finds(self):
         """With equal noise: one share has it all. A holder may have no records."""
         found = results()["equality"]
@@ -75,12 +76,14 @@ class TestHolders:
             for method, values in one.items():
                 assert own[method] == pytest.approx(values, rel=0, abs=1e-9), method
 
+    @pytest.mark.long
     def test_nothing_set(self):
         first, *others = results()["nothing_set"]
         assert all(each == first for each in others)
         assert first["releases"] > 5 and 0.99 < first["epsilon"] <= 1.0
         assert first["noise factor"] == pytest.approx(math.sqrt(3))
 
+    @pytest.mark.long
     def test_what_leaves_them_has_a_share_of_the_noise(self):
         """Every release, holder and number has a draw of its own: at least 5 x 3 x 2."""
         found = results()["uploads"]
@@ -94,15 +97,18 @@ class TestHolders:
         # Blocks differ in their part of the cost: at least a share of sigma, below four times it.
         assert 0.6 < np.std(shares) / own["sigma"] < 4.0
 
+    @pytest.mark.long
     def test_each_counts_for_itself(self):
         for own in results()["uploads"]["holders"]:
             assert own["counted"] == 5 and 0.99 < own["epsilon"] <= 1.0
             notes = " ".join(own["notes"])
             assert "3 holders" in notes and "trusted aggregator" in notes
 
+    @pytest.mark.long
     def test_how_long_they_compute_is_not_told(self):
         assert results()["uploads"]["told"] == [0]
 
+    @pytest.mark.long
     def test_one_that_drops_out(self):
         first, second, lost = results()["dropouts"]["one"]
         assert lost is None
@@ -112,12 +118,14 @@ class TestHolders:
             # The journal has each release before it is uploaded.
             assert each["calls"] == list(range(1, 8)) and each["counted"] == 7
 
+    @pytest.mark.long
     def test_more_than_may_drop_out(self):
         first, *lost = results()["dropouts"]["two"]
         assert lost == [None, None]
         assert "Only 1 holders are left" in first["said"]
         assert (first["steps"], first["counted"]) == (1, 3)
 
+    @pytest.mark.long
     def test_they_go_on_after_a_crash(self):
         """One journal counts one release beyond its state. All add noise for its budget."""
         before, after, _ = results()["resumed"]
@@ -128,10 +136,12 @@ class TestHolders:
         assert [each[3] for each in after] == [5, 6, 5]
         assert all(each[1] <= 1.0 for each in after) and after[1][1] > 0.99
 
+    @pytest.mark.long
     def test_one_that_loads_a_state_of_a_smaller_ledger(self):
         (found, _, sigma), *others = results()["resumed"][2]
         assert all(each[0] == found and each[2] == sigma for each in others)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("trial", [1, 2], ids=["in new processes", "in the same"])
     def test_looks_go_on_after_a_crash(self, trial):
         """One owner has spent a look more: all have its share of the budget left."""
@@ -141,6 +151,7 @@ class TestHolders:
         assert found[0] == found[1] == found[2]
         assert all(each <= 1.0 for each in epsilons) and epsilons[1] > 0.99
 
+    @pytest.mark.long
     def test_a_budget_of_ones_own(self):
         """Nobody pays for a release that one of them refuses."""
         first, second = results()["refusals"]["budget"]
@@ -148,17 +159,20 @@ class TestHolders:
         assert second[0].startswith("PrivacyBudgetExceeded: ")
         assert first[1:] == second[1:] and first[1] > 2
 
+    @pytest.mark.long
     def test_noise_is_that_of_the_smallest_budget(self):
         first, second = results()["refusals"]["calibrated"]
         assert first == second and first[:3] == [None, 5, 4]
         assert first[3] > 5.0  # a budget of 3 would make it 3.9
 
+    @pytest.mark.long
     def test_others_do_not_learn_what_an_error_says(self):
         first, second = results()["refusals"]["broken"]
         assert first[0].startswith("ClusterError: Holder 1 failed")
         assert "NaN" not in first[0] and "NaN" in second[0]
         assert first[1] == second[1] == 0
 
+    @pytest.mark.long
     def test_settings_that_differ(self):
         for kind, text in (("other_numbers", "colluders differ"), ("other_settings", "num_steps")):
             for said in results()["refusals"][kind]:
@@ -166,17 +180,20 @@ class TestHolders:
 
 
 class TestShamirSums:
+    @pytest.mark.long
     def test_the_posterior_is_that_of_one_process(self):
         found = results()["shamir"]
         for own, notes in found["fit"]:
             assert own == pytest.approx(found["alone"], rel=0, abs=1e-9)
             assert any("secret sharing" in each and "2 colluding" in each for each in notes)
 
+    @pytest.mark.long
     def test_totals_are_exact(self):
         for each in results()["shamir"]["sends"]:
             assert each["total"] == [2**62 + 7 - 2**63] * 400
             assert each["present"] == [0, 1, 2]
 
+    @pytest.mark.long
     def test_all_others_together_see_uniform_numbers(self):
         """Each share, and what a line through two of the three says of the upload."""
         for index, each in enumerate(results()["shamir"]["sends"]):
@@ -188,11 +205,13 @@ class TestShamirSums:
             for numbers in (first, second, (first + second) % 1.0, guessed):
                 assert len(numbers) == 400 and kstest(numbers, "uniform").pvalue > 1e-8
 
+    @pytest.mark.long
     def test_sizes_that_differ_open_nothing(self):
         for each in results()["shamir"]["sends"]:
             first, second = each["refused"]
             assert "nothing was opened" in first and "not at the same point" in second
 
+    @pytest.mark.long
     def test_one_that_dies(self):
         *others, dead = results()["shamir"]["dies"]
         assert dead is None
@@ -279,6 +298,7 @@ class TestShares:
         with pytest.raises(ConfigurationError, match="multiplier"):
             noisy(1, 2.0**-16, 4, lambda units: units)
 
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
     @pytest.mark.parametrize(("shares", "contradicts"), [(2, False), (32, True)])
     def test_colluding_holders_learn_no_more_than_is_claimed(self, shares, contradicts):

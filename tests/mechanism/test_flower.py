@@ -164,6 +164,7 @@ def test_one_holder_at_an_address(line, address):
         FlowerLine(address, index=0)
 
 
+@pytest.mark.long
 def test_what_a_killed_holder_left(address):
     code = (
         "import os, sys; from pyro_dp.mechanism.flower import FlowerLine; "

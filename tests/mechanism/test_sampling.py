@@ -94,6 +94,7 @@ def test_fixed_test_has_power():
     assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
 
 
+@pytest.mark.long
 def test_secure(monkeypatch):
     """The operating system's generator replaces a seeded one, by other algorithms."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
@@ -110,6 +111,7 @@ def test_full():
     assert len(RecordSampler("poisson", 0, 0.5).draw(Randomness(0).stream("sampling", 0))) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secure", [False, True])
 def test_poisson_block_by_block(monkeypatch, secure):
     """The same law, whatever the blocks; a block too few, or one count for all, is found."""

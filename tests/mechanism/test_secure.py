@@ -122,17 +122,15 @@ def test_sensitivity_is_exact(monkeypatch, name, privatize):
     assert 0 < moved <= 4 * _UNITS**2
 
 
-@pytest.mark.parametrize(
-    "jit", ["none", *(pytest.param(each, marks=pytest.mark.slow) for each in ("trace", "compile"))]
-)
-def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
+@pytest.mark.long
+def test_noise_is_added_at_the_right_scale(monkeypatch, entropy):
     """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
     fixture = Fixture(
         monkeypatch,
         clip=0.7,
         noise=Noise(1.5, source="system"),
         sampling=0.3,
-        execution=Execution(jit=jit),
+        execution=Execution(jit="trace"),
     )
     data = regression_data(dim=12)
     for _ in range(300):
@@ -160,6 +158,7 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
     assert [len(blocks) for blocks in fixture.released] == [3, 3, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "jit"),
     [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")]
@@ -230,6 +229,7 @@ def test_calibrates():
     assert 0.99 < accountant.get_epsilon() <= 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moments, source", in_turns(["linear", "stein"], [None, "system"]))
 def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, source):
     """DPSEP's, which needs no tracing and is not traced in other tests."""

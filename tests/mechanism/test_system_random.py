@@ -30,6 +30,7 @@ def fits(values, law):
     return stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("n", "p"), [(1, 0.5), (10, 0.3), (1000, 0.04), (1000, 2.0**-7), (50, 0.9), (7, 0.75)]
 )

@@ -28,6 +28,7 @@ def data():
     return demo.load()
 
 
+@pytest.mark.long
 def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it):
     """Table, spending, picture and report."""
     pytest.importorskip("statsmodels")
@@ -136,6 +137,7 @@ def test_pictures_for_light_and_dark_pages(tmp_path):
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.long
 def test_a_posterior_that_is_not_to_be_published(tmp_path, capsys):
     """At a budget at which noise hides most."""
     torch.set_default_dtype(torch.float32)
@@ -148,6 +150,7 @@ def test_a_posterior_that_is_not_to_be_published(tmp_path, capsys):
     assert "(hollow: do not publish)" in output.read_text()
 
 
+@pytest.mark.long
 def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):
     fit = demo.fit
 
@@ -164,6 +167,7 @@ def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):
     assert lines[0].startswith("Warning: Much was cut off.") and max(map(len, lines)) <= 100
 
 
+@pytest.mark.long
 def test_dpsvi_arrives(data):
     """At epsilon = 8, where noise hides little, near the exact means."""
     torch.set_default_dtype(torch.float32)
@@ -230,6 +234,7 @@ def test_output_without_permission(no_fit, tmp_path, monkeypatch, capsys, exists
     assert "argument --output: no permission" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_output_that_fails_late(data, tmp_path, monkeypatch, capsys):
     """A full disk is reported after the table."""
 

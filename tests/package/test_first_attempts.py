@@ -27,6 +27,7 @@ def test_there_are_forty():
     assert len([attempt for attempt in ATTEMPTS if not attempt.works]) >= 40
 
 
+@pytest.mark.slow
 def test_page():
     """The committed page is what the command writes now."""
     spec = importlib.util.spec_from_file_location("errors", COMMAND)
@@ -35,6 +36,7 @@ def test_page():
     assert without_numbers(module.PAGE.read_text()) == without_numbers(module.page())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_run_with_a_warning(run):
     given, status, _ = run.outcome
@@ -42,6 +44,7 @@ def test_run_with_a_warning(run):
     assert run.level is None or status.level == run.level
 
 
+@pytest.mark.long
 def test_people_at_the_bound_are_seen():
     """The page mentions people at the bound, whose part is cut off. The interval holds."""
     (run,) = (each for each in RUNS if each.name == "a_few_at_the_bound")

@@ -54,6 +54,7 @@ def keeps_the_contract(family, count, number):
     assert outcomes.count("valid") >= int(0.15 * len(outcomes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_contract(family):
     keeps_the_contract(family, CASES[family], number=0)

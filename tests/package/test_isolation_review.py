@@ -260,6 +260,7 @@ def require_good(build, data=patients, *names):
     return verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_what_is_kept_of_an_odd_record(place):
     names = ("'kept'", "AutoNormal.locs.w")
@@ -286,10 +287,12 @@ def test_numbers_are_put_back_and_refused(place, write):
     assert (place == 0).all()
 
 
+@pytest.mark.long
 def test_arrays_under_dpsep():
     require_good(lambda x, y: dpsep(model_with(in_an_array()), None, x, y), patients, "'kept'")
 
 
+@pytest.mark.long
 def test_a_submodule_made_for_an_odd_record():
     class Regression(nn.Module):
         def forward(self, x, y):
@@ -319,6 +322,7 @@ def kept_in(argument, read, write):
     return lambda x, y: dpsvi(model, None, x, y, argument())
 
 
+@pytest.mark.long
 def test_an_object_as_argument():
     build = kept_in(
         lambda: types.SimpleNamespace(peak=PEAK),
@@ -328,6 +332,7 @@ def test_an_object_as_argument():
     require_good(build)
 
 
+@pytest.mark.long
 def test_a_tensor_as_argument():
     build = kept_in(
         lambda: torch.full((2,), PEAK), lambda kept: float(kept[0]), lambda kept, y: kept.fill_(y)

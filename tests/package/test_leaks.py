@@ -36,6 +36,7 @@ def test_no_leak(name):
     assert verdict.good, f"{verdict.kind}: {verdict.figures or verdict.text}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_models_are_bounded(name):
     verdict = judge(HONEST[name])

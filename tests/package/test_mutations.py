@@ -4,6 +4,7 @@ import mutate
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("room", mutate.rooms())
 def test_every_mutation_has_its_place(room):

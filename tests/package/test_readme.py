@@ -31,6 +31,7 @@ def examples(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.long
 def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     """DPSVI (latents per record, a loss of one's own), DPSEP, VIPS, a journal."""
     monkeypatch.chdir(tmp_path)
@@ -71,6 +72,7 @@ def test_no_example_is_left_out():
     assert with_code == {"README.md", *PAGES, *FRAMES, *with_tests}
 
 
+@pytest.mark.long
 def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
     """It runs with the data and model of docs/dpsvi.md and the frame of docs/tabular.md."""
     monkeypatch.chdir(tmp_path)
@@ -87,6 +89,7 @@ def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
     assert scope["draws"]["y"].shape == (100, 2)
 
 
+@pytest.mark.long
 def test_examples_of_frames(tmp_path, monkeypatch, as_users_run_it):
     """The test shows that they run; tests of tabular check their results."""
     monkeypatch.chdir(tmp_path)

@@ -111,6 +111,7 @@ def floors():
     return max(height.values())
 
 
+@pytest.mark.long
 def test_arrows_go_down():
     assert wrong(sources()) == []
 
@@ -140,6 +141,7 @@ def test_a_wrong_arrow_is_found(module, source, said):
     assert any(said in each for each in wrong(modules))
 
 
+@pytest.mark.long
 def test_import_is_light():
     """Libraries that take long to import wait until they are used."""
     heavy = "scipy.special scipy.stats scipy.optimize scipy.signal pandas matplotlib autodp"

@@ -74,6 +74,7 @@ def test_all_that_is_public_has_its_place():
     assert not missing, f"docs/api has no place for {missing}"
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # by MPyC
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", DOCUMENTED)
@@ -184,6 +185,7 @@ def test_distances_to_the_exact_posterior():
             assert float(cell) == pytest.approx(means[method, float(epsilon)], rel=0.05)
 
 
+@pytest.mark.long
 def test_results_are_those_of_the_benchmarks():
     """The page and its figures are what their command writes; other numbers are settings."""
     pytest.importorskip("matplotlib")

@@ -49,6 +49,7 @@ def of_setting(setting, accountant):
     return f"result {setting}", setting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trials, seed",
     [
@@ -240,6 +241,7 @@ def _fitted(guide, optim, x, accountant, progress=True):
 _FITTED = {SubsampledGaussian(2.0, 0.25): 2}
 
 
+@pytest.mark.long
 def test_no_progress_bar_counts_the_trials(monkeypatch):
     """In a notebook bars do not go through standard output: there must be none."""
     bars, x = [], torch.randn(200)
@@ -419,6 +421,7 @@ def model(x):
         pyro.sample("x", dist.Normal(loc, 1.0), obs=x[idx])
 
 
+@pytest.mark.long
 def test_learning_rates_of_dpsvi():
     """End to end: private losses as scores, guides as results."""
     x = 3.0 + torch.randn(200)

@@ -131,6 +131,7 @@ def test_one_record_moves_each_block_by_its_bound_and_no_more(dim, sums):
     assert moved == pytest.approx(bounds, rel=1e-9)
 
 
+@pytest.mark.long
 def test_noise_has_the_declared_scale():
     """Two blocks of one event of multiplier 2, each with sqrt(2) times its noise."""
     dim, size, sigma, half = 50, 20_000, 2.0, 4.0
@@ -145,6 +146,7 @@ def test_noise_has_the_declared_scale():
     assert accountant.ledger == ((SubsampledGaussian(sigma, 1.0, "full"), 40),)
 
 
+@pytest.mark.long
 def test_noise_of_the_variance_has_the_declared_scale():
     dim, size, sigma = 50, 20_000, 2.0
     x = np.tile([[1.0], [-1.0], [0.0], [0.0]], (size // 4, dim))  # mean 0, variance 1/2

@@ -96,6 +96,7 @@ def require_rows(source, name):
     assert torch.equal(x.take(torch.arange(5)), wanted[:5])
 
 
+@pytest.mark.long
 def test_every_source_has_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(column, "_BLOCK", 100)
     for source, name in sources(tmp_path):
@@ -240,6 +241,7 @@ def vips(_, *data):
     return run.posterior()["weights"].mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [logistic, whole])
 @pytest.mark.parametrize("fit", [dpsvi, dpsep, vips])
 def test_runs_are_those_of_tensors(fit, model, tmp_path):
@@ -446,6 +448,7 @@ _LIMITED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["dpsep", "many", *(pytest.param(x, marks=pytest.mark.slow) for x in ("vips", "dpsvi"))],

@@ -98,6 +98,7 @@ def new(model, **options):
     return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @JIT
@@ -109,6 +110,7 @@ def test_equals_svi(model, jit):
         torch.testing.assert_close(ours[name], value)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @pytest.mark.parametrize("model", MODELS)
@@ -131,6 +133,7 @@ def test_what_is_slow_warns_once(model, warns):
     assert ["for the curator only" in str(each.message) for each in caught] == [True] * warns
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
@@ -156,6 +159,7 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
         assert sum(taken, []) == [i for i in batch if i in apart]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_sensitivity(monkeypatch, jit):

@@ -205,6 +205,7 @@ def require_same(one, other):
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_enumerated_in_the_guide(name):
     """Each record's term is Pyro's, to its derivative in every parameter."""
@@ -215,6 +216,7 @@ def test_enumerated_in_the_guide(name):
             assert gradient.abs().max() > 0, key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [n for n in ENUMERATED if not n.startswith(("semi", "half"))],  # which draw per record
@@ -273,6 +275,7 @@ def test_drawn_in_the_guide(name, loss):
         require_same(*both(svi, [i]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceEnum_ELBO])
 def test_the_score_function_is_unbiased(loss):
     """Its mean over many draws is the derivative of the ELBO, which enumeration gives."""

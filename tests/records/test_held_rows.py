@@ -54,6 +54,7 @@ def counted_passes(svi, data):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sampling", "microbatch"), [(0.3, 40), (FixedSizeSampling(0.3), None)])
 def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     """To the last bit, however many steps are drawn at once."""
@@ -118,6 +119,7 @@ def _fails(*_, **__):
     raise ZeroDivisionError
 
 
+@pytest.mark.long
 def test_two_that_share_an_accountant(path):
     found = []
     for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):

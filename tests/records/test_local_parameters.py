@@ -384,6 +384,7 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
         assert all(map(torch.equal, sums([1, 8, 20], state), without))
 
 
+@pytest.mark.long
 def test_public_draws_do_not_depend_on_local_state(monkeypatch):
     """Neither the draws, nor the loss outside, nor how much of the public stream they take."""
     data, seen = regression_data(), []
@@ -399,6 +400,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
         assert all(map(torch.equal, other, seen[0]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["indexed", "AutoNormal"])
 def test_neighbouring_data_over_many_steps(monkeypatch, name):
     """With the same releases: other records' rows are the same, and sums differ by one record."""
@@ -452,6 +454,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
             assert value.isfinite().all()
 
 
+@pytest.mark.long
 def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
     """A parameter that is created later, on new arguments, does not start at private values."""
 
@@ -565,6 +568,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
         torch.testing.assert_close(rows(svi)["own_at"][i], alone.detach(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.long
 def test_microbatches_change_nothing(monkeypatch):
     runs, data = [], regression_data()
     for size in (None, 1, 7):
@@ -641,6 +645,7 @@ def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
     assert rows(svi)["own"].isfinite().all()
 
 
+@pytest.mark.long
 def test_random_effects_are_learnt(monkeypatch):
     """20 answers each of 200 persons, epsilon 1: slopes are private, intercepts each person's."""
     torch.manual_seed(3)
@@ -780,6 +785,7 @@ def test_fixed_batches_are_refused(monkeypatch):
     assert accountant.num_releases == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
@@ -796,6 +802,7 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", [0, "system"])
 def test_graphs_of_records_that_share_nothing(monkeypatch, source):
     """All parameters are rows: a release without coordinates, and the same rows."""
@@ -821,6 +828,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.long
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
     fixture = new(monkeypatch, sampling=FullBatch(), execution=Execution(jit="trace"))

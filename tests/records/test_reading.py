@@ -125,6 +125,7 @@ def fitted(kind, model, data, **settings):
     return inference.posterior(noise_aware=False).mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [logistic_whole, with_size, expanded, partly])
 def test_equal_numbers(model):
     """As by index, for both inferences."""

@@ -308,6 +308,7 @@ def grey(validate_args, wrap=lambda fn: fn):
     return model
 
 
+@pytest.mark.long
 def test_values_outside_the_support_that_are_meant():
     """Grey pixels: Pyro does not ask where validate_args=False, or validation is off."""
     x, _ = regression_data()
@@ -940,6 +941,7 @@ def test_global_site_that_reads_local_latents():
         attempt(model, guide, data=(torch.randn(10),))
 
 
+@pytest.mark.long
 def test_length_of_sliced_data():
     """A model that gets one row cannot compute N by len(x)."""
 

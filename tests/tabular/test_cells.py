@@ -150,6 +150,7 @@ def test_other_codes_are_refused(codes):
         MarginMixture(list(SIZES), 2).check(codes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [False, True])
 @pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
 def test_an_audit_shows_less_than_is_claimed(monkeypatch, fault):

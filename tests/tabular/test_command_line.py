@@ -43,6 +43,7 @@ def files(tmp_path, monkeypatch):
     return "synthesize schema.json data.csv --epsilon 1 --output twin.csv".split()
 
 
+@pytest.mark.long
 def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     """Names, dtypes and order of the schema; the ledger and the report have the one release."""
     more = "--rows 50 --report report.html --journal ledger --keep sex --controller Office".split()
@@ -67,6 +68,7 @@ def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     assert os.stat("twin.csv").st_mtime_ns == before
 
 
+@pytest.mark.long
 def test_released_counts_in_a_file(files):
     """They are counts of columns and pairs, as released, with intervals that hold the truth."""
     assert front.main([*files, "--margins", "margins.csv", "--epsilon", "1000"]) == 0
@@ -131,6 +133,7 @@ def test_what_a_journal_says_already_stands(files, unit):
     assert said.unit == ("a row" if unit is None else "a person")
 
 
+@pytest.mark.long
 def test_a_seed_repeats_a_run(files, tmp_path):
     def twin(*more):
         assert front.main([*files, "--rows", "20", *more]) == 0

@@ -87,6 +87,7 @@ def made(schema=SCHEMA, **settings):
     return twin.fit(frame()).sample(2000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [(), [("sex", "*")], [("visits", "*")]])
 def test_synthetic_persons_keep_what_is_constant(keep):
     """And no margin of rows is lost by it: 400 persons, 2000 synthetic ones."""
@@ -101,6 +102,7 @@ def test_synthetic_persons_keep_what_is_constant(keep):
         assert shares[0].sub(shares[1], fill_value=0.0).abs().sum() / 2 < 0.05
 
 
+@pytest.mark.long
 def test_rows_that_nobody_has_are_not_made_up_for_a_persons_other_rows():
     rules = [{"sex": ["m"], "visits": (2, 5)}, {"height": (150, 163)}]
     schema = Schema(COLUMNS, **SETTINGS, impossible=rules)

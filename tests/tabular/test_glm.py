@@ -143,6 +143,7 @@ def newton(x, y, scales, kind, offset=0.0):
     return b, np.linalg.inv(hessian)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("outcome", "family"), [("visits", "poisson"), ("any", "logistic")])
 def test_without_noise_it_is_the_posterior(outcome, family):
     """In the user's own units: within a tenth of a standard deviation of mode and curvature."""
@@ -167,6 +168,7 @@ def test_without_noise_it_is_the_posterior(outcome, family):
     assert (table["privacy"] < 1e-9).all()
 
 
+@pytest.mark.long
 def test_counts_with_an_exposure():
     """A rate times hours, in the user's units; one with a hundred times the hours of another."""
     data = frame(400)
@@ -243,6 +245,7 @@ def test_exposures_that_do_not_fit(settings, said):
         )
 
 
+@pytest.mark.long
 def test_levels_that_nobody_has():
     """A clinic, and a level of income, without a row: their columns are there, as in the prior."""
     data = frame()
@@ -286,6 +289,7 @@ def test_rare_and_unused_levels_are_ok(other):
     assert ("region[T.other]" in result.status.reason) == other
 
 
+@pytest.mark.long
 def test_a_column_in_other_units():
     """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
     data, columns = frame(), schema("age", "chronic", "visits")
@@ -419,6 +423,7 @@ def test_missing_at_random_is_no_complete_case():
     assert abs(found["ours"] - found["all"]) < 0.5 * abs(bias)
 
 
+@pytest.mark.long
 def test_a_private_fit_with_missing_values():
     """Covariate and outcome have some: no row is dropped, and the table has the formula alone."""
     columns = {
@@ -493,6 +498,7 @@ def test_a_private_linear_model():
     assert 30 < table.loc["sigma", "mean"] < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["negative_binomial", "ordinal"])
 def test_families_with_more_latents(family):
     outcome = {"negative_binomial": "visits", "ordinal": "severity"}[family]
@@ -511,6 +517,7 @@ def test_families_with_more_latents(family):
         assert near.all() and "Intercept" not in table.index
 
 
+@pytest.mark.long
 def test_a_private_fit():
     glm = PrivateGLM(
         schema(*MAIN, "any"),
@@ -550,6 +557,7 @@ def test_a_private_fit():
     assert "<caption>any ~ age" in page and f"<p>status: {result.status.level}" in page
 
 
+@pytest.mark.long
 def test_a_report_names_it_whatever_the_column_is_called():
     """A zero-width space cannot be printed, and 300 letters do not fit a line."""
     name = "age\u200b" + 300 * "x"
@@ -562,6 +570,7 @@ def test_a_report_names_it_whatever_the_column_is_called():
     assert "DPSEP of visits" in glm.accountant.report()
 
 
+@pytest.mark.long
 def test_two_fits_do_not_know_of_each_other():
     glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
     first, second = fitted(glm, frame(seed=1)), fitted(glm, frame(seed=2))
@@ -581,6 +590,7 @@ SAVED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAVED)
 def test_a_result_is_read_again_without_the_data(name, tmp_path):
     """As another process has it: the same table and status, from released numbers alone."""
@@ -637,6 +647,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
             Regression.load(path)
 
 
+@pytest.mark.long
 def test_arviz():
     glm = without_noise(
         schema(*MAIN, "clinic", "visits"),
@@ -664,6 +675,7 @@ def test_arviz():
         result.to_arviz(data[["person", *glm.schema.names]])
 
 
+@pytest.mark.long
 def test_arviz_has_the_rows_with_an_outcome():
     columns = {"age": Number(20, 80), "visits": Count(0, 40, missing=True)}
     accountant = PrivacyAccountant(epsilon=20.0, delta=1e-5)

@@ -46,6 +46,7 @@ def counts_of(rows, cells):
     return counts.weighted_sum(torch.ones(len(rows), 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tied", [None, 2])
 def test_margins_are_met_without_noise(tied):
     """All of two columns, and within each level of the tied one: to half a percent."""
@@ -58,6 +59,7 @@ def test_margins_are_met_without_noise(tied):
         assert off < 0.005
 
 
+@pytest.mark.long
 def test_a_ridge_is_met_where_there_is_little_noise():
     """Two numbers with correlation .89 in 20 bins: 400 steps leave 0.026 of total variation."""
     edges, cells = torch.linspace(-2.5, 2.5, 19), Cells((20, 20))
@@ -85,6 +87,7 @@ def test_noise_is_averaged():
     assert off["fitted"] < 0.75 * off["released"]
 
 
+@pytest.mark.long
 def test_is_a_function_of_what_was_released():
     rows, cells = drawn_rows(truth(), 200, np.random.default_rng(0)), Cells(SIZES, 2)
     counts = counts_of(rows, cells) - 30.0  # some negative
@@ -180,6 +183,7 @@ class TestPyroModel:
         assert {*guide.stochastic_nodes, "data"} == set(replayed.stochastic_nodes)
         assert replayed.log_prob_sum().isfinite()
 
+    @pytest.mark.long
     def test_runs_in_dpsvi(self):
         schema = TestRows().schema([])
         model, guide = schema.to_pyro(components=3)

@@ -217,6 +217,7 @@ def test_without_pandas_the_extra_is_named(monkeypatch):
         importlib.import_module("pyro_dp.tabular")
 
 
+@pytest.mark.long
 def test_one_argument_of_a_run():
     """The plate of units, of two rows each at most; the record of the model is a person."""
     rng = np.random.default_rng(0)

@@ -150,6 +150,7 @@ class TestFrames:
         one = fitted(frame()[["sick"]], of, keep=()).sample(40)
         assert set(one["sick"]) == {"no", "yes"}
 
+    @pytest.mark.long
     def test_keep_what_goes_together(self, monkeypatch):
         """The mean distance of pairs: a tenth of that of columns that were shuffled apart."""
         monkeypatch.undo()
@@ -258,6 +259,7 @@ class TestIntervals:
         ("age",),
     ]
 
+    @pytest.mark.long
     def test_cover_the_exact_counts(self, monkeypatch):
         """50% intervals of 100 releases, of the largest count of eight margins.
 

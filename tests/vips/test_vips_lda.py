@@ -426,6 +426,7 @@ def test_held_out_perplexity_is_scikit_learn_s():
     assert max(ours) < 0.8 * frequencies(train, test)
 
 
+@pytest.mark.long
 def test_private_topics_beat_the_words_frequencies():
     counts, _ = corpus(4000, topics=4, words=60, length=60, seed=2)
     train, test = counts[:3600], counts[3600:]

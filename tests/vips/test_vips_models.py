@@ -60,6 +60,7 @@ def test_logistic_regression_is_polya_gamma_variational_bayes(a0, b0):
     torch.testing.assert_close(posterior["precision"].mean, alpha, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.long
 def test_step_sizes_change_the_way_and_not_the_end():
     data = logistic_data(size=300)
     plain = fitted(LogisticRegression(3), data, 150, step_size=NOT_STEP).posterior()["weights"]
@@ -97,6 +98,7 @@ def exact_logistic(x, y, a0, b0):
     return mean, (weights @ (samples - mean).square()).sqrt()
 
 
+@pytest.mark.long
 def test_logistic_regression_is_close_to_the_exact_posterior():
     torch.manual_seed(0)
     x, w = regression_rows(20_000, 10), 2 * torch.randn(10)
@@ -280,6 +282,7 @@ def test_the_mixture_s_pyro_model():
     torch.testing.assert_close(log_density(model.model, values, x), expected)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_posterior_and_guide_are_of_the_model_s_sites(name):
@@ -342,6 +345,7 @@ def test_labels_may_be_integers_or_truth_values():
         assert torch.equal(other.posterior()["weights"].mean, mean)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_dpsvi_and_dpsep_run_on_the_same_model(name):

@@ -78,6 +78,7 @@ def fit(name, private):
     return values()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ZOO)
 def test_equals_svi(name):
     """By a graph, and without a warning."""
