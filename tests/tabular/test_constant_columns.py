@@ -7,8 +7,8 @@ from grouped import grouped
 
 from pyro_dp import ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer
-from pyro_dp.tabular.drawn_rows import unit_rows
 from pyro_dp.tabular.margin_mixture import Mixture
+from pyro_dp.tabular.synthesizer import unit_rows
 
 COLUMNS = {
     "sex": Category(("m", "f")),
