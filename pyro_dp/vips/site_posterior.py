@@ -231,11 +231,6 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
 
     @property
-    def status(self) -> Status:
-        """Whether the intervals can be published. It follows from released numbers alone."""
-        return self._status
-
-    @property
     def plain(self) -> "SitePosterior":
         """The same posterior without the uncertainty that the privacy noise adds."""
         return SitePosterior(self._plain, status=self.status)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.posterior import SampledPosterior
-from pyro_dp.infer.posterior.prior_density import BatchedGradient, PriorDensity
+from pyro_dp.infer.posterior.prior_factor import BatchedGradient, PriorDensity
 from pyro_dp.infer.posterior.summary import CHECK, Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import cholesky, covariance, inverse
