@@ -65,7 +65,16 @@ class Channel(Protocol):
     :ivar note: for the ledger: towards whom the guarantee holds; a text to fill in with
         ``holders``, ``dropouts`` and ``colluders``.
 
-    :class:`Federation` shows one, which answers by itself.
+    >>> from pyro_dp.federated import Federation
+    >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
+    ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
+    ...     def begin(self, holders, dropouts): ...
+    ...     def talk(self, public): return {0: public, 1: public}
+    ...     def add(self, upload): return 2 * upload, [0, 1]
+    ...     def leave(self): ...
+    >>> federation = Federation(TwiceMyself(), holders=2)
+    >>> federation.exchange("ready")
+    ['ready', 'ready']
     """
 
     index: int
