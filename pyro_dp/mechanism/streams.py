@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
-import scipy
 import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
@@ -117,57 +116,31 @@ class LocalStream:
     def __init__(self, stream: np.random.Generator):
         self._key = stream.integers(2**64, size=2, dtype=np.uint64)
 
-    def uniform(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
+    def uniform(self, indices: Tensor, draw: int, size: int) -> Tensor:
         """Uniform on (0, 1), shape (B, size): numbers of the ``draw``-th draw of each record.
+
+        They are made on the device of the indices, and are the same on every device.
 
         :param indices: the records, (B,).
         """
-        records = _mixed(np.asarray(indices).astype(np.uint64) + self._key[0])
-        starts = _mixed(records + (self._key[1:] + np.uint64(draw)))
-        bits = _mixed(starts[:, None] + _GOLDEN * np.arange(1, size + 1, dtype=np.uint64))
-        bits >>= np.uint64(11)
-        return (bits.astype(np.float64) + 0.5) * 2.0**-53
-
-    def normal(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
-        """Standard normal; otherwise as :meth:`uniform`."""
-        normals: NDArray[np.float64] = scipy.special.ndtri(self.uniform(indices, draw, size))
-        return normals
-
-    def drawn(self, kind: str, indices: Tensor, draw: int, size: int) -> Tensor:
-        """The draws as a tensor on the device of the indices: nothing is sent there.
-
-        :param kind: "uniform" or "normal", the same on every device up to rounding.
-        """
-        if indices.device.type == "cpu":
-            return torch.from_numpy(getattr(self, kind)(indices.numpy(), draw, size))
-        numbers = self._uniform(indices, draw, size)
-        return torch.special.ndtri(numbers) if kind == "normal" else numbers
-
-    def _uniform(self, indices: Tensor, draw: int, size: int) -> Tensor:
-        """As :meth:`uniform`, the same numbers, by torch."""
         first, second = (signed(int(word)) for word in self._key + np.array([0, draw], np.uint64))
-        starts = _mixed_words(_mixed_words(indices + first) + second)
-        places = torch.arange(1, size + 1, device=indices.device) * signed(int(_GOLDEN))
-        bits = _shifted(_mixed_words(starts[:, None] + places), 11)
+        starts = _mixed(_mixed(indices + first) + second)
+        places = torch.arange(1, size + 1, device=indices.device) * _GOLDEN
+        bits = _shifted(_mixed(starts[:, None] + places), 11)
         return (bits.double() + 0.5) * 2.0**-53
+
+    def normal(self, indices: Tensor, draw: int, size: int) -> Tensor:
+        """Standard normal; otherwise as :meth:`uniform`, and the same up to rounding."""
+        found: Tensor = torch.special.ndtri(self.uniform(indices, draw, size))
+        return found
 
 
 LocalStreams = Sequence[LocalStream | None]  # one for each particle
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = signed(0x9E3779B97F4A7C15)
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Overwrite each word by its hash: the output function of SplitMix64."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
-
-
-def _mixed_words(words: Tensor) -> Tensor:
-    """As :func:`_mixed`, on the same 64 bits in int64, without overwriting."""
+def _mixed(words: Tensor) -> Tensor:
+    """A hash of each word, as 64 bits in int64: the output function of SplitMix64."""
     words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
     words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)

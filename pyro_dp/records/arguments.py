@@ -6,7 +6,7 @@ model sees are as long as all records together, on every rank, also on one witho
 
 import inspect
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -157,13 +157,18 @@ def read_as_data(model: Callable, args: tuple, kwargs: dict) -> str:
     return ""
 
 
-def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-    """Arguments by the names of the model's signature, where it has one."""
+def signature_of(model: Callable) -> Mapping[str, inspect.Parameter]:
+    """The parameters of the model's signature, where it has one."""
     function = model.forward if isinstance(model, torch.nn.Module) else model
     try:
-        parameters = list(inspect.signature(function).parameters)
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        parameters = []
+        return {}
+
+
+def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """Arguments by the names of the model's signature."""
+    parameters = list(signature_of(model))
     parameters += [f"argument {i}" for i in range(len(parameters), len(args))]
     return [*zip(parameters, args, strict=False), *kwargs.items()]
 

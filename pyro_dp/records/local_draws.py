@@ -5,24 +5,24 @@ Gammas and Dirichlets have derivatives by implicit reparameterisation (Figurnov,
 records and traced.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import Function
 from torch.nn import functional
 
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.losses import NotVectorizable
 
-# By the functions of numpy, or of torch.
-_FROM_UNIFORM = {
-    "exponential": lambda u, by: -by.log1p(-u),
-    "cauchy": lambda u, by: by.tan(by.pi * (u - 0.5)),
+_FROM_UNIFORM: dict[str, Callable[[Tensor], Tensor]] = {
+    "exponential": lambda u: -torch.log1p(-u),
+    "cauchy": lambda u: torch.tan(math.pi * (u - 0.5)),
 }
 _DIFFER = "the local draws differ between records"
 
@@ -119,13 +119,10 @@ class Draw:
 
     def sample(self, stream: LocalStream, indices: Tensor, position: int) -> Tensor:
         """(B, *shape), of each record's draw number ``position``."""
-        transform = _FROM_UNIFORM.get(self.kind)
-        kind = "normal" if self.kind == "normal" else "uniform"
-        numbers = stream.drawn(kind, indices, position, self.shape.numel())
-        if transform is not None and numbers.device.type == "cpu":
-            numbers = torch.from_numpy(transform(numbers.numpy(), np))
-        elif transform is not None:
-            numbers = transform(numbers, torch)
+        draw = stream.normal if self.kind == "normal" else stream.uniform
+        numbers = draw(indices, position, self.shape.numel())
+        if self.kind in _FROM_UNIFORM:
+            numbers = _FROM_UNIFORM[self.kind](numbers)
         return numbers.reshape(len(indices), *self.shape).to(self.dtype)
 
     def public(self, device: torch.device) -> Tensor:
@@ -145,7 +142,6 @@ class LocalDraws:
     :param table: the normals and uniforms, one per draw in order of use; under vmap.
     :param stream: their source for ``index``, if there is no table.
     :param values: earlier draws of torch's samplers for this record; by default new ones.
-    :param in_place: whether to write into tensors, which vmap does not allow.
     """
 
     def __init__(
@@ -155,9 +151,7 @@ class LocalDraws:
         stream: LocalStream | None = None,
         index: Tensor | None = None,
         values: Sequence[Tensor] | None = None,
-        in_place: bool = False,
     ):
-        self.in_place = in_place or stream is not None
         self.requested: list[Draw] = []
         self.sampled: list[Tensor] = []
         self._table = table
@@ -200,7 +194,7 @@ class PublicDraws(LocalDraws):
     """
 
     def __init__(self):
-        super().__init__(in_place=True)
+        super().__init__()
         self.table: list[Tensor] = []
 
     def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
@@ -211,7 +205,7 @@ class PublicDraws(LocalDraws):
 def _fill(draws, tensor, kind, function):
     values = function(draws(kind, tensor.shape, tensor.dtype, tensor.device))
     # Under vmap a plain tensor cannot be overwritten; torch.distributions use the result.
-    return tensor.copy_(values) if draws.in_place else values
+    return tensor.copy_(values) if peek_interpreter_stack() is None else values
 
 
 def _normal_(draws, tensor, mean=0.0, std=1.0, *, generator=None):

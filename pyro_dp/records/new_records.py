@@ -4,7 +4,6 @@ The model runs on all of them at once, regardless of its plate's size and batche
 may index its arguments or take them whole.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.records.arguments import as_tensors, in_memory, named_arguments
+from pyro_dp.records.arguments import as_tensors, in_memory, named_arguments, signature_of
 from pyro_dp.records.column import Column, TensorColumn, equal
 from pyro_dp.records.data_numbers import holds_rows
 from pyro_dp.records.local_parameters import LocalParameters, marked_parameters
@@ -322,12 +321,8 @@ def _repeated(row: Any, is_data: bool, size: int, varies: bool) -> Any:
 
 def _defaults(model: Callable) -> dict[str, Any]:
     """The defaults in its signature, by argument."""
-    function = model.forward if isinstance(model, torch.nn.Module) else model
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {each.name: each.default for each in parameters if each.default is not each.empty}
+    given = signature_of(model).values()
+    return {each.name: each.default for each in given if each.default is not each.empty}
 
 
 def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:

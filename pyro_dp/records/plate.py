@@ -9,7 +9,7 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Delta, Unit
+from pyro.distributions import Delta, Distribution, Independent, MaskedDistribution, Unit
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -304,3 +304,10 @@ def latents_alone(trace: poutine.Trace) -> poutine.Trace:
         if not site["is_observed"]:
             latents.add_node(name, **site)
     return latents
+
+
+def innermost(fn: Distribution) -> Any:
+    """A distribution without its masks and independent dimensions."""
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn

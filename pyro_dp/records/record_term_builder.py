@@ -6,22 +6,23 @@ run before any budget is spent, and restore the random state.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from pyro.infer import ELBO
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.records.additivity import check_additive
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.local_parameters import find_local_parameters, marked_parameters
-from pyro_dp.records.losses import single_particle, user_code
-from pyro_dp.records.messengers import Inside, Outside, no_sites
-from pyro_dp.records.plate import random_sites
+from pyro_dp.records.losses import record_loss, single_particle, user_code
+from pyro_dp.records.messengers import Inside, OneRecord, Outside, no_sites
+from pyro_dp.records.plate import PrivatePlate, random_sites
 from pyro_dp.records.record_term import RecordTerm
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Arguments, Records
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.site_checks import (
     Runs,
     check_inside,
@@ -29,13 +30,16 @@ from pyro_dp.records.site_checks import (
     check_outside,
     plate_nesting,
 )
+from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.records.structure_checks import (
     check_coupling,
     check_isolation,
     check_values,
     on_fastest_path,
 )
+from pyro_dp.records.torch_modes import Substitution
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 2**14  # records whose observations are looked at: each may take more than its row
@@ -116,3 +120,162 @@ def _with_released(term: RecordTerm, particle: Particle) -> RecordTerm:
             "pyro.sample or pyro.param that the observations depend on."
         )
     return replace(term, released=released)
+
+
+_STEP = 0.1  # by which parameters are moved: where they start, penalties may be 0
+_NO_SUM = (
+    "loss: for two records it has another value or derivative than the sum of its parts outside "
+    "plate {plate!r} and for each alone. Only a sum over sites can be clipped record by "
+    "record. A mean over records, or a product or ratio with the whole loss, cannot. Write a "
+    "penalty beside the sites as pyro.factor inside the plate, divided by the plate's size."
+)
+_RUNS = (
+    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents; several draws "
+    "are taken of a subclass of ELBO, by its num_particles. (TraceEnum_ELBO without "
+    "max_plate_nesting runs it once more: write TraceEnum_ELBO(max_plate_nesting=...), and "
+    "enumerate in parallel.)"
+)
+_NO_NUMBER = "loss: it must return one number, as a tensor."
+_Hide = Callable[[PrivatePlate], Messenger]
+
+
+def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
+    """The loss of two records must be the sum of the loss outside the plate and of both records'
+    own.
+
+    Compared are numbers and derivatives, on the same draws of all latents that are not enumerated,
+    at parameters that are moved a little.
+
+    :param inside: runs that show the plate's sites.
+    :raises ModelError: the loss is no such sum; says which are.
+    """
+    records = inside.records
+    if records.plate.size == 1:
+        return
+    length = 2 if records.slice_data else records.shown
+
+    indices = records.apart(2, length)
+
+    def on_rows(integers: bool) -> list[Tensor]:
+        tables = [varied(table, length, 1, integers=integers) for table in records.likes]
+        rows = [[table[i] for table in tables] for i in indices.tolist()]
+        together = records.varied(length, 1, integers=integers)
+        return _Parts(loss, inside, particle, indices).all(together, rows)
+
+    found = on_varied(on_rows)
+    if found is None:  # they may be outside the model's domain
+        row = records.placeholder()
+        together = records.arguments(row, length=length)
+        found = _Parts(loss, inside, particle, indices).all(together, [row, row])
+    both, *each = found
+    if not agree(torch.stack([both, *each]), torch.stack([torch.stack(each).sum(0), *each])):
+        raise ModelError(_NO_SUM.format(plate=records.plate.name))
+
+
+@dataclass(eq=False)
+class _Parts:
+    """The loss of two records, and its parts.
+
+    :param indices: one for each of the two, (2,).
+    """
+
+    loss: ELBO
+    inside: Runs
+    particle: Particle
+    indices: Tensor
+
+    def all(self, together: Arguments, rows: list[list[Tensor]]) -> list[Tensor]:
+        """Each a vector of the loss and its derivatives: of both records; outside; of each.
+
+        :param together: arguments that are public.
+        :param rows: the rows of the two records.
+        """
+        records = self.inside.records
+        drawn: dict[str, Tensor] = {}
+        both = self._loss(together, self.indices, _Drawn(records.plate, drawn), None)
+        outside = self._loss(together, self.indices, _Drawn(records.plate, drawn), Outside)
+        alone = [
+            self._loss(
+                records.arguments(row),
+                self.indices[k : k + 1],
+                _Drawn(records.plate, drawn, k),
+                lambda plate: Inside(plate, {}),
+            )
+            for k, row in enumerate(rows)
+        ]
+        return [both, outside, *alone]
+
+    def _loss(
+        self, arguments: Arguments, indices: Tensor, drawn: "_Drawn", hide: _Hide | None
+    ) -> Tensor:
+        inside, (args, kwargs) = self.inside, arguments
+        plate, leaves = inside.records.plate, list(self.particle.parameters.values())
+        moved = [_moved(leaf) for leaf in leaves]
+        loss = single_particle(self.loss, plate_nesting(self.loss, inside))
+
+        def shown(function: Callable) -> Callable:
+            return hide(plate)(drawn(function)) if hide else drawn(function)
+
+        guide, runs = shown(inside.guide), _Runs()
+        with (
+            forked_rng(),
+            inside.state.preserved(),
+            guarded("Running the loss on public rows", public=True),
+            OneRecord(plate, indices),
+            Substitution({id(leaf): x for leaf, x in zip(leaves, moved, strict=True)}),
+            inside.local.shown(inside.local.constants()),
+        ):
+            value = record_loss(loss, shown(inside.model), runs(guide), args, kwargs)
+            if runs.count != 1:
+                raise ModelError(_RUNS.format(runs=runs.count))
+            if value.numel() != 1:
+                raise ModelError(_NO_NUMBER)
+            value = value.reshape(1)
+            if not (moved and value.requires_grad):
+                return torch.cat([value.detach(), *(torch.zeros_like(x).flatten() for x in moved)])
+            gradients = torch.autograd.grad(value, moved, allow_unused=True, materialize_grads=True)
+        return torch.cat([value.detach(), *(g.flatten() for g in gradients)])
+
+
+def _moved(leaf: Tensor) -> Tensor:
+    step = torch.linspace(_STEP, 2 * _STEP, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
+    return (leaf.detach() + step.reshape(leaf.shape)).requires_grad_()
+
+
+@dataclass(eq=False, repr=False)
+class _Runs(Messenger):
+    """Counts the runs of a function."""
+
+    count: int = 0
+
+    def __enter__(self):
+        self.count += 1
+        return super().__enter__()
+
+
+@dataclass(eq=False, repr=False)
+class _Drawn(Messenger):
+    """Latents have the values that they had in the first run, without derivatives.
+
+    The loss handles enumerated sites.
+
+    :param values: for both records; the first run adds them.
+    :param position: the record's, if the model sees only one.
+    """
+
+    plate: PrivatePlate
+    values: dict[str, Tensor]
+    position: int | None = None
+
+    def _pyro_sample(self, msg: dict) -> None:
+        name, frame = msg["name"], self.plate.frame(msg)
+        if msg["is_observed"] or msg["infer"].get("enumerate") or name == self.plate.name:
+            return
+        if name not in self.values:
+            self.values[name] = msg["fn"](*msg["args"], **msg["kwargs"]).detach()
+        value = self.values[name]
+        if self.position is not None and frame is not None and frame.dim is not None:
+            dim = frame.dim - getattr(msg["fn"], "event_dim", 0)
+            if value.dim() >= -dim and value.shape[dim] > 1:
+                value = value.narrow(dim, self.position, 1)
+        msg["value"], msg["done"] = value, True

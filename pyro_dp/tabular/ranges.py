@@ -104,7 +104,20 @@ _MOST_CODES = 200
 class _Binned(Column):
     """A range of numbers, in bins."""
 
+    lower: Any
     _bins: Bins
+
+    @property
+    def fill(self) -> float:
+        found: float = self.lower
+        return found
+
+    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+        values, observed = of_pandas.numbers(series, name)
+        return self._bounded(np.where(observed, values, self.fill)), observed
+
+    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
+        return of_pandas.as_series(values, observed, self.dtype)
 
     @property
     def _labels(self) -> Sequence[str]:
@@ -195,14 +208,6 @@ class Number(_Binned):
     def discrete(self) -> bool:
         return False
 
-    @property
-    def fill(self) -> float:
-        return self.lower
-
-    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-        values, observed = of_pandas.numbers(series, name)
-        return self._bounded(np.where(observed, values, self.fill)), observed
-
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.clip(values.astype(np.float64), self.lower, self.upper)
 
@@ -282,22 +287,11 @@ class Count(_Binned):
     def discrete(self) -> bool:
         return self._bins.size == self._span
 
-    @property
-    def fill(self) -> int:
-        return self.lower
-
     def _edge(self, value: float) -> str:
         return str(int(value))
 
-    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-        values, observed = of_pandas.numbers(series, name)
-        return self._bounded(np.where(observed, values, self.fill)), observed
-
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.rint(np.clip(values, self.lower, self.upper)).astype(np.int64)
-
-    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
-        return of_pandas.as_series(values, observed, self.dtype)
 
 
 @dataclass(frozen=True, repr=False)

@@ -87,7 +87,8 @@ class Draws:
         return Draws(self._stream, self._indices[b : b + 1])
 
     def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
-        return self._stream.drawn(kind, self._indices, draw, size)
+        numbers: Tensor = getattr(self._stream, kind)(self._indices, draw, size)
+        return numbers
 
 
 M = TypeVar("M", bound="ConjugateModel")

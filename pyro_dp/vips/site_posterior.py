@@ -9,8 +9,8 @@ import scipy
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
-from torch.distributions import Independent
 
+from pyro_dp.infer.posterior.gaussian_guide import base
 from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
 from pyro_dp.utils.linalg import cholesky
 from pyro_dp.utils.torch_state import forked_rng
@@ -34,7 +34,7 @@ class Family(NamedTuple):
 def centre(marginal: Distribution) -> Tensor | None:
     """The parameter that noise moves; None for families that cannot be widened."""
     family = _family(marginal)
-    return family.centre(_innermost(marginal)) if family else None
+    return family.centre(base(marginal)) if family else None
 
 
 def widened(marginal: Distribution, root: Tensor) -> Distribution:
@@ -48,7 +48,7 @@ def widened(marginal: Distribution, root: Tensor) -> Distribution:
     family = _family(marginal)
     if family is None or not root.any():
         return marginal
-    wider = family.widened(_innermost(marginal), root)
+    wider = family.widened(base(marginal), root)
     return wider.to_event(len(marginal.event_shape) - len(wider.event_shape))
 
 
@@ -58,7 +58,7 @@ def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
     family = _family(marginal)
     if family is not None:
         at = probabilities.reshape(-1, *[1] * len(shape))
-        return family.quantiles(_innermost(marginal), at)
+        return family.quantiles(base(marginal), at)
     with forked_rng():
         torch.manual_seed(0)
         draws = marginal.sample(torch.Size([_NUM_DRAWS])).double()
@@ -68,7 +68,7 @@ def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
 
 def covariance(marginal: Distribution) -> Tensor:
     """The flattened value's covariance, (d, d)."""
-    own = _innermost(marginal)
+    own = base(marginal)
     if not own.event_shape:
         return own.variance.flatten().diag()
     if isinstance(own, torch.distributions.Dirichlet):
@@ -82,15 +82,9 @@ def covariance(marginal: Distribution) -> Tensor:
     return torch.block_diag(*blocks.reshape(-1, *blocks.shape[-2:]))
 
 
-def _innermost(marginal: Any) -> Any:
-    while isinstance(marginal, Independent):
-        marginal = marginal.base_dist
-    return marginal
-
-
 def _family(marginal: Distribution) -> Family | None:
-    kind = type(_innermost(marginal))
-    return next((each for base, each in _FAMILIES.items() if issubclass(kind, base)), None)
+    kind = type(base(marginal))
+    return next((each for own, each in _FAMILIES.items() if issubclass(kind, own)), None)
 
 
 def _wider_normal(normal: Any, root: Tensor) -> Distribution:
@@ -235,11 +229,6 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         aware = _joined(each.variance for each in self.values())
         # Two variances that are infinite have no share.
         return (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
-
-    @property
-    def status(self) -> Status:
-        """Whether the intervals can be published. It follows from released numbers alone."""
-        return self._status
 
     @property
     def plain(self) -> "SitePosterior":

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyro_dp.infer.ep.average_factor import AverageFactor
+from pyro_dp.infer.ep.approximation import AverageFactor
 from pyro_dp.infer.ep.site_factors import Full
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply

@@ -163,7 +163,7 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     gradients = pyro_dp.records.record_term.RecordTerm.gradients
 
     def spy(self, particle, batch):
-        used.append(batch.local.normal([3], 0, 4).tolist())
+        used.append(batch.local.normal(torch.tensor([3]), 0, 4).tolist())
         return gradients(self, particle, batch)
 
     monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "gradients", spy)

@@ -10,10 +10,9 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import DPSEP, Noise, PrivacyAccountant
-from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
-from pyro_dp.infer.posterior.hamiltonian_chains import chain_draws
 from pyro_dp.infer.posterior.posterior import SampledPosterior
-from pyro_dp.infer.posterior.prior_density import BatchedGradient
+from pyro_dp.infer.posterior.prior_factor import BatchedGradient
+from pyro_dp.infer.posterior.prior_times_evidence import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent
 

@@ -807,10 +807,10 @@ MUTATIONS = [
         "test_device_noise.py",
     ),
     Mutation(
-        "draws of a record that differ between devices",
-        "LocalStream._uniform",
-        "_shifted(_mixed_words(starts[:, None] + places), 11)",
-        "_shifted(_mixed_words(starts[:, None] ^ places), 11)",
+        "draws of a record that are no sequence",
+        "LocalStream.uniform",
+        "_mixed(_mixed(indices + first) + second)",
+        "_mixed(indices + first + second)",
         "test_streams.py",
     ),
     Mutation(

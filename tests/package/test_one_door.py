@@ -95,8 +95,7 @@ USES = {
     "standard_normal": "mechanism.streams.normals",
     "normals": """
         mechanism.streams mechanism.clipping mechanism.clipping.ClippedSum._noisy
-        mechanism.streams.LocalStream.normal mechanism.streams.LocalStream.normal
-    """,  # the last two are draws of a record
+    """,
     "counted_normals": "mechanism.streams mechanism.streams.normals",
     "discrete_gaussian": """
         mechanism.system_random mechanism.fixed_point

@@ -62,8 +62,8 @@ MUTATIONS = [
     Mutation(
         "local draws by position in the batch",
         "Draw.sample",
-        "stream.drawn(kind, indices, position,",
-        "stream.drawn(kind, indices.argsort(), position,",
+        "draw(indices, position,",
+        "draw(indices.argsort(), position,",
         "test_record_term.py test_paper_dpsvi.py",
     ),
     Mutation(

@@ -13,7 +13,7 @@ import pytest
 from pyro_dp import PrivacyAccountant
 from pyro_dp import __main__ as front
 from pyro_dp.tabular import Binary, Category, Count, Date, Number, Schema, command_line
-from pyro_dp.tabular.table_file import read_csv
+from pyro_dp.tabular.command_line import read_csv
 from pyro_dp.utils.errors import SchemaError
 
 SECRET = "Zweifelhoff-4711"

@@ -6,8 +6,8 @@ import pytest
 
 from pyro_dp import ConfigurationError, Noise, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer
-from pyro_dp.tabular.drawn_rows import unit_rows
 from pyro_dp.tabular.margin_mixture import Mixture
+from pyro_dp.tabular.synthesizer import unit_rows
 
 COLUMNS = {
     "sex": Category(("m", "f")),

@@ -12,8 +12,8 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro_dp import DPSVI, ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Category, Schema
 from pyro_dp.tabular.cells import CellCounts, Cells
-from pyro_dp.tabular.drawn_rows import drawn_rows, possible_rows, systematic
 from pyro_dp.tabular.margin_mixture import MarginMixture, Mixture, RowMixture, fitted
+from pyro_dp.tabular.synthesizer import drawn_rows, possible_rows, systematic
 
 SIZES = (3, 4, 2, 3)
 SIZE = 4000

@@ -49,8 +49,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: draws by place in the batch",
         "Draws._numbers",
-        "drawn(kind, self._indices, draw, size)",
-        "drawn(kind, self._indices.argsort(), draw, size)",
+        "(self._indices, draw, size)",
+        "(self._indices.argsort(), draw, size)",
         "test_isolated_model.py",
     ),
     Mutation(

@@ -65,7 +65,7 @@ class _Rows(LocalDraws):
     """Draws of N rows: those of the records."""
 
     def __init__(self, size: int):
-        super().__init__(in_place=True)
+        super().__init__()
         self._size = size
 
     def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:

@@ -19,11 +19,11 @@ from torch.distributions import Transform
 from torch.distributions.transforms import identity_transform
 
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
-from pyro_dp.infer.model_prior import PublicDensity
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import SampledPosterior
+from pyro_dp.infer.posterior.prior_factor import PublicDensity
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside

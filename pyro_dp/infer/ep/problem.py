@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.likelihood import Likelihood
-from pyro_dp.infer.ep.observation_family import NotLinear, Residuals, innermost
+from pyro_dp.infer.ep.observation_family import NotLinear, Residuals
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
-from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
-from pyro_dp.infer.posterior.prior_factor import Prior
+from pyro_dp.infer.posterior.prior_factor import Prior, model_prior
 from pyro_dp.records.global_draw import draw_particle
+from pyro_dp.records.plate import innermost
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records

@@ -34,8 +34,9 @@ from pyro_dp.graphs.simplify import only_reads, shape
 from pyro_dp.graphs.tracing import NotTraceable, trace
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import Axes, Coefficients, halves, padded, where_possible
-from pyro_dp.infer.ep.observation_family import Family, NotLinear, innermost, scale_and_mask
+from pyro_dp.infer.ep.observation_family import Family, NotLinear, scale_and_mask
 from pyro_dp.infer.ep.site_factors import Factors, LowRank
+from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.linalg import times
 

@@ -20,8 +20,7 @@ from pyro_dp.infer.posterior import transforms
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
 from pyro_dp.infer.posterior.posterior import Posterior, SampledPosterior
-from pyro_dp.infer.posterior.prior_density import prior_density
-from pyro_dp.infer.posterior.prior_factor import Prior, combined
+from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.infer.posterior.summary import LEVELS, Status, element_names
 from pyro_dp.records.global_draw import Latent

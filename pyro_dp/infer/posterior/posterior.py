@@ -92,11 +92,6 @@ class Posterior(Summary, MultivariateNormal):
         return share.nan_to_num(0.0).clamp(0.0, 1.0)  # two variances that underflow have none
 
     @property
-    def status(self) -> Status:
-        """Whether the intervals can be published. It follows from released numbers alone."""
-        return self._status
-
-    @property
     def plain(self) -> "Posterior":
         """The same posterior without the uncertainty that the privacy noise adds."""
         return Posterior(self._latents, self.mean, self._plain, status=self.status)

@@ -1,15 +1,27 @@
-"""The prior as a Gaussian factor."""
+"""The prior: its log density as a function of one flat vector, and as a Gaussian factor."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import pyro
 import torch
+from pyro import poutine
+from pyro.distributions import Unit
 from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal, biject_to
 
-from pyro_dp.graphs.tracing import NotTraceable, called_by_torch, trace
+from pyro_dp.graphs.tracing import Compiler, NotTraceable, called_by_torch, trace
 from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.records.global_draw import Latent
+from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.plate import innermost, is_random
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
+from pyro_dp.utils.torch_state import forked_rng
 
 _NUM_DRAWS = 64
 _LEAST_PRECISION = 1e-4  # if the prior is not log-concave
@@ -18,6 +30,117 @@ _MOST_ROUNDS = 50
 _ROUNDS = 3  # rounds if the prior is Gaussian: the mean and the noise depend on each other
 _SETTLED = 1e-4  # longest step of the last round, in standard deviations
 _LONGEST = 2.0  # standard deviations
+
+
+Derivatives = Callable[[Tensor], Sequence[Tensor]]
+
+_TOGETHER = 128  # points of one call
+
+
+@dataclass(frozen=True)
+class PriorDensity:
+    """The log density of a model without arguments, as a function of the flat vector (d,)."""
+
+    model: Callable
+    latents: Sequence[Latent]
+    dtypes: dict[str, torch.dtype]
+
+    @property
+    def size(self) -> int:
+        """d."""
+        return self.latents[-1].stop
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.trace(z)[1]
+
+    def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
+        """The sites at these latents (d,), and their log density in unconstrained coordinates."""
+        values, log_volume = {}, torch.zeros((), dtype=torch.float64, device=z.device)
+        for latent in self.latents:
+            u = latent.part(z).to(self.dtypes[latent.name])
+            values[latent.name] = latent.transform(u)
+            volume = latent.transform.log_abs_det_jacobian(u, values[latent.name])
+            log_volume = log_volume + volume.sum()
+        trace, log_prob = self._run(poutine.condition(self.model, data=values))
+        return trace, (log_prob + log_volume).double()
+
+    def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
+        with pyro.validation_enabled(False):  # it looks at values, which derivatives do not have
+            trace = poutine.trace(model).get_trace()
+            return trace, trace.log_prob_sum()
+
+
+def prior_density(model: Callable) -> PriorDensity:
+    """
+    :param model: without data, and without arguments.
+    :raises ModelError: it has no latents, observes something, or its supports depend on latents.
+    """
+    with forked_rng(), torch.no_grad():
+        trace = poutine.trace(model).get_trace()
+    latents: list[Latent] = []
+    dtypes, start = {}, 0
+    for name, site in trace.nodes.items():
+        if not is_random(site):
+            continue
+        if isinstance(site["fn"], Unit):  # pyro.factor
+            continue
+        if site["is_observed"]:
+            raise ModelError(
+                f"model observes site {name!r}. Pass the prior alone: a model without data."
+            )
+        transform = biject_to(site["fn"].support)
+        shape = transform.inv(site["value"]).shape
+        latents.append(Latent(name, shape, transform, start, start + shape.numel()))
+        dtypes[name], start = site["value"].dtype, start + shape.numel()
+    if not latents:
+        raise ModelError("model has no latent sites.")
+    return PriorDensity(model, latents, dtypes)
+
+
+class BatchedGradient:
+    """Gradients (K, d) and values (K,) of a log density at K points (K, d).
+
+    A gradient that is not finite is 0. The value is -inf if the density cannot be computed: a
+    matrix far out may have no Cholesky factor.
+
+    :param log_prob: a function of one point (d,).
+    :param point: any, (d,).
+    :ivar at_once: false if the density branches on its point, so that each takes its own time.
+    """
+
+    def __init__(self, log_prob: Callable[[Tensor], Tensor], point: Tensor):
+        one = torch.func.grad_and_value(log_prob)
+        points, self.at_once = point.expand(_TOGETHER, -1).contiguous(), True
+        self._eager: Derivatives = torch.func.vmap(one, randomness="different")
+        try:
+            graph = trace(lambda z: list(self._eager(z)), [points])
+            self._found: Derivatives = Compiler(False)(graph, [points])
+            return
+        except NotTraceable:  # such as a model with draws that do not enter its density
+            self._found = self._eager
+        try:
+            self._eager(points)
+        except (RuntimeError, ValueError, ModelError):
+            self.at_once = False
+            self._eager = lambda z: [torch.stack(x) for x in zip(*map(one, z), strict=True)]
+            self._found = self._eager
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        whole = torch.cat([points, points[-1:].expand(-len(points) % _TOGETHER, -1)])
+        parts = whole.split(_TOGETHER) if self.at_once else [points]
+        found = [self._where_possible(self._found, part) for part in parts]
+        slopes, heights = map(torch.cat, zip(*found, strict=True))
+        return slopes[: len(points)].nan_to_num(0.0, 0.0, 0.0), heights[: len(points)]
+
+    def _where_possible(self, function: Derivatives, points: Tensor) -> Sequence[Tensor]:
+        """Halves of the points, if it fails, until single points are left."""
+        try:
+            return function(points)
+        except (torch.linalg.LinAlgError, ValueError, ModelError):
+            if len(points) == 1:
+                return torch.zeros_like(points), points.new_full((1,), -math.inf)
+        halves = [self._where_possible(self._eager, half) for half in points.chunk(2)]
+        return [torch.cat(each) for each in zip(*halves, strict=True)]
 
 
 class Prior:
@@ -183,3 +306,47 @@ def combined(
 def _within(way: Tensor, sds: Tensor) -> float:
     """The part of a step that is not too long to trust."""
     return min(1.0, _LONGEST / max((way.abs() / sds).max().item(), _SETTLED))
+
+
+@dataclass(frozen=True)
+class PublicDensity(PriorDensity):
+    """The log density outside the plate, on placeholders for the records."""
+
+    records: Records
+
+    def normal(self, z: Tensor) -> list[int]:
+        """Indices of the latents whose sites are normal."""
+        trace, _ = self.trace(z)
+        return [
+            place
+            for latent in self.latents
+            if isinstance(innermost(trace.nodes[latent.name]["fn"]), (Normal, MultivariateNormal))
+            for place in range(latent.start, latent.stop)
+        ]
+
+    def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
+        plate, device = self.records.plate, self.records.device
+        args, kwargs = self.records.arguments(self.records.placeholder())
+        with (
+            OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
+            guarded("Running the model on placeholder data", public=True),
+        ):
+            trace = poutine.trace(Outside(plate)(model)).get_trace(*args, **kwargs)
+            return trace, trace.log_prob_sum()
+
+
+def model_prior(
+    model: Callable,
+    latents: Sequence[Latent],
+    mean: Tensor,
+    records: Records,
+    dtypes: dict[str, torch.dtype],
+) -> Prior:
+    """The prior of the latents. It reads no record, so it costs no privacy.
+
+    :param mean: the first posterior's, (d,).
+    :param dtypes: the latents' types, by name.
+    """
+    exact = all(dtype == torch.float64 for dtype in dtypes.values())
+    density = PublicDensity(model, latents, dtypes, records)
+    return Prior(density, mean, exact, density.normal(mean))

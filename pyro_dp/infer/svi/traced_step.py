@@ -17,8 +17,14 @@ from torch import Tensor
 from pyro_dp.graphs.factorisation import Form, Lookup, factorised
 from pyro_dp.graphs.tracing import Compiler, called_by_torch, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
-from pyro_dp.infer.svi.coordinates import mean, mean_loss
-from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
+from pyro_dp.infer.svi.eager_step import (
+    EagerStep,
+    Gradients,
+    LocalGradients,
+    NewStream,
+    mean,
+    mean_loss,
+)
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows
 from pyro_dp.mechanism.outer_products import Joined, LookedUpRows, OuterProducts
@@ -152,9 +158,7 @@ class TracedStep:
     ) -> list[RecordMode]:
         """The modes in which the guide gets these draws."""
         return [
-            RecordMode(
-                LocalDraws(tables[:count], values=tables[count:], in_place=True), substitutes
-            )
+            RecordMode(LocalDraws(tables[:count], values=tables[count:]), substitutes)
             for tables, (count, _) in zip(public, self._counts, strict=True)
         ]
 
