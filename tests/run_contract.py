@@ -252,7 +252,8 @@ class RunContract:
                 inference.step(*data)
             return inference
 
-        place = 1 + int(share * calls_of(opening(), data))
+        # The first count may include what is cached once a process.
+        place = 1 + int(share * min(calls_of(opening(), data) for _ in range(2)))
         inference = opening()
         before = self.everything(inference) if opened else None
         with pytest.raises(KeyboardInterrupt):
