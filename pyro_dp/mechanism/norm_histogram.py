@@ -24,7 +24,7 @@ _PER_OCTAVE = 4
 EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # log norms
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
 # Bells that are tried: widths in nats, and one over the index of power tails. Half of their prior
-# has no tail. If bias grows with the norms beyond a bound, the tail matters, and more are tried.
+# has no tail. If clipped parts point to one side, the tail decides the bias, and more are tried.
 _FEW = (0.25, 0.45, 0.8, 1.2), (0.2, 0.4)
 _MANY = (0.25, 0.35, 0.45, 0.6, 0.8, 1.0, 1.2), (0.1, 0.2, 0.3, 0.4)
 _REFUTED = 5.0  # standard deviations of the residual of a bell
@@ -104,7 +104,14 @@ class Norms:
 
     @staticmethod
     def read(
-        counts: Floats, sd: float, size: int, *, typical: float, spread: float, tail: bool = False
+        counts: Floats,
+        sd: float,
+        size: int,
+        *,
+        typical: float,
+        spread: float,
+        tail: bool = False,
+        one_sided: bool = False,
     ) -> "Norms":
         """Fit noisy counts: a bell in the logarithm if they fit one, or else a single peak.
 
@@ -119,8 +126,9 @@ class Norms:
         :param spread: standard deviation of its logarithm.
         :param tail: whether to extend the peak's tail where the noise hides it: for a bound whose
             bias grows with the norms beyond it.
+        :param one_sided: whether the parts beyond a bound point to one side, as those of counts.
         """
-        shares, squares, medians, log_prior = _bells(*(_MANY if tail else _FEW))
+        shares, squares, medians, log_prior = _bells(*(_MANY if one_sided else _FEW))
         residual = counts @ counts - 2 * size * (shares @ counts) + size**2 * squares
         residual = residual.clip(0.0) / max(sd, 1e-9 * size) ** 2
         log_prior = log_prior - (((medians - math.log(typical)) / spread) ** 2) / 2

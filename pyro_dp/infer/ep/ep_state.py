@@ -376,7 +376,7 @@ class EPState:
     ) -> Norms:
         """Norms of the records' parts at a point, from all histograms."""
         mean = self._histogram(point, histograms, looks)
-        return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
+        return mean.norms(self.scale, self.plan.residuals)
 
     def _histogram(
         self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]

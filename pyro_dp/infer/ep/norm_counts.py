@@ -134,14 +134,19 @@ class MeanHistogram:
 
         :param dim: number of the latents' coordinates.
         """
-        return self._read(math.sqrt(dim), _SPREAD, tail=False)
+        return self._read(math.sqrt(dim), _SPREAD)
 
-    def norms(self, scale: float, tail: bool) -> Norms:
+    def norms(self, scale: float, residuals: str) -> Norms:
         """
         :param scale: curvature of a record, all directions together.
-        :param tail: as for :meth:`Norms.read`.
+        :param residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`.
         """
-        return self._read(_TYPICAL * math.sqrt(scale), _SPREAD_LATER, tail=tail)
+        return self._read(
+            _TYPICAL * math.sqrt(scale),
+            _SPREAD_LATER,
+            tail=residuals != Residuals.BOUNDED,
+            one_sided=residuals == Residuals.OTHER,
+        )
 
     def above(self, bound: float) -> ClippedFraction:
         """How many norms are above it, by the sum of the noisy counts there.
@@ -165,9 +170,9 @@ class MeanHistogram:
         sds = self.sd * np.sqrt((norms**4).cumsum())
         return float((sums - _SURE * sds).max()) / self.size
 
-    def _read(self, typical: float, spread: float, *, tail: bool) -> Norms:
+    def _read(self, typical: float, spread: float, **shape: bool) -> Norms:
         counts = self.counts.cpu().numpy()
-        return Norms.read(counts, self.sd, self.size, typical=typical, spread=spread, tail=tail)
+        return Norms.read(counts, self.sd, self.size, typical=typical, spread=spread, **shape)
 
 
 @dataclass(frozen=True, eq=False)
