@@ -1259,4 +1259,18 @@ MUTATIONS = [
         "False and not on_varied",
         "test_stein_sites.py",
     ),
+    Mutation(
+        "forecast: outcomes stay what they were",
+        "PriorPredictive._with_outcome",
+        "if _same(before, drawn):",
+        "if True:",
+        "test_prior_predictive.py",
+    ),
+    Mutation(
+        "forecast: any argument of the right shape is the outcome",
+        "PriorPredictive._with_outcome",
+        "if _same(shown, drawn):",
+        "if True:",
+        "test_prior_predictive.py",
+    ),
 ]

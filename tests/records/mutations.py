@@ -369,20 +369,6 @@ MUTATIONS = [
         "test_predictive.py",
     ),
     Mutation(
-        "forecast: outcomes stay what they were",
-        "PriorPredictive._with_outcome",
-        "if _same(before, drawn):",
-        "if True:",
-        "test_prior_predictive.py",
-    ),
-    Mutation(
-        "forecast: any argument of the right shape is the outcome",
-        "PriorPredictive._with_outcome",
-        "if _same(shown, drawn):",
-        "if True:",
-        "test_prior_predictive.py",
-    ),
-    Mutation(
         "a loss that is no sum over records goes unnoticed",
         "build_record_term",
         "            check_additive(loss, inside, particle)\n",
