@@ -130,7 +130,7 @@ def run(*kinds: type[Warning], do: str, level: str | None = None) -> Callable:
 )
 def too_little_budget():
     """Few people, a small epsilon, five coefficients."""
-    return regression(people(300), epsilon=0.1, formula="visits ~ age + ill + region")
+    return regression(people(300), epsilon=0.05, formula="visits ~ age + ill + region")
 
 
 @run(
