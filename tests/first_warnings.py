@@ -137,7 +137,7 @@ def too_little_budget():
     ConvergenceWarning,
     level="check",
     do="If a few people may be far above all others, lower the outcome's bound, or take "
-    '`family="negative_binomial"`. A second fit is a second release.',
+    '`family="negative_binomial"`. A new fit needs new budget.',
 )
 def outcomes_that_differ_too_much():
     """Counts that are far more spread than a Poisson model has."""

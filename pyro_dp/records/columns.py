@@ -37,7 +37,7 @@ _STACK = (
 )
 _EMPTY = "columns(): source is a dataset without records."
 _PARTS = (
-    "columns(): an item of source has {count} parts, but the call has {given} names. Name all "
+    "columns(): an item of source has {count} parts, but the call names {given}. Name all "
     "parts, in their order, as in x, y = pyro_dp.columns(dataset, 'x', 'y')."
 )
 _UNNAMED = (

@@ -118,10 +118,10 @@ class Source:
             shape, dims = [len(self.complete)], 1
             if each.weights is None:
                 shape, dims = [*shape, len(each.values) - 1], 2
-            site = f"{each.name}_{COEFFICIENTS}"
+            site, sd = f"{each.name}_{COEFFICIENTS}", _SD if each.weights is None else _INTERCEPT_SD
             lines.append(
                 f"b{place} = pyro.sample({site!r}, "
-                f"dist.Normal(0.0, {_SD}).expand({shape}).to_event({dims}))"
+                f"dist.Normal(0.0, {sd}).expand({shape}).to_event({dims}))"
             )
             if each.weights is not None:
                 site = f"{each.name}_sd"
@@ -139,10 +139,12 @@ class Source:
                     f"log{place} = logits{place}.log_softmax(-1)",
                 ]
             else:
+                # Records inform a mean in units of s as much as other coefficients.
                 lines += [
-                    f"given{place} = dist.Normal(complete @ b{place}, s{place})",
+                    f"mean{place} = complete @ b{place}  # in units of s{place}",
+                    f"given{place} = dist.Normal(s{place} * mean{place}, s{place})",
                     f"nodes{place} = torch.tensor({_rounded(each.nodes)})",
-                    f"away{place} = (nodes{place} - given{place}.loc[..., None]) / s{place}",
+                    f"away{place} = nodes{place} / s{place} - mean{place}[..., None]",
                     f"log{place} = torch.tensor({_rounded(each.weights)}) - away{place}**2 / 2",
                 ]
             lines.append(self._observed(each.name, f"given{place}", f"x{place}"))

@@ -6,7 +6,9 @@ model of these probabilities is fitted along, from all rows. So no row is droppe
 missingness depends on observed values, the outcome included (missing at random).
 
 Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over at
-the nodes of Gauss and Legendre between its declared bounds.
+the nodes of Gauss and Legendre between its declared bounds. Its mean is in units of its standard
+deviation. In these units records say as much of it as of other coefficients, and noise hides no
+more.
 """
 
 import itertools

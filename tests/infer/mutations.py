@@ -60,6 +60,20 @@ MUTATIONS = [
         "test_automatic_dpsep.py",
     ),
     Mutation(
+        "DPSEP: a missing number is clipped as if all records pointed to one side",
+        "SteinMoments.__init__",
+        "scaled = residuals_of(families) == Residuals.SCALED",
+        "scaled = False",
+        "test_glm.py",
+    ),
+    Mutation(
+        "DPSEP: a step shrinks as if a missing number made saddles",
+        "SteinMoments.__init__",
+        "self.concave = bool(families) and",
+        "self.concave = False and",
+        "test_glm.py",
+    ),
+    Mutation(
         "DPSEP: a saddle is ok",
         "EPState.status",
         "if count := self._num_convex():",

@@ -327,7 +327,7 @@ class EPState:
         full = aware.mean - self.posterior.mean
         seen = aware.mean[places] - start
         # In roots of nats per record.
-        unclipped = self.plan.multiplier == 0 and not self.problem.moments.concave
+        unclipped = self.plan.multiplier == 0 and self._may_have_saddles
         longest = _SHORT if unclipped else self.plan.longest_step
         length, radius = self._length(seen), min(self.radius, longest)
         if self.way is not None:
@@ -391,10 +391,20 @@ class EPState:
     def _has_spent(self) -> bool:
         return self.plan.multiplier > 0 and self.spent >= 1.0
 
+    @property
+    def _may_have_saddles(self) -> bool:
+        """Whether to take care that the log likelihood is not concave.
+
+        Noise makes early looks small, and many are pooled before steps are long. That is care
+        enough for draws.
+        """
+        moments = self.problem.moments
+        return not moments.concave or (moments.careful and self.plan.multiplier == 0)
+
     def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
         """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
-        moments = self.problem.moments
-        steps = not (moments.concave or moments.turns or self._has_spent)
+        turns = self.problem.moments.turns
+        steps = self._may_have_saddles and not (turns or self._has_spent)
 
         def evidence(mean: Tensor) -> Gaussian:
             if steps:
@@ -452,7 +462,7 @@ class EPState:
         precision = self._prior_seen() + pooled.information(mean)
         step = (way @ precision @ way).item() / self.plan.dim
         if step > _FAR_AWAY or not self.finished:
-            reason = f"the last look was {math.sqrt(step):.1f} standard deviations away"
+            reason = f"the mean still moved by {math.sqrt(step):.1f} standard deviations in the end"
             return Status(CHECK, reason, STEPS)
         if count := self._num_convex():
             reason = _NOT_CONCAVE.format(count=count, dim=self.plan.dim)
@@ -464,7 +474,7 @@ class EPState:
             if cut > bent:
                 reason = f"clipping may shift the mean by {share:.1f} standard deviations"
                 return Status(CHECK, reason, CLIPPING)
-            reason = f"the looks were {share:.1f} standard deviations too far away to be sure"
+            reason = f"the search may have missed the mean by {share:.1f} standard deviations"
             return Status(CHECK, reason, STEPS)
         dispersion = self._dispersion()
         varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)

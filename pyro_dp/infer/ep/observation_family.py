@@ -25,6 +25,7 @@ from torch.distributions import (
     Categorical,
     Distribution,
     Independent,
+    NegativeBinomial,
     Normal,
     Poisson,
     biject_to,
@@ -38,7 +39,7 @@ from pyro_dp.records.plate import innermost
 from pyro_dp.utils.errors import PrivacyError
 
 MAX_RANK = 2
-_CONCAVE = Bernoulli, Binomial, Normal, Poisson
+_CONCAVE = Bernoulli, Binomial, NegativeBinomial, Normal, Poisson
 
 
 class Residuals:
@@ -185,7 +186,7 @@ class Family:
 
     @property
     def is_concave(self) -> bool:
-        """Whether the log density is concave in its numbers, or nearly so (a Normal's scale)."""
+        """Whether the log density is concave in its numbers, or nearly so (with a scale)."""
         return issubclass(self.distribution, _CONCAVE)
 
     @property
@@ -213,6 +214,15 @@ class Family:
                 (gradient,) = torch.autograd.grad(self.log_prob(a, other).sum(), a)
             largest = gradient.abs() if largest is None else largest.maximum(gradient.abs())
         return largest
+
+
+def residuals_of(families: Sequence[Family]) -> str:
+    """One of :class:`Residuals`, of several families together."""
+    kinds = {family.residuals for family in families}
+    if len(kinds) == 1:
+        return kinds.pop()
+    scaled = Residuals.SCALED in kinds and Residuals.OTHER not in kinds
+    return Residuals.SCALED if scaled else Residuals.OTHER
 
 
 def scale_and_mask(site: dict) -> tuple[Any, Tensor]:

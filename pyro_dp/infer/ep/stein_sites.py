@@ -62,6 +62,7 @@ class FewPredictors:
     :param count: number of draws.
     :raises NotLinear: it is none, as far as public rows tell.
     :raises NotTraceable: likewise.
+    :ivar families: the families of the observed distributions, or of their components.
     :ivar kinds: one for each record.
     """
 
@@ -116,7 +117,7 @@ class FewPredictors:
             z = z.detach().requires_grad_()
             sites = self._likelihood.observations(z, index, records.placeholder())
             split = [_components(site) for site in sites]
-            self._families = [Family(each, _MOST_NUMBERS) for each, _ in split]
+            self.families = [Family(each, _MOST_NUMBERS) for each, _ in split]
         self._sizes = [0 if logits is None else logits.shape[-1] for _, logits in split]
         shapes = [innermost(each["fn"]).batch_shape.numel() for each, _ in split]
         if shapes != [max(size, 1) for size in self._sizes] or sum(map(bool, self._sizes)) > 1:
@@ -124,12 +125,12 @@ class FewPredictors:
         self._size = max(self._sizes)
 
     def _trace(self, z: Tensor) -> GraphModule:
-        records, names = self._likelihood.term.records, [f.name for f in self._families]
+        records, names = self._likelihood.term.records, [f.name for f in self.families]
 
         def read(z: Tensor, index: Tensor, row: list[Tensor]) -> list[Tensor]:
             sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
             found = []
-            for name, family in zip(names, self._families, strict=True):
+            for name, family in zip(names, self.families, strict=True):
                 site, logits = _components(sites[name])
                 numbers, rest = family.read_each(site)
                 found += [*numbers, *rest, *([] if logits is None else [logits])]
@@ -151,7 +152,7 @@ class FewPredictors:
     def _by_site(self, found: Iterable[T], logits: bool = True) -> Iterator[tuple[list[T], ...]]:
         """Each site's numbers, other arguments of its density, and logits if it is a mixture."""
         each = iter(found)
-        for family, size in zip(self._families, self._sizes, strict=True):
+        for family, size in zip(self.families, self._sizes, strict=True):
             counts = family.rank, len(family.constants) + 2, int(logits and size > 0)
             yield tuple(list(itertools.islice(each, count)) for count in counts)
 
@@ -242,7 +243,7 @@ class FewPredictors:
             self._curved[kind]([indices, *inputs], leaves, len(indices)), logits=kind == MIXED
         )
         for family, size, (numbers, rest, logits) in zip(
-            self._families, self._sizes, found, strict=True
+            self.families, self._sizes, found, strict=True
         ):
             jets = [x if isinstance(x, Jet) else Jet(x) for x in (*numbers, *logits)]
             rest = [x.to(dtype) if x.is_floating_point() else x for x in rest]

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from pyro_dp.infer.ep.element_sites import ElementSites, element_sites
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
-from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals
+from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals, residuals_of
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
 from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, OTHER, FewPredictors, SteinSites
 from pyro_dp.records.stand_ins import on_varied, varied
@@ -91,10 +91,9 @@ class LinearMoments:
         self.monotone = self.turns and self._is_monotone(angles, index, placeholders)
         self.concave = not self.curved and all(family.is_concave for family in self.families)
         self.careful = self.curved
-        kinds = {family.residuals for family in self.families}
-        if len(kinds) > 1 or (self.curved and kinds != {Residuals.BOUNDED}):
-            kinds = {Residuals.OTHER}
-        (self.residuals,) = kinds
+        self.residuals = residuals_of(self.families)
+        if self.curved and self.residuals != Residuals.BOUNDED:
+            self.residuals = Residuals.OTHER
         self.log_scale = None
         if len(here) == 1 and here[0][0].is_scaled and not self.curved and here[0][1].shape[1] == 1:
             self.log_scale = here[0][2][0, 0, 1].double()
@@ -194,10 +193,8 @@ class SteinMoments:
     """
 
     name = "stein"
-    residuals = Residuals.OTHER
     log_scale = None
     curved = turns = False  # the curvature is that of the likelihood itself, and not weak
-    concave = False  # nothing is assumed
     careful = True  # the draws say little of a site that is far off
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
@@ -214,6 +211,11 @@ class SteinMoments:
         self.design = FewPredictors.find(likelihood, z, len(self._draws))
         if self.design is not None and not on_varied(lambda integers: self._agrees(z, integers)):
             self.design = None
+        families = [] if self.design is None else self.design.families
+        # Other kinds need a closed form.
+        scaled = residuals_of(families) == Residuals.SCALED
+        self.residuals = Residuals.SCALED if scaled else Residuals.OTHER
+        self.concave = bool(families) and all(family.is_concave for family in families)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -27,7 +27,7 @@ _HELPS = {
 _COLUMNS = {DATA: "data and prior"}  # headings of shares whose names say too little
 _SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {helps}"
 _FIRST = {
-    STEPS: "The steps limit this posterior first.",
+    STEPS: "The search had not settled. The shares below leave that out.",
     CLIPPING: "Clipping limits this posterior first.",
     MODEL: "The model limits this posterior first: outcomes vary more than it says.",
     NOISE: "Privacy noise limits this posterior first. If it is far larger than the data, the "

@@ -18,8 +18,8 @@ LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
 STEPS, NOISE, CLIPPING, MODEL = "steps", "privacy noise", "clipping", "model"  # causes
 
 REMEDIES = {
-    STEPS: "A new run needs new budget: a larger epsilon, more records, features scaled alike or "
-    "another guide.",
+    STEPS: "A new run needs new budget: more records, a larger epsilon, a simpler model, or "
+    "features scaled alike (PrivateGLM scales them).",
     NOISE: "A new run needs new budget: fewer latents, more records or a larger epsilon.",
     CLIPPING: "A new run needs new budget: lower bounds where a few records are far above all "
     "others, more records or a larger epsilon.",
