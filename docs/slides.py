@@ -218,7 +218,7 @@ DECK = (
         "Does the run say ok?",
         "Below a posterior stands its status. It is made from releases alone.\n\n"
         "ok: no release speaks against the intervals. Use them.\n\n"
-        "check: read the reason, then decide.\n\n"
+        "check: some intervals may hold less often. Publish them with the status.\n\n"
         "do not publish: the result says little about the data. Ask a smaller question,\n"
         "with more records or the next budget.",
         note="Stress that no status is proof. It can only find what the releases reveal.",

@@ -53,7 +53,7 @@ _LEGEND = (
     "ledger believes them. Epsilon alone is the cost of the row by itself. Epsilon so far "
     "is its cost together with the rows above. Several rows together cost less than their sum. "
     "Clipped is the released estimate of the fraction of records whose part was cut to C, with its "
-    "standard error."
+    "standard error. A high share can go with good results: C is chosen by what clipping costs."
 )
 _RESERVED = (
     "A run counts all its planned releases, from the first one on. They count also if it stops "
@@ -249,13 +249,14 @@ _CANDIDATES = "The candidates of every private selection, and how its number of 
 _NOT_COVERED = [
     "Results from these data that were published without this ledger. Costs of several ledgers "
     "add up.",
-    "People with several records. A guarantee for k records of one person is weaker: k times "
-    "epsilon and more, at the same delta. (A record should hold all that belongs to a person.)",
+    "People with several records, such as two ids. A guarantee for k records of one person is "
+    "weaker: k times epsilon and more, at the same delta. (A record should hold all that belongs "
+    "to a person.)",
     "Facts about people in general. Anyone who learns from the results that a group has a high "
     "risk learns it about its members, too. It makes no difference whether they took part.",
     "Choices made by looking at the data other than through the releases above: the model, the "
-    "features, the settings, or the moment to stop. In general also noise, sample rates or "
-    "numbers of later releases that were chosen in view of earlier ones.",
+    "features, the settings, or the moment to stop. Also noise, sample rates or numbers of later "
+    "releases that you chose in view of earlier ones. (DPSEP chooses them by a proven rule.)",
     "Everything except the releases: logs, error messages, running times, the memory of the "
     "machine.",
     "Attacks on the rounding of floating-point numbers, except for runs in secure mode.",
@@ -411,9 +412,9 @@ def _meaning(accountant: Reported) -> list[Block]:
         found = "Nothing keeps this attacker from being right in all other cases (power 100%)."
     else:
         found = (
-            f"Against this noise, the attacker is right in at most {best_power(accountant)} of the "
-            "cases in which there is something to detect (the power). Guessing without any release "
-            f"would give {FALSE_POSITIVES:.0%}."
+            f"Against this noise, the attacker finds a true difference in at most "
+            f"{best_power(accountant)} of cases (the power). Guessing without any release would "
+            f"give {FALSE_POSITIVES:.0%}."
         )
     unit = accountant.description.unit
     return [
@@ -510,8 +511,8 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
     text = (
         "No run that is listed here used a seed. Noise and sampling come from generators that "
         "are made anew for every release, from the operating system's entropy. A run whose "
-        'generator is "ordinary" has floating-point noise: publish its results rounded, because '
-        "their last digits can reveal more."
+        'generator is "ordinary" has floating-point noise. Its last digits can reveal more: '
+        "publish results rounded to two digits of their standard deviation."
     )
     return blocks or [Paragraph(text)]
 

@@ -70,7 +70,7 @@ def test_the_best_attackers_power(relation, mu):
     """A Gaussian's is in closed form: Dong, Roth & Su 2022, equation (6)."""
     text = ledger((FULL, 1), neighboring=relation).report()
     exact = 100 * ndtr(mu - ndtri(0.95))
-    stated = float(re.search(r"at most ([\d.]+)% of the cases", text)[1])
+    stated = float(re.search(r"at most ([\d.]+)% of cases", text)[1])
     assert exact <= stated < exact + 0.4
     assert ("contributes nothing" in text) == (relation == "add_or_remove_one")
     assert ("may be any record in either" in text) == (relation == "replace_one")
@@ -349,7 +349,7 @@ def test_a_release_with_a_delta_of_its_own_leaves_a_trade_off_curve():
     missed = float(trade_off(accountant, 0.05))
     exact = 1 - 5e-6 - math.exp(0.5) * 0.05
     assert exact * (1 - 1e-5) < missed <= exact * (1 + 1e-9)
-    assert "at most 8.3% of the cases" in accountant.report()
+    assert "at most 8.3% of cases" in accountant.report()
 
 
 def test_an_empty_ledger_claims_nothing():
@@ -357,7 +357,7 @@ def test_an_empty_ledger_claims_nothing():
     assert "nothing was released under this ledger so far" in text
     assert "differentially private" not in text
     assert "another implementation" not in text
-    assert "at most 5.0% of the cases" in text
+    assert "at most 5.0% of cases" in text
 
 
 def test_no_noise_is_no_guarantee():

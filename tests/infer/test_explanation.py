@@ -204,7 +204,7 @@ def test_what_limits_first():
     assert explanation(data=0.2, sampling=0.7).limit == "sampling"
     assert explanation(data=0.2, clipping=0.6).limit == "clipping"
     clipped = explanation(status=Status("check", "many were", "clipping"))
-    assert clipped.limit == "clipping" and repr(clipped).startswith("Clipping limits")
+    assert clipped.limit == "clipping" and repr(clipped).startswith("Clipping may have")
     assert "half as wide" in repr(clipped)
     hidden = explanation(data=0.9, status=Status("do not publish", "it is loud", "privacy noise"))
     assert hidden.limit == "privacy noise" and repr(hidden).startswith("Privacy noise limits")
@@ -227,8 +227,8 @@ def test_it_reads():
         "on average             30%      70%              60%         10%          0%",
         "Halving the noise's standard deviation in every release of the ledger needs epsilon 2.1 "
         "instead of 1.",
-        "Intervals would be 0.74 times as wide with half the noise. Four times as many records "
-        "bring the noise to the same share. Intervals half as wide need 2.5 times as many records.",
+        "Intervals would be 0.74 times as wide with half the noise. Intervals half as wide need "
+        "2.5 times as many records.",
         "Clipped records: 3% +- 1.0%.",
         "status: ok",
     ]

@@ -28,7 +28,7 @@ _COLUMNS = {DATA: "data and prior"}  # headings of shares whose names say too li
 _SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {helps}"
 _FIRST = {
     STEPS: "The search had not settled. The shares below leave that out.",
-    CLIPPING: "Clipping limits this posterior first.",
+    CLIPPING: "Clipping may have shifted the mean. The shares below say what makes intervals wide.",
     MODEL: "The model limits this posterior first: outcomes vary more than it says.",
     NOISE: "Privacy noise limits this posterior first. If it is far larger than the data, the "
     "prior makes the width, which counts in the first column.",
@@ -38,9 +38,8 @@ _HALF = (
     "instead of {spent}."
 )
 _WIDTHS = (
-    "Intervals would be {width:.2f} times as wide with half the noise. Four times as many "
-    "records bring the noise to the same share. Intervals half as wide need {records:.1f} times "
-    "as many records."
+    "Intervals would be {width:.2f} times as wide with half the noise. Intervals half as wide need "
+    "{records:.1f} times as many records."
 )
 
 
