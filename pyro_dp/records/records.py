@@ -55,8 +55,8 @@ _BATCH = (
 )
 _PART = (
     "The model reads a part of argument {name!r}: it has {rows} rows, and the private plate "
-    "{plate.name!r} has {plate.size} elements. Write pyro.plate({plate.name!r}, len({name})), and "
-    "pass the records of the plate alone, as in svi.run({name}[:{plate.size}])."
+    "{plate.name!r} has {plate.size} elements. Write pyro.plate({plate.name!r}, len({name})) for "
+    "all records. Or pass those of the plate alone, all arguments like {name}[:{plate.size}]."
 )
 _OTHER_DATA = (
     "The data are not those of the first step ({what}). Each step samples its records privately, "

@@ -88,7 +88,7 @@ class TestContract(InferenceContract):
     younger = (*InferenceContract.younger, "extremes")
     sampled = whole = {}
     at_once = True
-    at_an_end, done = PrivacyBudgetExceeded, "are done: start anew"
+    at_an_end, done = PrivacyBudgetExceeded, "The run is finished"
     opening = 1  # the opening reads norms alone
     noisy_steps = 61
     bad_settings = (
@@ -484,7 +484,7 @@ def test_a_step_after_a_finished_run_is_refused_also_by_a_new_object():
     state = sep.state_dict()
     state["accountant"] = state["accountant"] | {"epsilon": 10.0}
     again.load_state_dict(state)
-    with pytest.raises(PrivacyBudgetExceeded, match="All looks are done"):
+    with pytest.raises(PrivacyBudgetExceeded, match="The run is finished"):
         again.step(*data)
     assert accountant.get_epsilon() == sep.accountant.get_epsilon()
 

@@ -39,7 +39,7 @@ _ALL_RECORDS = (
     "DPSEP looks at all records: leave sampling out, or name the plate by FullBatch(plate=...). "
     "PaperDPSEP samples."
 )
-_DONE = "All looks are done: start anew with the remaining budget."
+_DONE = "The run is finished: read posterior(). A new run needs new budget."
 _ALL_LOST = (
     "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
     "state, or failed. They are paid for, and their results are lost. The present result can be "
