@@ -60,7 +60,7 @@ def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
     require_whole(sep)
     assert sep._known.spent == 1.0 and sep.accountant.reserved == []
     for more in (sep.step, sep.run):
-        with pytest.raises(PrivacyBudgetExceeded, match="are done"):
+        with pytest.raises(PrivacyBudgetExceeded, match="is finished"):
             more(*data)
     require_whole(sep)
     if sigma is None:
