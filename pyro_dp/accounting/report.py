@@ -256,7 +256,7 @@ _NOT_COVERED = [
     "risk learns it about its members, too. It makes no difference whether they took part.",
     "Choices made by looking at the data other than through the releases above: the model, the "
     "features, the settings, or the moment to stop. Also noise, sample rates or numbers of later "
-    "releases that you chose in view of earlier ones. (DPSEP chooses them by a proven rule.)",
+    "releases that you chose in view of earlier ones.",
     "Everything except the releases: logs, error messages, running times, the memory of the "
     "machine.",
     "Attacks on the rounding of floating-point numbers, except for runs in secure mode.",
