@@ -21,6 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import pyro
@@ -48,20 +49,50 @@ class Transformer(nn.Module):
         return self.out(self.layer(self.embedding(x)).mean(-2))
 
 
-class Recurrent(nn.Module):
+class TwoLayers(Transformer):
     def __init__(self) -> None:
         super().__init__()
+        self.layer = nn.Sequential(*[self._layer() for _ in range(2)])
+
+    @staticmethod
+    def _layer() -> nn.Module:
+        return nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module] = nn.LSTM) -> None:
+        super().__init__()
         self.embedding = nn.Embedding(1_000, 32)
-        self.layer = nn.LSTM(32, 64, batch_first=True)
+        self.layer = kind(32, 64, batch_first=True)
         self.out = nn.Linear(64, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layer(self.embedding(x))[0][..., -1, :])
 
 
-def perceptron() -> nn.Module:
-    layers = nn.Linear(784, 1_536), nn.ReLU(), nn.Linear(1_536, 1_408), nn.ReLU()
-    return nn.Sequential(*layers, nn.Linear(1_408, 2))
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 16, 3, padding=1)
+        self.blocks = nn.ModuleList(self._block() for _ in range(3))
+        self.out = nn.Linear(16, 2)
+
+    @staticmethod
+    def _block() -> nn.Module:
+        one = nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)
+        two = nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)
+        return nn.Sequential(*one, *two)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x.mean((-2, -1)))
+
+
+def perceptron(one: int = 1_536, two: int = 1_408) -> nn.Module:
+    layers = nn.Linear(784, one), nn.ReLU(), nn.Linear(one, two), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(two, 2))
 
 
 def convolutions() -> nn.Module:
@@ -72,9 +103,16 @@ def convolutions() -> nn.Module:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "embedding and transformer": (Transformer, lambda: torch.randint(0, 5_000, (RECORDS, 20))),
+    "two transformer layers": (TwoLayers, lambda: torch.randint(0, 5_000, (RECORDS, 20))),
     "perceptron": (perceptron, lambda: torch.randn(RECORDS, 784)),
+    "perceptron of 10^7 weights": (
+        partial(perceptron, 3_072, 2_464),
+        lambda: torch.randn(RECORDS, 784),
+    ),
+    "residual, group norm": (Residual, lambda: torch.randn(RECORDS, 1, 28, 28)),
     "convolutions": (convolutions, lambda: torch.randn(RECORDS, 1, 28, 28)),
     "LSTM": (Recurrent, lambda: torch.randint(0, 1_000, (RECORDS, 20))),
+    "GRU": (partial(Recurrent, nn.GRU), lambda: torch.randint(0, 1_000, (RECORDS, 20))),
 }
 
 

@@ -25,7 +25,7 @@ from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
 from pyro_dp.utils.errors import ModelError, PrivacyError
-from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.linalg import agree, close
 
 _COUNT = 3
 _COUPLED = (
@@ -230,10 +230,7 @@ def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) 
     relative, rounding = (1e-8, 1e-14) if exact else (1e-4, 1e-6)
     sizes = (ours.abs().nan_to_num(0.0, 0.0, 0.0).max().item() for ours, _ in pairs)
     tolerance = relative * max(sizes, default=0.0) + rounding * scale
-    return all(
-        torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True)
-        for ours, theirs in pairs
-    )
+    return all(close(ours, theirs, tolerance) for ours, theirs in pairs)
 
 
 def check_values(term: RecordTerm, particle: Particle, size: int) -> None:

@@ -1,6 +1,7 @@
 """Modes of torch functions while a model runs: parameters, local draws, branches on a record."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 from pyro_dp.graphs.tracing import constant_number
 from pyro_dp.records.local_draws import DRAWING, ByTorch, LocalDraws
 from pyro_dp.records.losses import NotVectorizable
+from pyro_dp.records.selections import Selections, by_mask
 from pyro_dp.records.vectorised import VECTORISED
 
 _SEVERAL = "a branch depends on more than one number of a record"
@@ -106,8 +108,8 @@ class RecordMode(Substitution):
     * When all records run at once, :mod:`.vectorised` replaces some functions. A tensor that is
       alike for all of them, and into which something of each is written, becomes one of each.
       Earlier views of it do not follow. The check against the one-record loop notices. A number
-      that is written where a mask is true is chosen by ``torch.where``. If a model branches on
-      values of records, :class:`Decisions` answers.
+      that is written where a mask is true is chosen by ``torch.where``. :class:`Selections` has
+      what a mask selects. If a model branches on values of records, :class:`Decisions` answers.
     """
 
     def __init__(
@@ -118,7 +120,8 @@ class RecordMode(Substitution):
     ):
         super().__init__(dict(substitutes or {}))
         self.draws = draws
-        self._decisions = decisions
+        self._decisions = decisions or Decisions(())
+        self._selections = Selections(self._decisions)
         self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
     def __enter__(self):
@@ -140,7 +143,7 @@ class RecordMode(Substitution):
             if func in _READERS:  # placeholders are constants of a graph
                 return constant_number(func, self._substituted(args[0]))
             return super().__torch_function__(func, types, args, kwargs)
-        if func is Tensor.__bool__ and self._decisions is not None and _differs(args[0]):
+        if func is Tensor.__bool__ and _differs(args[0]):
             return self._decisions(args[0])
         if args and _writes(func):
             self._widen(*args, *kwargs.values())
@@ -149,12 +152,16 @@ class RecordMode(Substitution):
                 mask = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
                 tensor.copy_(torch.where(mask, value, tensor))
                 return None
-        if func in VECTORISED:
-            named = {key: self._substituted(value) for key, value in kwargs.items()}
-            result = VECTORISED[func](*self._substituted(args), **named)
-            if result is not None:
-                return result
-        return super().__torch_function__(func, types, args, kwargs)
+        args = self._substituted(args)
+        kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        selections = self._selections
+        if by_mask(func, args) and _differs(args[1]) and selections.mask(args[0]) is None:
+            return selections.select(*args)
+        if not selections.masks(args, kwargs):
+            return _vectorised(func, *args, **kwargs)
+        if by_mask(func, args, [Tensor.__setitem__]):
+            return selections.assign(*args)
+        return selections.apply(func, partial(_vectorised, func), args, kwargs)
 
     def _widen(self, tensor: Any, *others: Any) -> None:
         """Let a tensor that is alike for all records be one of each, if it will be written to."""
@@ -164,6 +171,11 @@ class RecordMode(Substitution):
             own = of_records[0].new_empty(value.shape, dtype=value.dtype)
             self.substitutes[id(tensor)] = own.copy_(value)
             self._written.append(tensor)
+
+
+def _vectorised(func: Any, *args: Any, **kwargs: Any) -> Any:
+    result = VECTORISED[func](*args, **kwargs) if func in VECTORISED else None
+    return func(*args, **kwargs) if result is None else result
 
 
 def _writes(func: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 # Their tensors are numbers, never indices.
@@ -38,6 +39,7 @@ OF_NUMBERS = frozenset(
         functional.linear,
     ]
 )
+_MOST_PAIRS = 2**17  # over all heads
 State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
 Cell = Callable[[Tensor, State, Sequence[Any]], State]  # from the input's part, state and weights
 _IN_PLACE = (
@@ -183,9 +185,36 @@ def _bernoulli_loss(logits: Tensor, target: Tensor, *args: Any, **options: Any) 
     return (1 - target) * logits - functional.logsigmoid(logits)
 
 
+def _by_products(attend: Callable[..., Any], *, heads: int | None = None) -> Callable[..., Any]:
+    """Attention by products of matrices: on a processor, vmap takes a fused kernel one record at a
+    time. The kernel stays where a record has many pairs of positions, which products would hold.
+
+    :param heads: the position of the number of heads; None: the queries have them.
+    """
+
+    def attended(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 or args[0].device.type != "cpu":
+            return None
+        query, key = args[:2]
+        if heads is None:  # (..., positions, features)
+            pairs = query.shape[:-1].numel() * key.shape[-2]
+        else:  # (positions, ..., features)
+            pairs = query.shape[:-1].numel() * key.shape[0] * args[heads]
+        if pairs > _MOST_PAIRS:
+            return None
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(*args, **kwargs)
+
+    return attended
+
+
 # By function; None where the function itself must do.
 VECTORISED: dict[Any, Callable[..., Any]] = {
     **RECURRENT,
+    functional.scaled_dot_product_attention: _by_products(functional.scaled_dot_product_attention),
+    functional.multi_head_attention_forward: _by_products(
+        functional.multi_head_attention_forward, heads=4
+    ),
     **{getattr(Tensor, name): _written(name) for name in _IN_PLACE},
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,

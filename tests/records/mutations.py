@@ -452,4 +452,32 @@ MUTATIONS = [
         "if True:",
         "test_held_rows.py",
     ),
+    Mutation(
+        "sums of what a mask leaves out",
+        "Selections.apply",
+        "numbers = torch.where(mask, args[0], 0)",
+        "numbers = args[0]",
+        "test_selections.py",
+    ),
+    Mutation(
+        "masks that are taken to be equal",
+        "Selections._require_equal",
+        "self._agree((each == first).all())",
+        "pass",
+        "test_selections.py",
+    ),
+    Mutation(
+        "gradients through what a mask leaves out",
+        "Selections.select",
+        "torch.where(mask, values, some)",
+        "values.clone()",
+        "test_selections.py",
+    ),
+    Mutation(
+        "attention of one record after the other",
+        "_by_products",
+        "if pairs > _MOST_PAIRS:",
+        "if True:",
+        "test_vectorised.py",
+    ),
 ]

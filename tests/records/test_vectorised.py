@@ -32,7 +32,22 @@ def _weighted(x):
     return functional.binary_cross_entropy_with_logits(x, x.sigmoid().detach(), torch.ones(3))
 
 
-@pytest.mark.parametrize("function", [_clamped, _lerped, _summed, _cross_entropy, _weighted])
+def _attended(x):
+    x = 0.1 * x.reshape(1, 1, 3, 1)
+    return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def _attended_by_heads(x):
+    x = torch.stack([x, 2 * x, x.sin(), x.cos()], -1).reshape(3, 1, 4).mul(0.1)
+    weights = torch.linspace(-1.0, 1.0, 48).reshape(12, 4), torch.linspace(-0.1, 0.1, 12)
+    own = (4, 2, *weights, None, None, False, 0.0, torch.eye(4), torch.zeros(4))
+    return functional.multi_head_attention_forward(x, x, x, *own)[0]
+
+
+FUNCTIONS = [_clamped, _lerped, _summed, _attended, _attended_by_heads]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, _cross_entropy, _weighted])
 def test_equals_one_record_after_the_other(function):
     def loss(row):
         with RecordMode(LocalDraws()):
@@ -48,7 +63,7 @@ def test_nothing_is_taken_one_record_after_the_other():
     """Torch warns where it does so."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(True)
     try:
-        for function in (_clamped, _lerped, _summed):
+        for function in FUNCTIONS:
             with RecordMode(LocalDraws()):
                 torch.vmap(function)(ROWS)
     finally:

@@ -165,6 +165,7 @@ COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "latents": LatentCoordinates,
     "parameters": ParameterCoordinates,
 }
+_MOST_HELD = 2**25  # numbers of gradients, on a processor
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # B records (B,), (B, ...) by parameter
 NewStream = Callable[[], np.random.Generator]
 Report = Callable[[Measured, Tensor | float], list[Contributions]]  # from gradients and bound
@@ -243,8 +244,9 @@ class EagerStep:
         local = [LocalStream(stream) for _ in draws]
         moves = []
         with private_rng(stream):
-            limit = self.most_records(self.size(draws))
-            for chosen in indices.split(limit or max(len(indices), 1)):
+            size = self.size(draws)
+            limit = self.most_records(size) or max(1, _MOST_HELD // max(1, size))
+            for chosen in indices.split(limit):
                 if len(chosen):  # an empty batch is split into one empty part
                     moves.append(self.add_microbatch(clipped, draws, chosen, local))
         return moves

@@ -1,0 +1,198 @@
+"""Numbers that each record's own mask selects: all records at once, and as one by one."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
+from pyro.infer.autoguide import AutoNormal
+from releases import Releases, take
+
+from pyro_dp import Execution
+from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.mechanism.streams import Randomness
+from pyro_dp.records.record_term import Batch, LocalStream
+
+JIT = pytest.mark.parametrize("jit", ["none", "trace"])
+ONE_BY_ONE = "one record at a time"
+
+
+def weights():
+    return [pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("w", "v")]
+
+
+def selected(x, y):
+    """Two equal masks; the logarithms of what they leave out are NaN."""
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        mean = (w + v * x)[x > 0].view(len(x), -1)
+        seen = x.masked_select(x > 0).log().view(len(x), -1)
+        pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=seen)
+
+
+def averaged(x, y):
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        terms = dist.Normal(w + v * y, 1.0).log_prob(x)[x > 0].view(len(x), -1)
+        pyro.factor("y", terms.mean(-1))
+
+
+def assigned(x, y):
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        mean = w * x
+        mean[x > 0] = v * y[x > 0]
+        pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+
+def by_index(x, y):
+    """It writes as many numbers as the mask has."""
+    w, _ = weights()
+    with pyro.plate("people", len(x)) as i:
+        mean = torch.zeros(len(i))
+        positive = x[i, 0] > 0
+        mean[positive] = w * x[i, 0][positive]
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y[i, 0])
+
+
+def paired(x, y):
+    """Masks that differ in some records: numbers meet in their order."""
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        mean = (w + v * x)[x > 0].view(len(x), -1)
+        pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=y[y > 0].view(len(y), -1))
+
+
+def in_order(x, y):
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        mean = (w + v * x)[x > 0].cumsum(0).view(len(x), -1)
+        pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=mean.detach())
+
+
+def counted(x, y):
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        pyro.sample("y", dist.Normal(w + v, 1.0).mask(x[x > 0].numel() > 0), obs=x[:, 0])
+
+
+MODELS = [selected, averaged, assigned, by_index]
+
+
+def data(size=24):
+    """Two positive numbers of five in each row of x; y is positive there but in row 3."""
+    torch.manual_seed(5)
+    order = torch.rand(size, 5).argsort(1)
+    x = torch.where(order < 2, 1.0, -1.0) * (0.5 + torch.rand(size, 5))
+    y = x.abs() * x.sign()
+    y[3] = y[3].roll(1)
+    return x, y
+
+
+def make(model):
+    own = data()
+    return lambda: Problem(model, AutoNormal(model), own)
+
+
+def new(model, **options):
+    """Which stays where it is."""
+    still = pyro.optim.Adam({"lr": 1e-30})
+    return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
+
+
+def batch(x, y):
+    stream = LocalStream(Randomness(0).stream("local", 0))
+    return Batch(torch.arange(len(x)), [x, y], stream)
+
+
+@JIT
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_svi(model, jit):
+    ours = fit_paper_dpsvi(make(model), steps=6, execution=Execution(jit=jit))
+    theirs = fit_svi(make(model), steps=6)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_graph(model):
+    svi = new(model, execution=Execution(jit="trace"))
+    svi.step(*data())
+    assert type(svi._prepared.step) is TracedStep
+
+
+@pytest.mark.filterwarnings("ignore:The model branches on values of a record")
+@pytest.mark.parametrize("model", [*MODELS, paired])
+def test_all_at_once_is_the_loop(model):
+    svi, own = new(model), data()
+    svi._prepare(own, {})
+    term, particle = svi._prepared.term, eager(svi).draw()[0]
+    assert term.vectorizes
+    found = term.vectorized(particle, batch(*own))
+    expected = term.looped(particle, batch(*own))
+    torch.testing.assert_close(found.losses, expected.losses)
+    torch.testing.assert_close(found.latents, expected.latents)
+
+
+@pytest.mark.filterwarnings("ignore:The model branches on values of a record")
+def test_masks_that_differ_are_noticed():
+    svi, own = new(paired), data()
+    svi._prepare(own, {})
+    term, particle = svi._prepared.term, eager(svi).draw()[0]
+    (otherwise,) = term.at_once(particle, batch(*own)).otherwise
+    assert otherwise.nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize(("model", "name"), [(in_order, "cumsum"), (counted, "numel")])
+def test_other_functions_take_records_one_by_one(model, name):
+    svi = new(model)
+    with pytest.warns(UserWarning, match=rf"{ONE_BY_ONE}.*: {name}\(\) of numbers"):
+        svi.step(*data())
+
+
+@JIT
+def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):
+    """Its gradient is zero, and others keep theirs."""
+
+    def model(x, y):
+        w, v = weights()
+        with pyro.plate("people", len(x)):
+            terms = dist.Normal(w + v * y, 1.0).log_prob(x)[x > 0].view(len(x), -1)
+            pyro.factor("y", terms.sum(-1))
+
+    (x, y), seen = data(), Releases(monkeypatch)
+    svi = new(model, clip=0.5, execution=Execution(jit=jit))
+    svi.step(x, y)
+    x.numpy()[5] = -1.0  # after the checks, which torch does not notice
+
+    def gradient(chosen):
+        take(monkeypatch, chosen)
+        torch.manual_seed(1)
+        svi.step(x, y)
+        return seen.sums[-1][0]
+
+    everyone = list(range(len(x)))
+    without = gradient([i for i in everyone if i != 5])
+    torch.testing.assert_close(gradient(everyone), without)
+    assert without.isfinite().all()
+
+
+@JIT
+@pytest.mark.filterwarnings("ignore:The model branches on values of a record")
+@pytest.mark.parametrize("model", [selected, paired])
+def test_sensitivity(monkeypatch, model, jit):
+    """A record moves the sum by its bound at most, also one whose masks differ."""
+    own, seen = data(), Releases(monkeypatch)
+    svi = new(model, clip=0.5, execution=Execution(jit=jit))
+
+    def gradient(chosen):
+        take(monkeypatch, chosen)
+        torch.manual_seed(1)
+        svi.step(*own)
+        return seen.sums[-1][0]
+
+    everyone = list(range(len(own[0])))
+    for record in (0, 3):
+        others = [i for i in everyone if i != record]
+        moved = (gradient(everyone) - gradient(others)).norm().item()
+        assert 0 < moved <= 0.5 * (1 + 1e-9)
