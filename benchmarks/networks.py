@@ -10,6 +10,9 @@ process with one thread.
 Opacus has two modes: hooks hold the gradients of all records, and ghost clipping computes norms.
 It is no dependency of the package: without it, its columns are empty.
 
+Two of Pyro's examples follow, with their own sizes: cvae, written anew from its tutorial, whose
+masks are data, and lda. Opacus cannot take them.
+
     python benchmarks/networks.py
 """
 
@@ -28,9 +31,13 @@ import pyro
 import pyro.distributions as dist
 import torch
 from common import ROOT, write_section
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import ELBO, SVI, Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import Adam
 from torch import Tensor, nn
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from zoo import documents
 
 from pyro_dp import DPSVI, Noise, PrivacyAccountant
 
@@ -101,6 +108,92 @@ def convolutions() -> nn.Module:
     return nn.Sequential(*one, *two, nn.Flatten(-3), nn.Linear(512, 2))
 
 
+class AutoEncoder(nn.Module):
+    """The loss of each record: a VAE as in Pyro's tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = nn.Sequential(nn.Linear(784, 400), nn.Softplus())
+        self.encoder = nn.ModuleList([hidden, nn.Linear(400, 50), nn.Linear(400, 50)])
+        self.decoder = nn.Sequential(nn.Linear(50, 400), nn.Softplus(), nn.Linear(400, 784))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.encoder[0](x)
+        return self.encoder[1](hidden), self.encoder[2](hidden).exp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = dist.Normal(*self.encode(x))
+        z = q.rsample()
+        seen = dist.Bernoulli(logits=self.decoder(z), validate_args=False).log_prob(x)
+        return (q.log_prob(z) - dist.Normal(0.0, 1.0).log_prob(z)).sum(-1) - seen.sum(-1)
+
+    def pair(self, own: int | None) -> tuple[Callable, Callable]:
+        def model(x: Tensor, _: Tensor) -> None:
+            pyro.module("decoder", self.decoder)
+            with pyro.plate("records", len(x), subsample_size=own) as i:
+                z = pyro.sample("z", dist.Normal(torch.zeros(50), 1.0).expand([50]).to_event(1))
+                pixels = dist.Bernoulli(logits=self.decoder(z), validate_args=False)
+                pyro.sample("x", pixels.to_event(1), obs=x[i])
+
+        def guide(x: Tensor, _: Tensor) -> None:
+            pyro.module("encoder", self.encoder)
+            with pyro.plate("records", len(x), subsample_size=own) as i:
+                pyro.sample("z", dist.Normal(*self.encode(x[i])).to_event(1))
+
+        return model, guide
+
+
+def wide(inputs: int, *outputs: int) -> nn.ModuleList:
+    """Two hidden layers of 500 units, and layers of outputs."""
+    hidden = nn.Linear(inputs, 500), nn.ReLU(), nn.Linear(500, 500), nn.ReLU()
+    return nn.ModuleList([nn.Sequential(*hidden), *(nn.Linear(500, each) for each in outputs)])
+
+
+class Completion(nn.Module):
+    """cvae: three quarters of a digit, whose pixels are -1, follow from one quarter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.baseline, self.decoder = wide(784, 784), wide(200, 784)
+        self.prior, self.recognition = wide(784, 200, 200), wide(784, 200, 200)
+        self.baseline.requires_grad_(False)
+
+    @staticmethod
+    def encode(net: nn.ModuleList, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        image = x.clone()
+        image[x == -1] = y[x == -1]
+        hidden = net[0](image.view(-1, 784))
+        return net[1](hidden), net[2](hidden).exp()
+
+    def model(self, x: Tensor, y: Tensor) -> None:
+        pyro.module("net", self.train())
+        with pyro.plate("data"):
+            guess = self.baseline[1](self.baseline[0](x.view(-1, 784))).sigmoid().view(x.shape)
+            z = pyro.sample("z", dist.Normal(*self.encode(self.prior, x, guess)).to_event(1))
+            pixels = self.decoder[1](self.decoder[0](z)).sigmoid()
+            unseen = pixels[(x == -1).view(-1, 784)].view(len(x), -1)
+            seen = y[x == -1].view(len(x), -1)
+            pyro.sample("y", dist.Bernoulli(unseen, validate_args=False).to_event(1), obs=seen)
+
+    def guide(self, x: Tensor, y: Tensor) -> None:
+        with pyro.plate("data"):
+            pyro.sample("z", dist.Normal(*self.encode(self.recognition, x, y)).to_event(1))
+
+
+def completion(method: str) -> tuple:
+    net, y = Completion(), torch.rand(RECORDS, 28, 28)
+    x = y.clone()
+    x[:, 14:], x[:, :14, 14:] = -1, -1
+    data = (x[:BATCH], y[:BATCH]) if method == "SVI" else (x, y)
+    return net.model, net.guide, Trace_ELBO(), data, {"sampling": BATCH / RECORDS}
+
+
+def topics(method: str) -> tuple:
+    vars(documents).update(WORDS=1024, TOPICS=8, LENGTH=64)
+    return *documents.lda(), TraceEnum_ELBO(), (*documents.lda_data(1000), 32), {}
+
+
+EXAMPLES = {"cvae": completion, "lda": topics}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "embedding and transformer": (Transformer, lambda: torch.randint(0, 5_000, (RECORDS, 20))),
     "two transformer layers": (TwoLayers, lambda: torch.randint(0, 5_000, (RECORDS, 20))),
@@ -113,11 +206,17 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "convolutions": (convolutions, lambda: torch.randn(RECORDS, 1, 28, 28)),
     "LSTM": (Recurrent, lambda: torch.randint(0, 1_000, (RECORDS, 20))),
     "GRU": (partial(Recurrent, nn.GRU), lambda: torch.randint(0, 1_000, (RECORDS, 20))),
+    "VAE": (AutoEncoder, lambda: torch.rand(RECORDS, 784)),
 }
 
 
-def by_pyro(method: str, net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
-    own = BATCH if method == "SVI" else None
+def by_pyro(method: str, network: str) -> Callable[[], object]:
+    if network in EXAMPLES:
+        return stepping(method, *EXAMPLES[network](method))
+    net, x, y = made(network)
+    own, data = BATCH if method == "SVI" else None, {"sampling": BATCH / RECORDS}
+    if isinstance(net, AutoEncoder):
+        return stepping(method, *net.pair(own), Trace_ELBO(), (x, y), data)
 
     def model(x: Tensor, y: Tensor) -> None:
         pyro.module("net", net)
@@ -127,23 +226,39 @@ def by_pyro(method: str, net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], o
     def guide(x: Tensor, y: Tensor) -> None:
         pass
 
-    parts = model, guide, Adam({"lr": 1e-3}), Trace_ELBO()
+    return stepping(method, model, guide, Trace_ELBO(), (x, y), data)
+
+
+def stepping(
+    method: str, model: Callable, guide: Callable, loss: ELBO, data: tuple, options: dict
+) -> Callable[[], object]:
+    parts = model, guide, Adam({"lr": 1e-3}), loss
     if method == "SVI":
         svi = SVI(*parts)
     else:
-        svi = DPSVI(
-            *parts,
-            accountant=PrivacyAccountant(delta=1e-5),
-            noise=Noise(1.0, source=0),
-            clip=1.0,
-            sampling=BATCH / RECORDS,
-        )
-    return lambda: svi.step(x, y)
+        accountant, noise = PrivacyAccountant(delta=1e-5), Noise(1.0, source=0)
+        svi = DPSVI(*parts, accountant=accountant, noise=noise, clip=1.0, **options)
+    return lambda: svi.step(*data)
 
 
-def by_torch(mode: str, net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+class MeanLoss:
+    """The mean loss; the network returns each record's."""
+
+    reduction = "mean"
+
+    def __call__(self, losses: Tensor, _: Tensor) -> Tensor:
+        return losses.mean() if self.reduction == "mean" else losses
+
+
+def made(network: str) -> tuple[nn.Module, Tensor, Tensor]:
+    make, draw = NETWORKS[network]
+    return make(), draw(), torch.randint(0, 2, (RECORDS,))
+
+
+def by_torch(mode: str, network: str) -> Callable[[], object]:
     """Plain steps, or those of a mode of Opacus."""
-    loss = nn.CrossEntropyLoss()
+    net, x, y = made(network)
+    loss = MeanLoss() if isinstance(net, AutoEncoder) else nn.CrossEntropyLoss()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), BATCH)
     if mode != "torch":
         from opacus import PrivacyEngine
@@ -178,12 +293,8 @@ def measured(network: str, method: str) -> dict:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
-    make, draw = NETWORKS[network]
-    net, x, y = make(), draw(), torch.randint(0, 2, (RECORDS,))
-    if method not in ("SVI", "DPSVI"):
-        step = by_torch(method, net, x, y)
-    else:
-        step = by_pyro(method, net, x, y)
+    by = by_pyro if method in ("SVI", "DPSVI") else by_torch
+    step = by(method, network)
     times = []
     for _ in range(6 + STEPS):
         began = time.process_time()
@@ -201,8 +312,8 @@ def main() -> None:
         print(json.dumps(measured(*sys.argv[1:])))
         return
     rows = []
-    for network in NETWORKS:
-        for method in METHODS:
+    for network in (*NETWORKS, *EXAMPLES):
+        for method in ("SVI", "DPSVI") if network in EXAMPLES else METHODS:
             if method in ("hooks", "ghost") and not importlib.util.find_spec("opacus"):
                 continue
             command = [sys.executable, __file__, network, method]

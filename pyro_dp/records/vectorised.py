@@ -208,6 +208,42 @@ def _by_products(attend: Callable[..., Any], *, heads: int | None = None) -> Cal
     return attended
 
 
+class _CumulativeProduct(torch.autograd.Function):
+    """``torch.cumprod``, whose derivative needs no loop over positions where zeros may occur."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        return x.cumprod(dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.dim = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x, output), dim = ctx.saved_tensors, ctx.dim
+
+        def from_here(terms: Tensor) -> Tensor:
+            return terms.flip(dim).cumsum(dim).flip(dim)
+
+        is_zero = x == 0
+        first = is_zero & (is_zero.cumsum(dim) == 1)  # without it, products are the others'
+        others = torch.where(first, 1.0, x).cumprod(dim)
+        found = from_here(gradient * output) / torch.where(is_zero, 1.0, x)
+        found = torch.where(is_zero, 0.0, found)
+        return torch.where(first, from_here(gradient * others), found), None
+
+
+def _cumulative_product(x: Any, dim: Any = None, **options: Any) -> Tensor | None:
+    if options or not isinstance(dim, int) or not x.is_floating_point():
+        return None
+    result: Tensor = _CumulativeProduct.apply(x, dim)
+    return result
+
+
 # By function; None where the function itself must do.
 VECTORISED: dict[Any, Callable[..., Any]] = {
     **RECURRENT,
@@ -218,4 +254,6 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, name): _written(name) for name in _IN_PLACE},
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
+    torch.cumprod: _cumulative_product,
+    Tensor.cumprod: _cumulative_product,
 }

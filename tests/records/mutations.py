@@ -480,4 +480,11 @@ MUTATIONS = [
         "if True:",
         "test_vectorised.py",
     ),
+    Mutation(
+        "products after a zero",
+        "_CumulativeProduct.backward",
+        "torch.where(first, from_here(gradient * others), found), None",
+        "found, None",
+        "test_vectorised.py",
+    ),
 ]

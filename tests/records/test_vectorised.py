@@ -44,7 +44,12 @@ def _attended_by_heads(x):
     return functional.multi_head_attention_forward(x, x, x, *own)[0]
 
 
-FUNCTIONS = [_clamped, _lerped, _summed, _attended, _attended_by_heads]
+def _multiplied(x):
+    """With zeros in some rows."""
+    return torch.where(x.abs() > 10, x, x - x.detach()).cumprod(-1).sin()
+
+
+FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_heads]
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, _cross_entropy, _weighted])
