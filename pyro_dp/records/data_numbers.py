@@ -133,7 +133,7 @@ def _rounding(dtype: torch.dtype) -> float:
 
 def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
     """Whether each of the wanted numbers is among the values, and not by chance."""
-    wanted = wanted[_is_telling(wanted)]
+    wanted, values = wanted[_is_telling(wanted)], values[_is_telling(values)]
     by_chance = min(1.0, len(values) * 2 * rounding)  # for one of them
     if not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE:
         return False

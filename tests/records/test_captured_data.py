@@ -185,3 +185,5 @@ def test_no_false_alarms():
         held = records(torch.randn(10_000, 3, dtype=dtype), torch.ones(10_000))
         for size in [(3,), (200, 3), (100_000,), (3, 30_000)]:
             refuse_numbers({"value": torch.randn(size, dtype=dtype)}, held)
+    near = torch.tensor([[-1.0 + 5e-6], [0.3]], dtype=torch.float32)  # to a round number
+    refuse_numbers({"value": torch.tensor([-1.0, 0.12345])}, records(near, Y[:2]))
