@@ -18,7 +18,17 @@ _MOST_POINTS, _FEWEST_POINTS = 30, 8
 
 
 def plot(accountant: PrivacyCurve) -> Any:
-    """See :meth:`PrivacyAccountant.plot`."""
+    """Two panels: epsilon against the number of releases, and the trade-off curve.
+
+    Epsilon is that of the first n releases in the order of the ledger, where equal ones are
+    listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`. Any
+    attacker who tests "without this record" against "with it" has error rates on or above it.
+    If a look or a release without noise leaves no guarantee, the curves end there and the title
+    says so. Nothing is spent; it takes seconds for long ledgers.
+
+    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
+    :raises ConfigurationError: matplotlib is not installed.
+    """
     found = figure("accountant.plot()", width=10.0)
     left, right = found.subplots(1, 2)
     _plot_epsilon(left, accountant)

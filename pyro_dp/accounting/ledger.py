@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from pyro_dp.accounting import origins
 from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
-from pyro_dp.accounting.origins import Origins
+from pyro_dp.accounting.origins import Origin, Origins, Source
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
@@ -99,22 +99,51 @@ class LedgerEntry(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, on purpose
 
 
-class Saved(NamedTuple):
-    """The saved part of an accountant, beside its settings.
+@dataclass
+class Ledger:
+    """All that an accountant saves, beside its settings.
 
-    :param counts: the ledger.
-    :param notes: in their order.
-    :param origins: which run released what, and what it has reserved; older versions saved none.
-    :param description: its description; an older version saved none.
+    :ivar counts: releases, by event, in the order of the first ones.
+    :ivar notes: in their order.
+    :ivar origins: which run released what, and what it has reserved.
+    :ivar description: the subject.
     """
 
-    counts: Mapping[Event, int]
-    notes: Iterable[str]
-    origins: Origins
-    description: Description
+    counts: dict[Event, int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    origins: Origins = field(default_factory=Origins)
+    description: Description = Description()
+
+    def enter(self, event: Event, count: int, source: Source | None) -> None:
+        """Count a release, also for its run."""
+        self.counts[event] = self.counts.get(event, 0) + count
+        if source is not None:
+            self.origins.add(source, event, count)
+
+    def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
+        self.origins.reserve(origin, releases)
+
+    def note(self, text: str) -> None:
+        self.notes.setdefault(text)
+
+    def note_result(
+        self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
+    ) -> None:
+        self.origins.note_result(origin, clipped, status)
+
+    def describe(self, about: Description) -> None:
+        self.description = about
+
+    def counted(self, beside: str | None = None) -> Counter[Event]:
+        """Releases, and the rest of all reservations.
+
+        :param beside: name of a reservation that does not count.
+        """
+        counts = Counter(self.counts) + self.origins.all_reserved()
+        return counts - self.origins.reserved_as(beside)
 
 
-def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
+def to_state(settings: Mapping[str, Any], saved: Ledger) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
     places = {origin: place for place, (origin, _) in enumerate(saved.origins)}
     return {
@@ -166,7 +195,7 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     return kind(**{each.name: line[each.name] for each in fields(kind)}), count  # type: ignore[arg-type]
 
 
-def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
+def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
     """
     :param state: from :func:`to_state`, also of an older version.
     :param settings: those that it must have.
@@ -203,7 +232,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
         raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
-    return Saved(counts, list(map(current_note, notes)), runs, about)
+    return Ledger(counts, dict.fromkeys(map(current_note, notes)), runs, about)
 
 
 def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:

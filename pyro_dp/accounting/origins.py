@@ -184,15 +184,15 @@ class Origins:
         if left:
             self._reserved[source.origin.reservation] = left - Counter({event: count})
         bound = source.bound
-        if bound is not None and math.isfinite(bound):
+        if bound is not None:
             low, high = part.bounds.get(event, (bound, bound))
             part.bounds[event] = min(low, bound), max(high, bound)
 
     def note_result(
         self,
         origin: Origin,
-        clipped: tuple[float, float] | None = None,
-        status: str | None = None,
+        clipped: tuple[float, float] | None,
+        status: str | None,
     ) -> None:
         """
         :param clipped: the released fraction of the clipped records, and its standard error.

@@ -259,11 +259,11 @@ def _tried(
             score = float(score)
     except (Exception, SystemExit) as error:
         reason = type(error).__name__
-        if accountant.refused:
+        if accountant.declared.refused:
             reason += ", at a release that was not declared"
         return _Trial(setting, error=f"every trial failed, one with {reason}")
     finally:
-        accountant.close()
+        accountant.declared.over = True
     if math.isnan(score):
         return _Trial(setting, error="every score was NaN")
     return _Trial(setting, result, score, accountant.notes)
