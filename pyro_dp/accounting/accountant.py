@@ -169,10 +169,7 @@ class PrivacyAccountant:
         self._books.note(text)
 
     def note_result(
-        self,
-        origin: Origin,
-        clipped: tuple[float, float] | None = None,
-        status: str | None = None,
+        self, origin: Origin, clipped: tuple[float, float] | None = None, status: str | None = None
     ) -> None:
         """Note facts about a run's result, for the report. Omitted parts stay as they are.
 
@@ -393,9 +390,7 @@ class PrivacyAccountant:
         )
 
     def least_noise(
-        self,
-        releases: Callable[[float], Mapping[Event, int]],
-        reservation: str | None = None,
+        self, releases: Callable[[float], Mapping[Event, int]], reservation: str | None = None
     ) -> float:
         """The smallest sigma with which releases of several kinds fit into the rest of the budget.
 

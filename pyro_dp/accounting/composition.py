@@ -267,7 +267,4 @@ def _rdp_epsilon(steps: Side, delta: float) -> float:
     return renyi_epsilon(*autodp_moments(steps), delta)
 
 
-_EPSILON: dict[str, Callable[[Side, float], float]] = {
-    "pld": _pld_epsilon,
-    "rdp": _rdp_epsilon,
-}
+_EPSILON: dict[str, Callable[[Side, float], float]] = {"pld": _pld_epsilon, "rdp": _rdp_epsilon}

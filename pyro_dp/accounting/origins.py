@@ -189,10 +189,7 @@ class Origins:
             part.bounds[event] = min(low, bound), max(high, bound)
 
     def note_result(
-        self,
-        origin: Origin,
-        clipped: tuple[float, float] | None,
-        status: str | None,
+        self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
         """
         :param clipped: the released fraction of the clipped records, and its standard error.

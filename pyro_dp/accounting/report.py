@@ -28,23 +28,9 @@ _SAMPLING = {
     "full": "all records",
 }
 _NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}  # by method
-_GENERATORS = {
-    "secure": "secure",
-    "seeded": "seeded: repeatable",
-    "ordinary": "ordinary",
-}
-_HEAD = (
-    "release",
-    "who takes part",
-    "noise multiplier",
-    "bound C",
-    "times",
-    "epsilon alone",
-    "epsilon so far",
-    "began (UTC)",
-    "generator",
-    "clipped",
-)
+_GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "ordinary"}
+_HEAD = ("release", "who takes part", "noise multiplier", "bound C", "times", "epsilon alone")
+_HEAD += ("epsilon so far", "began (UTC)", "generator", "clipped")
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
     "Each row has one run's releases of one kind. A noisy sum adds up the records that took "
@@ -133,24 +119,19 @@ def releases(accountant: Reported) -> list[Block]:
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]
-    alone = [_epsilon(accountant, {row.event: row.count}) for row in rows]
+    alone = [_cost(accountant, {row.event: row.count}) for row in rows]
     so_far = _so_far(accountant, rows)
     cells = [_cells(row, *costs) for row, *costs in zip(rows, alone, so_far, strict=True)]
     times = f"{sum(row.times for row in rows):,}"
-    total = _composed(accountant)
-    foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
+    foot = ("all together", "", "", "", times, "", _cost(accountant), "", "", "")
     caption = "Releases, run by run, and their cost"
     table = Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES)
-    return [table, *_planned(accountant), Paragraph(_LEGEND)]
-
-
-def _planned(accountant: Reported) -> list[Block]:
-    """The runs' planned releases, in words."""
     left = [
         f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved
     ]
-    return [Paragraph(" ".join([_RESERVED, *left]))] if left else []
+    planned = [Paragraph(" ".join([_RESERVED, *left]))] if left else []
+    return [table, *planned, Paragraph(_LEGEND)]
 
 
 def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
@@ -159,26 +140,20 @@ def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
     found = []
     kinds = {row.event for row in rows if getattr(row.event, "sample_rate", 1.0) < 1.0}
     quick = len(rows) <= _MOST_SUMS and len(kinds) <= _MOST_KINDS
-    for place, row in enumerate(rows):
+    for row in rows:
         counts[row.event] = counts.get(row.event, 0) + row.count
-        known = quick and place < len(rows) - 1
-        found.append(_epsilon(accountant, counts) if known else "")
+        found.append(_cost(accountant, counts) if quick and row is not rows[-1] else "")
     looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.counted)
-    found[-1] = _epsilon(accountant, counts) if looked else _cost(_composed(accountant))
+    found[-1] = _cost(accountant, counts if looked else None)
     return found
 
 
-def _epsilon(accountant: Reported, counts: dict[Event, int]) -> str:
+def _cost(accountant: Reported, counts: dict[Event, int] | None = None) -> str:
     """Never more than that of the whole ledger, which the budget's plan may know better."""
-    found = composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
-    return _cost(spent(min(found, accountant.get_epsilon()), accountant.epsilon))
-
-
-def _composed(accountant: Reported) -> str:
-    return spent(accountant.get_epsilon(), accountant.epsilon)
-
-
-def _cost(shown: str) -> str:
+    found, how = accountant.get_epsilon(), (accountant.neighboring, accountant.engine)
+    if counts is not None:
+        found = min(composition.epsilon(counts, accountant.delta, *how), found)
+    shown = spent(found, accountant.epsilon)
     return "no guarantee" if shown == "inf" else shown
 
 
@@ -264,8 +239,6 @@ _NOT_COVERED = [
     "below.",
 ]
 _NOT_STATED = "not stated (accountant.describe)"
-_NO_UNIT = "not stated (accountant.describe): one record, whatever that is"
-_NO_JOURNAL = "none was kept"
 _JOURNAL = "kept; its last line has the digest {digest}, which covers all lines above it, too"
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
@@ -293,20 +266,16 @@ def report(accountant: Reported, format: str = "markdown") -> str:
 
 def _about(accountant: Reported) -> Facts:
     about, digest = accountant.description, accountant.journal_digest
-    today = datetime.now(timezone.utc).date().isoformat()
-    units = _NOT_STATED if about.units is None else f"{about.units:,}"
-    journal = _NO_JOURNAL if digest is None else _JOURNAL.format(digest=digest)
-    return Facts(
-        [
-            ("Data set", about.dataset or _NOT_STATED),
-            ("Purpose", about.purpose or _NOT_STATED),
-            ("Controller", about.controller or _NOT_STATED),
-            ("Protected unit", about.unit or _NO_UNIT),
-            ("Number of units", units),
-            ("Journal", journal),
-            ("Written on (UTC)", today),
-        ]
-    )
+    facts = {
+        "Data set": about.dataset or _NOT_STATED,
+        "Purpose": about.purpose or _NOT_STATED,
+        "Controller": about.controller or _NOT_STATED,
+        "Protected unit": about.unit or f"{_NOT_STATED}: one record, whatever that is",
+        "Number of units": _NOT_STATED if about.units is None else f"{about.units:,}",
+        "Journal": "none was kept" if digest is None else _JOURNAL.format(digest=digest),
+        "Written on (UTC)": datetime.now(timezone.utc).date().isoformat(),
+    }
+    return Facts(list(facts.items()))
 
 
 def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
@@ -329,8 +298,7 @@ def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block
     blocks: list[Block] = [Paragraph(text), _second_opinion(accountant, entries, epsilon)]
     blocks += _third_opinion(accountant, entries, epsilon)
     if budget is not None:
-        text = f"The budget is epsilon = {of_budget(budget)}; {left} remains."
-        blocks.append(Paragraph(text))
+        blocks.append(Paragraph(f"The budget is epsilon = {of_budget(budget)}; {left} remains."))
     return blocks
 
 
@@ -341,8 +309,8 @@ def _second_opinion(
     if found is None:
         return Paragraph(f"There is no second opinion by dp_accounting: {source}.")
     if found <= epsilon * (1.0 + TOLERANCE):
-        lower = found < epsilon * (1.0 - TOLERANCE)
-        same = "which is lower" if lower else f"the same to within {TOLERANCE:.1%}"
+        same = f"the same to within {TOLERANCE:.1%}"
+        same = "which is lower" if found < epsilon * (1.0 - TOLERANCE) else same
         text = (
             f"Confirmed by dp_accounting, another implementation: its {source} accountant finds "
             f"the upper bound {up(found)} for the same releases and delta, {same}."
@@ -402,7 +370,8 @@ def _meaning(accountant: Reported) -> list[Block]:
         "under the other, plus delta."
     )
     if 0.0 < epsilon < math.inf:
-        bound += f" Here that is {_factor(epsilon)} times, plus {delta:.4g}."
+        factor = up(math.exp(epsilon)) if epsilon < 50.0 else "more than 10^21"
+        bound += f" Here that is {factor} times, plus {delta:.4g}."
     who = (
         "Consider the best possible attacker. They have all other records, all settings and "
         f"everything that was released, and accept mistaking {_ATTACK[accountant.neighboring]} "
@@ -437,28 +406,23 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     ]
     if not rows:
         return []
-    return [
-        Paragraph(
-            "These numbers were read without any protection. Anyone who learns them, or "
-            "decisions based on them, may learn about single records.",
-            loud=True,
-        ),
-        Table(("what", "when (UTC)", "times"), rows, "What was read without noise"),
-    ]
+    text = (
+        "These numbers were read without any protection. Anyone who learns them, or decisions "
+        "based on them, may learn about single records."
+    )
+    table = Table(("what", "when (UTC)", "times"), rows, "What was read without noise")
+    return [Paragraph(text, loud=True), table]
 
 
 def _quality(accountant: Reported) -> list[Block]:
-    runs = [(origin, part.status) for origin, part in accountant.runs() if part.status]
-    if not runs:
-        return []
-    rows = [(origin.method, origin.time, status) for origin, status in runs if origin]
-    return [
-        Paragraph(
-            "The status of each run says whether its intervals can be published. It follows from "
-            "released numbers alone."
-        ),
-        Table(("method", "begun (UTC)", "status"), rows, "Status of each run"),
-    ]
+    runs = ((origin, part.status) for origin, part in accountant.runs())
+    rows = [(origin.method, origin.time, status) for origin, status in runs if origin and status]
+    text = (
+        "The status of each run says whether its intervals can be published. It follows from "
+        "released numbers alone."
+    )
+    table = Table(("method", "begun (UTC)", "status"), rows, "Status of each run")
+    return [Paragraph(text), table] if rows else []
 
 
 def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
@@ -483,13 +447,11 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
         isinstance(event, ApproximateDP) and event.name.startswith("private_selection")
         for event, _ in entries
     )
-    return [
-        Paragraph(
-            "These settings are not hidden by the guarantee. They must have been chosen without "
-            "looking at the data."
-        ),
-        Bullets([*_PUBLIC, _CANDIDATES] if selects else _PUBLIC),
-    ]
+    text = (
+        "These settings are not hidden by the guarantee. They must have been chosen without "
+        "looking at the data."
+    )
+    return [Paragraph(text), Bullets([*_PUBLIC, _CANDIDATES] if selects else _PUBLIC)]
 
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:
@@ -526,6 +488,3 @@ def _versions() -> list[tuple[str, str]]:
             found.append((name, "not installed as a package"))
     return found
 
-
-def _factor(epsilon: float) -> str:
-    return up(math.exp(epsilon)) if epsilon < 50.0 else "more than 10^21"
