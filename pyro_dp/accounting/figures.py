@@ -48,7 +48,7 @@ def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.floa
     total = sum(count for _, count in entries)
     ends = np.cumsum([0, *(count for _, count in entries)])
     # Many kinds of sampled releases take seconds to compose.
-    sampled = sum(getattr(event, "sample_rate", 1.0) < 1.0 for event, _ in entries)
+    sampled = sum(event.sample_rate < 1.0 for event, _ in entries)
     most = max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_POINTS * 4 // max(1, sampled)))
     numbers = np.linspace(0, total, min(most, total + 1)).round().astype(int)
     if len(ends) <= most:

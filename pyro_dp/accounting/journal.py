@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from pyro_dp.accounting import ledger
-from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.events import Event
 from pyro_dp.accounting.ledger import Description, Ledger
 from pyro_dp.accounting.origins import Origin, Source, bound_of, clipped_of, origin_of
@@ -90,8 +89,7 @@ class _Lines:
         elif "description" in value:
             self._found.describe(ledger.described(value["description"]))
         else:
-            event, count = ledger.from_line(value)
-            interpret(event, self._neighboring)
+            event, count = ledger.from_line(value, self._neighboring)
             self._enter(event, count, [value.get("run"), value.get("bound")], origin)
 
     def _enter(self, event: Event, count: Any, said: list[Any], origin: Origin | None) -> None:

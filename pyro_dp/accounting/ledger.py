@@ -169,8 +169,7 @@ def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[
     """Raises what :func:`from_line` does, and TypeError."""
     found: Counter[Event] = Counter()
     for line in lines:
-        event, count = from_line(line)
-        interpret(event, neighboring)
+        event, count = from_line(line, neighboring)
         found[event] += count
     return found
 
@@ -180,10 +179,10 @@ def to_line(event: Event, count: int) -> dict[str, Any]:
     return {"mechanism": event.kind, **vars(event), "count": count}
 
 
-def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
+def from_line(line: Mapping[str, Any], neighboring: str) -> tuple[Event, int]:
     """
     :raises KeyError: something is missing.
-    :raises ConfigurationError: something is unknown or out of range.
+    :raises ConfigurationError: something is unknown or out of range, or not of this relation.
     """
     mechanism = line["mechanism"]
     if not isinstance(mechanism, str) or mechanism not in KINDS:
@@ -192,7 +191,9 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     count = require_count("count", line["count"])
     if count > MOST:
         raise ConfigurationError(f"count: more than {MOST:g} releases of a kind.")
-    return kind(**{each.name: line[each.name] for each in fields(kind)}), count  # type: ignore[arg-type]
+    event = kind(**{each.name: line[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+    interpret(event, neighboring)
+    return event, count
 
 
 def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
@@ -217,14 +218,9 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
         raise ConfigurationError(_DAMAGED + "notes must be a list of strings.")
     if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
-    counts: dict[Event, int] = {}
-    events: list[Event] = []  # in the order of their lines
     try:
-        for line in lines:
-            event, count = from_line(line)
-            interpret(event, settings["neighboring"])
-            counts[event] = counts.get(event, 0) + count
-            events.append(event)
+        counts = dict(from_lines(lines, settings["neighboring"]))
+        events = [from_line(line, settings["neighboring"])[0] for line in lines]
         runs = origins.from_saved(state.get("runs", []), counts, events)
         _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
         about = described(state.get("description", {}))

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.events import Event
 from pyro_dp.accounting.events.event import require_short_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_choice, require_count, require_number
@@ -29,7 +29,6 @@ PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
 _LONGEST_STATUS = 1000
 
-
 _OPEN_LOOP = (
     "This ledger has a run that chooses its noise as it goes. A loop of {method} on samples of the "
     "records, without a planned number of steps, has no guarantee beside it. Pass num_steps and "
@@ -40,10 +39,6 @@ _OPEN_BEFORE = (
     "{method} chooses its noise as it goes, which has no guarantee beside it. Use PaperDPSEP, or "
     "plan the loop: num_steps and run()."
 )
-
-
-def _is_on_sample(event: Event) -> bool:
-    return isinstance(event, SubsampledGaussian) and event.sample_rate < 1.0
 
 
 def new_name() -> str:
@@ -205,14 +200,12 @@ class Origins:
 
         :raises PrivacyError: this release would bring both into the ledger.
         """
-        subsampled = _is_on_sample(event)
-        adaptive = any(each.plan == ADAPTIVE for each in self._parts)
-        if origin.plan == OPEN and subsampled and adaptive:
-            raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
-        if origin.plan == ADAPTIVE:
-            for each, part in self._parts.items():
-                if each.plan == OPEN and any(_is_on_sample(own) for own in part.counts):
-                    raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
+        for each, part in self._parts.items():
+            plans = origin.plan, each.plan
+            if plans == (OPEN, ADAPTIVE) and event.sample_rate < 1.0:
+                raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
+            if plans == (ADAPTIVE, OPEN) and any(own.sample_rate < 1.0 for own in part.counts):
+                raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
 
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
         """Releases of the ledger that belong to no run."""
@@ -222,9 +215,7 @@ class Origins:
         return dict(left)
 
     def state(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        """
-        :param events: the ledger's events. Their indices are saved.
-        """
+        """:param events: the ledger's events. Their indices are saved."""
         places = {event: place for place, event in enumerate(events)}
         return [
             {

@@ -105,7 +105,9 @@ class DominatingPair(NamedTuple):
 
     def on_grid(self, least: float, most: float, gap: float) -> Distribution:
         """The distribution on multiples of ``gap``, with a delta that is nowhere below."""
-        return _grid(self, least, most, gap)
+        first = 0 if self.kind == "fixed" else math.floor(least / gap)
+        losses = np.arange(first, math.ceil(most / gap) + 1, dtype=np.float64) * gap
+        return connect_dots(self, losses, np.maximum.accumulate(outcomes_at(self, losses)))
 
 
 Side = tuple[tuple[Any, int], ...]  # pairs, also of ``bounded_pairs``, with their counts
@@ -374,12 +376,6 @@ def _hockey_sticks(above: Floats, gap: float) -> Floats:
         hockey[start : start + len(added)] = (last + np.cumsum(added * factor)) / factor
         last = hockey[start + len(added) - 1]
     return hockey
-
-
-def _grid(step: DominatingPair, low: float, high: float, gap: float) -> Distribution:
-    first = 0 if step.kind == "fixed" else math.floor(low / gap)
-    losses = np.arange(first, math.ceil(high / gap) + 1, dtype=np.float64) * gap
-    return connect_dots(step, losses, np.maximum.accumulate(outcomes_at(step, losses)))
 
 
 def _window(

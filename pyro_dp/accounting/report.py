@@ -3,16 +3,15 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Protocol
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.figures import pictures
-from pyro_dp.accounting.ledger import SECURE, SEEDED, Description, LedgerEntry
+from pyro_dp.accounting.ledger import SECURE, SEEDED, LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Facts, Paragraph, Table, rendered
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
@@ -29,7 +28,14 @@ _SAMPLING = {
 }
 _NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}  # by method
 _GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "ordinary"}
-_HEAD = ("release", "who takes part", "noise multiplier", "bound C", "times", "epsilon alone")
+_HEAD: tuple[str, ...] = (
+    "release",
+    "who takes part",
+    "noise multiplier",
+    "bound C",
+    "times",
+    "epsilon alone",
+)
 _HEAD += ("epsilon so far", "began (UTC)", "generator", "clipped")
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
@@ -45,18 +51,6 @@ _RESERVED = (
     "A run counts all its planned releases, from the first one on. They count also if it stops "
     "early, so the stop may depend on the releases."
 )
-
-
-class Reported(PrivacyCurve, Protocol):
-    """The part of a :class:`PrivacyAccountant` that a report reads."""
-
-    @property
-    def description(self) -> Description: ...
-    @property
-    def journal_digest(self) -> str | None: ...
-    @property
-    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
-    def runs(self) -> list[tuple[Origin | None, Part]]: ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class Row:
         return self.event.brief
 
 
-def rows_of(accountant: Reported) -> list[Row]:
+def rows_of(accountant: PrivacyCurve) -> list[Row]:
     """All but the looks at the data without noise; planned releases come last."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
@@ -114,7 +108,7 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
     return [Row(origin, together(counts), 1, bounds, part.clipped, looks=looks)]
 
 
-def releases(accountant: Reported) -> list[Block]:
+def releases(accountant: PrivacyCurve) -> list[Block]:
     """The table, and its meaning."""
     rows = rows_of(accountant)
     if not rows:
@@ -134,11 +128,11 @@ def releases(accountant: Reported) -> list[Block]:
     return [table, *planned, Paragraph(_LEGEND)]
 
 
-def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
+def _so_far(accountant: PrivacyCurve, rows: Sequence[Row]) -> list[str]:
     """The cost of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
     counts: dict[Event, int] = {}
     found = []
-    kinds = {row.event for row in rows if getattr(row.event, "sample_rate", 1.0) < 1.0}
+    kinds = {row.event for row in rows if row.event.sample_rate < 1.0}
     quick = len(rows) <= _MOST_SUMS and len(kinds) <= _MOST_KINDS
     for row in rows:
         counts[row.event] = counts.get(row.event, 0) + row.count
@@ -148,7 +142,7 @@ def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _cost(accountant: Reported, counts: dict[Event, int] | None = None) -> str:
+def _cost(accountant: PrivacyCurve, counts: dict[Event, int] | None = None) -> str:
     """Never more than that of the whole ledger, which the budget's plan may know better."""
     found, how = accountant.get_epsilon(), (accountant.neighboring, accountant.engine)
     if counts is not None:
@@ -243,7 +237,7 @@ _JOURNAL = "kept; its last line has the digest {digest}, which covers all lines 
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
 
-def report(accountant: Reported, format: str = "markdown") -> str:
+def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
     entries, title = accountant.counted, accountant.description.title
     notes, shown = accountant.notes, pictures(accountant) if format == "html" else []
@@ -264,7 +258,7 @@ def report(accountant: Reported, format: str = "markdown") -> str:
     return rendered(f"Privacy report: {title}" if title else "Privacy report", sections, format)
 
 
-def _about(accountant: Reported) -> Facts:
+def _about(accountant: PrivacyCurve) -> Facts:
     about, digest = accountant.description, accountant.journal_digest
     facts = {
         "Data set": about.dataset or _NOT_STATED,
@@ -278,7 +272,7 @@ def _about(accountant: Reported) -> Facts:
     return Facts(list(facts.items()))
 
 
-def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
         text = (
@@ -303,7 +297,7 @@ def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block
 
 
 def _second_opinion(
-    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
 ) -> Paragraph:
     found, source = second_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None:
@@ -337,7 +331,7 @@ def _second_opinion(
 
 
 def _third_opinion(
-    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
     """An opinion by the engine "rdp". Theorems of the teaching engines may be looser than that."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
@@ -362,7 +356,7 @@ def _why(entries: Sequence[LedgerEntry]) -> str:
     return "The noise is too small, or the deltas of single releases exceed the accountant's delta."
 
 
-def _meaning(accountant: Reported) -> list[Block]:
+def _meaning(accountant: PrivacyCurve) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
     bound = (
         "Epsilon bounds how much the releases may depend on that record. For two neighbours, "
@@ -414,7 +408,7 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     return [Paragraph(text, loud=True), table]
 
 
-def _quality(accountant: Reported) -> list[Block]:
+def _quality(accountant: PrivacyCurve) -> list[Block]:
     runs = ((origin, part.status) for origin, part in accountant.runs())
     rows = [(origin.method, origin.time, status) for origin, status in runs if origin and status]
     text = (
@@ -425,7 +419,7 @@ def _quality(accountant: Reported) -> list[Block]:
     return [Paragraph(text), table] if rows else []
 
 
-def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _methods(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
     """The sentence that a methods section needs, with its numbers."""
     epsilon, unit = accountant.get_epsilon(), accountant.description.unit
     if not entries or epsilon == math.inf:
@@ -487,4 +481,3 @@ def _versions() -> list[tuple[str, str]]:
         except importlib.metadata.PackageNotFoundError:
             found.append((name, "not installed as a package"))
     return found
-

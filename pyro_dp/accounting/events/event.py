@@ -12,6 +12,7 @@ class Event(abc.ABC):
     """One release, or one look at the data without noise. Each kind is a frozen dataclass.
 
     :cvar kind: its name in saved ledgers, which also hold its fields.
+    :ivar sample_rate: the probability that a record takes part.
     :cvar dots: (gap, relation) to its privacy loss distribution by ``dp_accounting``, on a grid of
         losses; None: the second opinion is not asked about such releases.
     """
@@ -19,6 +20,7 @@ class Event(abc.ABC):
     kind: ClassVar[str]
     delta: float  # the probability of an infinite loss
     dots: Any = None
+    sample_rate: float = 1.0
 
     @abc.abstractmethod
     def pair(self, neighboring: str) -> Any:
