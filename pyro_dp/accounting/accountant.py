@@ -207,7 +207,7 @@ class PrivacyAccountant:
         :raises OSError: the journal could not be written.
         """
         texts = dict(title=title, dataset=dataset, purpose=purpose, controller=controller)
-        said: dict[str, Any] = texts | {"unit": unit, "units": units}
+        said: dict[str, Any] = {**texts, "unit": unit, "units": units}
         with self._books.lock:
             changed = {name: value for name, value in said.items() if value is not None}
             self._books.describe(replace(self.description, **changed))
@@ -262,12 +262,6 @@ class PrivacyAccountant:
 
     def up_to(self, share: float) -> contextlib.AbstractContextManager[None]:
         """Leave a part of the budget to later releases: two analyses on one budget.
-
-        ::
-
-            with accountant.up_to(0.8):
-                regression = glm.fit(people)  # brings epsilon to 80% of the budget
-            twin = Synthesizer(schema, accountant=accountant).fit(people)  # to all of it
 
         Within the block, calibrated noise (any inference, :meth:`noise_multiplier`) brings the
         total to this share of the budget instead of all of it. The total is the composition of
@@ -529,16 +523,9 @@ class PrivacyAccountant:
             raise ConfigurationError("inference must be a class, pyro_dp.DPSEP or pyro_dp.DPSVI.")
         if not isinstance(settings, Mapping | None):
             raise ConfigurationError("settings must be a dictionary of arguments of the inference.")
+        how = dict(epsilons=epsilons, num_draws=num_draws, seed=seed, progress=progress)
         return inference._forecast(
-            self,
-            model,
-            guide,
-            (args, kwargs),
-            epsilons=epsilons,
-            num_draws=num_draws,
-            seed=seed,
-            settings=settings or {},
-            progress=progress,
+            self, model, guide, (args, kwargs), settings=settings or {}, **how
         )
 
     def __repr__(self) -> str:

@@ -48,9 +48,6 @@ class Books:
         self._process = os.getpid()
         self._follows = False  # another process's accountant, which counts
 
-    def _all(self) -> list[Ledger | Journal]:
-        return [self.ledger] if self.journal is None else [self.ledger, self.journal]
-
     @property
     def digest(self) -> str | None:
         return None if self.journal is None else self.journal.digest
@@ -61,7 +58,6 @@ class Books:
 
     @contextlib.contextmanager
     def next_position(self, source: Source | None) -> Iterator[int]:
-        """See :meth:`PrivacyAccountant.next_position`."""
         with self.lock:
             before = self._source
             self._source = source or before
@@ -72,20 +68,23 @@ class Books:
 
     def note(self, text: str) -> None:
         with self.lock:
-            for book in self._all():
-                book.note(text)
+            self.ledger.notes.setdefault(text)
+            if self.journal is not None:
+                self.journal.note(text)
 
     def note_result(
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
         with self.lock:
             if origin in self.ledger.origins:
-                for book in self._all():
-                    book.note_result(origin, clipped, status)
+                self.ledger.origins.note_result(origin, clipped, status)
+                if self.journal is not None:
+                    self.journal.note_result(origin, clipped, status)
 
     def describe(self, about: Description) -> None:
-        for book in reversed(self._all()):  # first the one that may fail
-            book.describe(about)
+        if self.journal is not None:
+            self.journal.describe(about)
+        self.ledger.description = about
 
     def enter(self, event: Event, count: int) -> None:
         """Count a release before it happens. Raises what :meth:`PrivacyAccountant.record` does."""
@@ -114,20 +113,20 @@ class Books:
         if source is not None and source.reserves is not None:
             before = self.ledger.origins.reserved_as(source.origin.reservation)
             if ours - done != before - done:
-                for book in self._all():
-                    book.reserve(source.origin, ours)
-        for book in self._all():
-            book.enter(event, count, source)
+                self.ledger.origins.reserve(source.origin, ours)
+                if self.journal is not None:
+                    self.journal.reserve(source.origin, ours)
+        self.ledger.enter(event, count, source)
+        if self.journal is not None:
+            self.journal.enter(event, count, source)
 
     def require_room(self, event: Event) -> None:
-        """See :meth:`PrivacyAccountant.require_room`."""
         with self.lock:
             self.budget.require_room(*self._room(event, 1))
 
     def least_noise(
         self, releases: Callable[[float], Mapping[Event, int]], reservation: str | None
     ) -> float:
-        """See :meth:`PrivacyAccountant.least_noise`."""
         with self.lock:
             counts, reserved = self.ledger.counted(reservation), self.ledger.origins.all_reserved()
         sigma, planned = self.budget.least_noise(counts, releases, bool(reserved))
@@ -137,7 +136,6 @@ class Books:
         return sigma
 
     def mirror(self, event: Event) -> None:
-        """See :meth:`PrivacyAccountant.mirror`."""
         if not self._follows:
             raise PrivacyError("mirror: this accountant follows none, and counts by record().")
         with self.lock:
@@ -145,7 +143,6 @@ class Books:
             self._write(event, 1, ours)
 
     def follow(self, state: Mapping[str, Any] | None) -> None:
-        """See :meth:`PrivacyAccountant.follow`."""
         with self.lock:
             if self.journal is not None:
                 raise PrivacyError(
@@ -168,12 +165,10 @@ class Books:
                 self._adopt(saved)
 
     def state(self) -> dict[str, Any]:
-        """See :meth:`PrivacyAccountant.state_dict`."""
         with self.lock:
             return ledger.to_state(self._settings, self.ledger)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`PrivacyAccountant.load_state_dict`."""
         saved = ledger.from_state(state, self._settings)
         with self.lock:
             ours, theirs = self.ledger.counts, saved.counts
@@ -190,7 +185,6 @@ class Books:
             self._adopt(saved)
 
     def open(self, path: str | os.PathLike[str]) -> Journal:
-        """See :meth:`PrivacyAccountant.journal`."""
         self.require_counting("journal()")
         with self.lock:
             if self.journal is not None:

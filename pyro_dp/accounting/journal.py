@@ -71,7 +71,7 @@ class _Lines:
         :param origin: the run that it describes, if that is known.
         """
         if isinstance(value, str):
-            self._found.note(ledger.current_note(value))
+            self._found.notes[ledger.current_note(value)] = None
         elif isinstance(value, list):
             index, count, *said = value
             if len(said) > 2:
@@ -79,15 +79,15 @@ class _Lines:
             self._enter(self._events[index], count, [*said, None, None][:2], origin)
         elif "clipped" in value:
             number, *pair = value["clipped"]
-            self._found.note_result(self._run(number), clipped_of(pair), None)
+            self._found.origins.note_result(self._run(number), clipped_of(pair), None)
         elif "status" in value:
             number, status = value["status"]
-            self._found.note_result(self._run(number), None, status)
+            self._found.origins.note_result(self._run(number), None, status)
         elif "reserved" in value:
             releases = ledger.from_lines(value["reserved"], self._neighboring)
-            self._found.reserve(self._named(value["run"], origin), releases)
+            self._found.origins.reserve(self._named(value["run"], origin), releases)
         elif "description" in value:
-            self._found.describe(ledger.described(value["description"]))
+            self._found.description = ledger.described(value["description"])
         else:
             event, count = ledger.from_line(value, self._neighboring)
             self._enter(event, count, [value.get("run"), value.get("bound")], origin)

@@ -9,7 +9,7 @@ from pyro_dp.accounting import origins
 from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
-from pyro_dp.accounting.origins import Origin, Origins, Source
+from pyro_dp.accounting.origins import Origins, Source
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
@@ -119,20 +119,6 @@ class Ledger:
         self.counts[event] = self.counts.get(event, 0) + count
         if source is not None:
             self.origins.add(source, event, count)
-
-    def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        self.origins.reserve(origin, releases)
-
-    def note(self, text: str) -> None:
-        self.notes.setdefault(text)
-
-    def note_result(
-        self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
-    ) -> None:
-        self.origins.note_result(origin, clipped, status)
-
-    def describe(self, about: Description) -> None:
-        self.description = about
 
     def counted(self, beside: str | None = None) -> Counter[Event]:
         """Releases, and the rest of all reservations.

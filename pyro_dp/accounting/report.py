@@ -28,15 +28,8 @@ _SAMPLING = {
 }
 _NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}  # by method
 _GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "ordinary"}
-_HEAD: tuple[str, ...] = (
-    "release",
-    "who takes part",
-    "noise multiplier",
-    "bound C",
-    "times",
-    "epsilon alone",
-)
-_HEAD += ("epsilon so far", "began (UTC)", "generator", "clipped")
+_HEAD: tuple[str, ...] = ("release", "who takes part", "noise multiplier", "bound C", "times")
+_HEAD += ("epsilon alone", "epsilon so far", "began (UTC)", "generator", "clipped")
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
     "Each row has one run's releases of one kind. A noisy sum adds up the records that took "

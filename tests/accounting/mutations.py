@@ -174,8 +174,8 @@ MUTATIONS = [
     Mutation(
         "a journal that is written after the ledger was found to be in order",
         "Books._write",
-        "for book in self._all():\n            book.enter(",
-        "for book in self._all()[1:]:\n            book.enter(",
+        "self.ledger.enter(event, count, source)\n",
+        "pass\n",
         "test_journal.py",
     ),
     Mutation(
@@ -216,8 +216,8 @@ MUTATIONS = [
     Mutation(
         "a journal without what is reserved",
         "Books._write",
-        "for book in self._all():\n                    book.reserve(",
-        "for book in self._all()[:1]:\n                    book.reserve(",
+        "self.journal.reserve(source.origin, ours)",
+        "pass",
         "test_journal.py",
     ),
     Mutation(
