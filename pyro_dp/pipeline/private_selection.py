@@ -25,8 +25,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.ledger import SEEDED
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.single_release import renyi_epsilon
+from pyro_dp.accounting.pld import RATES, renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.pipeline.trials import NOTE, TrialAccountant, Trials, TruncatedNegativeBinomial

@@ -23,8 +23,7 @@ import scipy
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
-from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.single_release import renyi_delta
+from pyro_dp.accounting.pld import RATES, renyi_delta
 from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 

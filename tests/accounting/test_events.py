@@ -18,8 +18,8 @@ from pyro_dp.accounting.events import (
     RenyiDP,
     SubsampledGaussian,
 )
+from pyro_dp.accounting.pld import ORDERS
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
-from pyro_dp.accounting.single_release import ORDERS
 
 pytestmark = pytest.mark.every_case
 EXAMPLES = {

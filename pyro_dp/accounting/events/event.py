@@ -26,7 +26,7 @@ class Event(abc.ABC):
     def pair(self, neighboring: str) -> Any:
         """A pair that dominates one release, apart from ``delta``; None: there is no guarantee.
 
-        It is a :class:`~pyro_dp.accounting.pld.DominatingPair`, that of a removal under
+        It is a :class:`~pyro_dp.accounting.gaussian_pairs.DominatingPair`, that of a removal under
         ``add_or_remove_one``, or a pair of :mod:`pyro_dp.accounting.bounded_pairs`.
 
         :param neighboring: the relation, see :data:`pyro_dp.accounting.composition.NEIGHBORING`.
