@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import NonPrivateLook
-from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Picture, Pictures
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
 from pyro_dp.utils.display import figure, of_budget, spent
@@ -53,19 +52,12 @@ def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.floa
     numbers = np.linspace(0, total, min(most, total + 1)).round().astype(int)
     if len(ends) <= most:
         numbers = np.union1d(numbers, ends)
-    found = [_epsilon_of_first(accountant, entries, int(n)) for n in numbers]
+    how, found = (accountant.delta, accountant.neighboring, accountant.engine), []
+    for number in numbers:
+        parts = np.clip(number - ends[:-1], 0, np.diff(ends)).tolist()
+        counts = {event: n for (event, _), n in zip(entries, parts, strict=True) if n}
+        found.append(composition.epsilon(counts, *how))
     return numbers, np.minimum(found, accountant.get_epsilon())
-
-
-def _epsilon_of_first(
-    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], number: int
-) -> float:
-    counts = {}
-    for event, count in entries:
-        if number:
-            counts[event] = min(count, number)
-            number -= counts[event]
-    return composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
 
 
 def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
@@ -134,24 +126,21 @@ class _Axes:
             f'<g transform="rotate(-90 14 {height:g})">{_text(14, height, y_label, "middle")}</g>',
         ]
 
-    def line(self, kind: str, x: ArrayLike, y: ArrayLike) -> None:
-        """:param kind: a class of the style sheet."""
-        self._parts.append(f'<path class="{kind}" d="M{self._path(x, y)}"/>')
-
-    def below(self, kind: str, x: ArrayLike, y: ArrayLike) -> None:
-        """The region between a curve and the axis."""
-        last = float(np.asarray(x)[-1])
-        corners = self._path([last, 0.0], [0.0, 0.0])
-        self._parts.append(f'<path class="{kind}" d="M{self._path(x, y)}L{corners}Z"/>')
+    def line(self, kind: str, x: ArrayLike, y: ArrayLike, end: str = "") -> None:
+        """
+        :param kind: a class of the style sheet.
+        :param end: "Z" closes it.
+        """
+        points = zip(np.asarray(x, float).tolist(), np.asarray(y, float).tolist(), strict=True)
+        path = "L".join(f"{left:.1f} {top:.1f}" for left, top in (self._at(*p) for p in points))
+        self._parts.append(f'<path class="{kind}" d="M{path}{end}"/>')
 
     def mark(self, x: float, y: float) -> None:
         left, top = self._at(x, y)
         self._parts.append(f'<circle class="mark" cx="{left:.1f}" cy="{top:.1f}" r="5"/>')
 
     def legend(self, left: float, top: float, entries: Sequence[tuple[str, str]]) -> None:
-        """
-        :param entries: class and text of each; of "mark" a dot, of "shade" a box.
-        """
+        """:param entries: class and text of each; of "mark" a dot, of "shade" a box."""
         width, height = _RIGHT - left + 6, 19 * len(entries)
         ground = f'<rect class="ground" x="{left - 6}" y="{top - 10}" width="{width}"'
         self._parts.append(f'{ground} height="{height}"/>')
@@ -174,10 +163,6 @@ class _Axes:
     def _at(self, x: float, y: float) -> tuple[float, float]:
         x_end, y_end = self._ends
         return _LEFT + (_RIGHT - _LEFT) * x / x_end, _BOTTOM - (_BOTTOM - _TOP) * y / y_end
-
-    def _path(self, x: ArrayLike, y: ArrayLike) -> str:
-        points = zip(np.asarray(x, float).tolist(), np.asarray(y, float).tolist(), strict=True)
-        return "L".join(f"{left:.1f} {top:.1f}" for left, top in (self._at(*p) for p in points))
 
     def _ticks(self) -> Iterator[str]:
         x_end, y_end = self._ends
@@ -234,7 +219,7 @@ def _trade_off(accountant: PrivacyCurve) -> Picture:
     alpha = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 50), np.linspace(0.0, 1.0, 51)]))
     curve = trade_off(accountant, alpha)
     axes = _Axes(1.0, 1.06, "false accusations", "cases that are missed")
-    axes.below("shade", alpha, curve)
+    axes.line("shade", [*alpha, 1.0, 0.0], [*curve, 0.0, 0.0], end="Z")
     axes.line("chance", [0.0, 1.0], [1.0, 0.0])
     axes.line("curve", alpha, curve)
     axes.mark(FALSE_POSITIVES, float(trade_off(accountant, FALSE_POSITIVES)))

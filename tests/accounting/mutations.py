@@ -425,9 +425,9 @@ MUTATIONS = [
     ),
     Mutation(
         "plot: epsilon at the end everywhere",
-        "_epsilon_of_first",
-        "= min(count, number)",
-        "= count",
+        "growth",
+        "np.clip(number - ends[:-1], 0, np.diff(ends))",
+        "np.diff(ends)",
         "test_plotting.py",
     ),
     Mutation(
