@@ -221,7 +221,7 @@ class PrivacyAccountant:
         with self._books.lock:
             origins, counts = self._books.ledger.origins, self._books.ledger.counts
             rest = Counter({event: n for event, n in origins.unknown(counts).items() if n})
-            return [*([(None, Part(rest))] if rest else []), *origins.copy()]
+            return [*([(None, Part(rest))] if rest else []), *origins.copy().items()]
 
     def note_earlier_values(self, text: str) -> None:
         """A remark that parameters or an optimizer had values before the first step."""

@@ -131,7 +131,7 @@ class Ledger:
 
 def to_state(settings: Mapping[str, Any], saved: Ledger) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
-    places = {origin: place for place, (origin, _) in enumerate(saved.origins)}
+    places = {origin: place for place, origin in enumerate(saved.origins)}
     return {
         "version": VERSION,
         **settings,
@@ -219,7 +219,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
 
 def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:
     """:raises ConfigurationError: it is damaged."""
-    known = [origin for origin, _ in runs]
+    known = list(runs)
     try:
         for each in saved:
             origin = known[require_count("run", each["run"], least=0)]

@@ -11,7 +11,7 @@ reservation has a name. With it, a run that goes on from a saved state takes the
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -126,30 +126,24 @@ class Part:
     status: str | None = None
 
 
-class Origins:
+class Origins(dict[Origin, Part]):
     """The releases of a ledger, run by run, in the order of their first release."""
 
     def __init__(self) -> None:
-        self._parts: dict[Origin, Part] = {}
+        super().__init__()
         self._reserved: dict[str, Counter[Event]] = {}  # by the names of reservations
-
-    def __iter__(self) -> Iterator[tuple[Origin, Part]]:
-        return iter(self._parts.items())
-
-    def __contains__(self, origin: Origin) -> bool:
-        return origin in self._parts
 
     def copy(self) -> "Origins":
         found = Origins()
-        for origin, part in self._parts.items():
+        for origin, part in self.items():
             counts, bounds = Counter(part.counts), dict(part.bounds)
-            found._parts[origin] = replace(part, counts=counts, bounds=bounds)
+            found[origin] = replace(part, counts=counts, bounds=bounds)
         found._reserved.update({name: Counter(left) for name, left in self._reserved.items()})
         return found
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
         """Replace the reservation under this run's name."""
-        self._parts.setdefault(origin, Part())
+        self.setdefault(origin, Part())
         self._reserved[origin.reservation] = Counter(releases)
 
     def reserved_as(self, name: str | None) -> Counter[Event]:
@@ -162,18 +156,18 @@ class Origins:
 
     def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
         """The rest of each reservation that is not used up, and its latest run."""
-        latest = {origin.reservation: origin for origin in self._parts}
+        latest = {origin.reservation: origin for origin in self}
         return [(latest[name], Counter(left)) for name, left in self._reserved.items() if left]
 
     def keep_reserved(self, earlier: "Origins") -> None:
         """Take over the reservations of runs that are missing here."""
-        known = {origin.reservation for origin in self._parts}
+        known = {origin.reservation for origin in self}
         for origin, left in earlier.reserved():
             if origin.reservation not in known:
                 self.reserve(origin, left)
 
     def add(self, source: Source, event: Event, count: int) -> None:
-        part = self._parts.setdefault(source.origin, Part())
+        part = self.setdefault(source.origin, Part())
         part.counts[event] += count
         left = self.reserved_as(source.origin.reservation)
         if left:
@@ -192,7 +186,7 @@ class Origins:
         """
         if status is not None:
             require_short_text("status", status, _LONGEST_STATUS)
-        part = self._parts[origin]
+        part = self[origin]
         part.clipped, part.status = clipped or part.clipped, status or part.status
 
     def require_provable(self, origin: Origin, event: Event) -> None:
@@ -200,7 +194,7 @@ class Origins:
 
         :raises PrivacyError: this release would bring both into the ledger.
         """
-        for each, part in self._parts.items():
+        for each, part in self.items():
             plans = origin.plan, each.plan
             if plans == (OPEN, ADAPTIVE) and event.sample_rate < 1.0:
                 raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
@@ -210,7 +204,7 @@ class Origins:
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
         """Releases of the ledger that belong to no run."""
         left = Counter(dict(counts))
-        for part in self._parts.values():
+        for part in self.values():
             left.subtract(part.counts)
         return dict(left)
 
@@ -227,7 +221,7 @@ class Origins:
                 **({} if part.clipped is None else {"clipped": list(part.clipped)}),
                 **({} if part.status is None else {"status": part.status}),
             }
-            for origin, part in self._parts.items()
+            for origin, part in self.items()
         ]
 
 
