@@ -32,9 +32,9 @@ _ONE_LEDGER = (
 
 
 class Books:
-    """What was released, kept within a budget. Threads hold the lock while they read or write.
+    """Releases, kept within a budget. A thread holds the lock while it reads or writes.
 
-    :ivar start: the position of the first release.
+    :ivar start: position of the first release.
     """
 
     def __init__(self, settings: Settings) -> None:

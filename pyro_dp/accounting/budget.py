@@ -70,7 +70,6 @@ class Budget:
         self._mark = dict(counts)
 
     def cost(self, counts: Counts) -> float:
-        """Epsilon of a ledger."""
         return composition.epsilon(counts, *self._how)
 
     def bound(self, counts: Counts) -> float:

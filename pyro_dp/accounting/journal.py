@@ -44,8 +44,7 @@ VERSION = 1
 
 
 class _Lines:
-    """The meaning of a journal's lines. Events and runs have numbers, in the order of their first
-    lines.
+    """A journal's lines, read and written. Events and runs are numbered by their first lines.
 
     :param found: takes in all lines.
     """
@@ -54,7 +53,7 @@ class _Lines:
         self._found, self._neighboring = found, neighboring
         self._events: list[Event] = []
         self._runs: list[Origin] = []
-        self._numbers: dict[Event | Origin, int] = {}  # of both
+        self._numbers: dict[Event | Origin, int] = {}
 
     def number(self, of: Event | Origin) -> int | None:
         """None before its first line."""
@@ -66,10 +65,7 @@ class _Lines:
         return origin.saved() if number is None else number
 
     def take(self, value: Any, origin: Origin | None = None) -> None:
-        """
-        :param value: a line's.
-        :param origin: the run that it describes, if that is known.
-        """
+        """:param origin: the run that the line describes; None: it is made from the line."""
         if isinstance(value, str):
             self._found.notes[ledger.current_note(value)] = None
         elif isinstance(value, list):
@@ -131,7 +127,7 @@ class Journal:
     :param settings: the accountant's, by name.
     :param ours: the accountant's ledger, which the file's must contain. Notes that the file lacks
         are added to it.
-    :ivar ledger: what the file counts.
+    :ivar ledger: the content of the file.
     :ivar resumed: whether there was a file.
     """
 
@@ -246,7 +242,6 @@ class Journal:
         self.close()
 
     def _append(self, value: Any, origin: Origin | None = None) -> None:
-        """:param origin: the run that the line describes, if it is the first of that run."""
         self.require_usable()
         line, digest = line_of(value, self._digest)
         # If anything ends this early, nothing may be appended to a line that was only begun.

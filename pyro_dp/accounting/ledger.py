@@ -161,7 +161,6 @@ def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[
 
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
-    """One event of the ledger as plain numbers and strings."""
     return {"mechanism": event.kind, **vars(event), "count": count}
 
 

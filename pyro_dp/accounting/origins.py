@@ -42,7 +42,6 @@ _OPEN_BEFORE = (
 
 
 def new_name() -> str:
-    """A random name for a reservation."""
     return secrets.token_hex(8)
 
 

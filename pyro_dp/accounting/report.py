@@ -102,7 +102,6 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
 
 
 def releases(accountant: PrivacyCurve) -> list[Block]:
-    """The table, and its meaning."""
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]

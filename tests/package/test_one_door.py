@@ -131,7 +131,7 @@ USES = {
     ".enter": """
         accounting.accountant.PrivacyAccountant.record accounting.books.Books._write
         accounting.journal._Lines._enter
-    """,  # the last two keep the ledger, and what its journal says
+    """,  # the last two keep the ledger, and read its journal
     ".mirror": """
         mechanism.cluster.Ranks.released accounting.accountant.PrivacyAccountant.mirror
     """,
