@@ -184,11 +184,8 @@ def _text(left: float, top: float, text: str, anchor: str) -> str:
 def _round_numbers(end: float, whole: bool = False) -> list[float]:
     """Numbers from 0 to the end, in steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(end))
-    step = next(
-        each * power
-        for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-        if end / (each * power) < _MOST_TICKS
-    )
+    steps = (each * power for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0))
+    step = next(each for each in steps if end / each < _MOST_TICKS)
     step = max(step, 1.0) if whole else step
     return [round(place * step, 12) for place in range(int(end / step * (1 + 1e-9)) + 1)]
 
