@@ -129,9 +129,10 @@ USES = {
         pipeline.trials.TrialAccountant.record
     """,
     ".enter": """
-        accounting.accountant.PrivacyAccountant.record accounting.books.Books._write
+        accounting.accountant.PrivacyAccountant.record
+        accounting.books.Books._write accounting.books.Books._write
         accounting.journal._Lines._enter
-    """,  # the last two keep the ledger, and read its journal
+    """,  # the last three keep the ledger, and write and read its journal
     ".mirror": """
         mechanism.cluster.Ranks.released accounting.accountant.PrivacyAccountant.mirror
     """,
