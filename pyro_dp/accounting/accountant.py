@@ -1,8 +1,7 @@
-"""The ledger: releases, their cost, the rest of the budget, and the noise that fits it.
+"""The accountant: releases, their cost, the rest of the budget, and the noise that fits it.
 
-Every release is recorded here *before* it happens. The cost of an event is the business of
-:mod:`pyro_dp.accounting.composition`. This module merges events, holds the budget and keeps the
-state.
+Every release is recorded here *before* it happens. The accountant hands over to its books
+(:mod:`pyro_dp.accounting.books`), its budget, and the cost of a ledger.
 """
 
 import contextlib
@@ -200,8 +199,7 @@ class PrivacyAccountant:
         :param dataset: which data these are.
         :param purpose: purpose of the processing.
         :param controller: the person or office that is responsible for the data.
-        :param unit: the protected unit, which is one record, such as "a person with all
-            their visits".
+        :param unit: the protected unit, which is one record: "a person with all their visits".
         :param units: number of units, > 0.
         :raises ConfigurationError: a text is not one line of at most 1000 characters, or ``units``
             is not a whole number > 0; nothing has changed then.
@@ -302,8 +300,7 @@ class PrivacyAccountant:
             everything else is refused afterwards.
         :param count: how many times, >= 0.
         :param neighboring: the relation under which the mechanism is private, which must be the
-            accountant's. Autodp does not store it. The accountant cannot check that the released
-            value is the mechanism's output.
+            accountant's. Autodp does not store it. The released value must be its output.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation, or a
             mechanism has no cost that is certain.
@@ -367,16 +364,14 @@ class PrivacyAccountant:
     def noise_multiplier(
         self, *, num_steps: int, sample_rate: float = 1.0, sampling: str = "poisson"
     ) -> float:
-        """The smallest noise with which ``num_steps`` more releases fit into the rest of the
-        budget.
+        """The smallest noise with which so many more releases fit into the rest of the budget.
 
         Releases in the ledger count by composition, not by subtracting epsilons. The total is at
         most the budget, or the share of it that :meth:`up_to` allows. It is within 0.1% of that,
         unless the least noise that is considered (1e-4) fits.
 
         :param num_steps: number of releases, > 0.
-        :param sample_rate: see :class:`SubsampledGaussian`.
-        :param sampling: see :class:`SubsampledGaussian`.
+        :param sample_rate: see :class:`SubsampledGaussian`, as for ``sampling``.
         :returns: noise standard deviation in units of the per-record bound.
         :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
@@ -393,8 +388,7 @@ class PrivacyAccountant:
         """The smallest sigma with which releases of several kinds fit into the rest of the budget.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
-        :param reservation: name of the reservation for these releases, which does not count beside
-            them; None: there is none.
+        :param reservation: name of their reservation, which does not count beside them, or None.
         :returns: sigma, as exact as :meth:`noise_multiplier`, which is the case of one kind.
         :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
@@ -462,8 +456,7 @@ class PrivacyAccountant:
         """The guarantee in words, every release, and the limits of the guarantee.
 
         :param format: "markdown" or "html", a page of its own.
-        :returns: text to save and show. Nothing is spent. It contains nothing of the data that was
-            not released.
+        :returns: text to save and show, of released numbers alone. Nothing is spent.
         :raises ConfigurationError: the format is another one.
         :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """

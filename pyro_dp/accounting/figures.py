@@ -38,8 +38,7 @@ def plot(accountant: PrivacyCurve) -> Any:
 def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
-    Reserved releases count as made. No epsilon is above the accountant's own, which has
-    them all.
+    Reserved releases count as made. No epsilon is above the accountant's own, of them all.
 
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
     """

@@ -120,13 +120,11 @@ class Journal:
 
     **Not protected.** An older copy that replaces the file; deliberate edits, as the digests have
     no key. A power failure, if a disk, network folder or system returns from ``fsync`` before the
-    data are safe. (On macOS they may still be in the drive's cache.) A killed process does no such
-    harm.
+    data are safe. (On macOS they may still be in the drive's cache.) A kill does no such harm.
 
     :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
     :param settings: the accountant's, by name.
-    :param ours: the accountant's ledger, which the file's must contain. Notes that the file lacks
-        are added to it.
+    :param ours: the accountant's ledger, which the file's must contain. It gets missing notes.
     :ivar ledger: the content of the file.
     :ivar resumed: whether there was a file.
     """

@@ -100,8 +100,7 @@ class Source(NamedTuple):
     """The source of one release.
 
     :param bound: C, to which records were clipped; None: there is none.
-    :param reserves: all releases of the run from here on, with this one; None: the run reserves
-        nothing new.
+    :param reserves: all releases of the run from here on, with this one; None: nothing new.
     """
 
     origin: Origin

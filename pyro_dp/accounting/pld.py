@@ -1,15 +1,12 @@
-r"""Privacy loss distributions: of one step on a grid of losses, and of many steps by FFT.
+r"""Privacy loss distributions: on a grid of losses, and of many steps by FFT.
 
 A pair (P, Q) of output distributions has delta(epsilon) = sup_A P(A) - e^epsilon Q(A). It dominates
 a mechanism if that is at least the mechanism's for every epsilon. Pairs of steps compose as
-products. A step may depend on earlier outputs as long as its pair does not (Zhu, Dong & Wang 2022,
-Theorem 10).
-With the loss L = log(P/Q) under P, delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)).
+products. A step may depend on earlier outputs if its pair does not (Zhu, Dong & Wang 2022, Theorem
+10). With the loss L = log(P/Q) under P, delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)).
 
 Connect-the-Dots (Doroshenko et al. 2022, Algorithm 1) splits the mass between two grid points so
-that P and Q both keep theirs. That only spreads P/Q, so delta(epsilon) rises everywhere. Interval
-masses come from normal distribution functions. (Second differences of delta, as in
-``dp_accounting``, have an error of 1e-16 / grid each, a false mass over many fine steps.)
+that P and Q both keep theirs. That only spreads P/Q, so delta(epsilon) rises everywhere.
 
 The distribution is tilted by e^(rate * loss) before the FFT, ``rate`` + 1 being the Rényi order
 that is best for the delta asked for. The losses that decide epsilon then hold the bulk: a window
