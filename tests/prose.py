@@ -35,6 +35,7 @@ READ = (
     "docs/**/*.md",
     "tutorials/*.ipynb",
     "benchmarks/*.md",
+    "pyro_dp/**/*.md",
     "pyro_dp/**/*.py",
     "docs/*.py",
     "benchmarks/*.py",

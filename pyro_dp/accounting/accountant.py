@@ -1,49 +1,35 @@
-"""The ledger: releases, their cost, the rest of the budget, and the noise that fits it.
+"""The accountant: releases, their cost, the rest of the budget, and the noise that fits it.
 
-Every release is recorded here *before* it happens. The cost of an event is the business of
-:mod:`pyro_dp.accounting.composition`. This module merges events, holds the budget and keeps the
-state.
+Every release is recorded here *before* it happens. The accountant hands over to its books
+(:mod:`pyro_dp.accounting.books`), its budget, and the cost of a ledger.
 """
 
 import contextlib
 import math
+import operator
 import os
-import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
-from pyro_dp.accounting import autodp_mechanisms, composition, figures, ledger, report
-from pyro_dp.accounting.budget import Budget, least_noise
+from pyro_dp.accounting import autodp_mechanisms, composition, figures, report
+from pyro_dp.accounting.books import Books
+from pyro_dp.accounting.budget import Settings
 from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import Description, LedgerEntry, Saved, as_html, as_text
-from pyro_dp.accounting.origins import Origin, Origins, Part, Source
+from pyro_dp.accounting.ledger import MOST, Description, LedgerEntry, as_html, as_text
+from pyro_dp.accounting.origins import Origin, Part, Source
 from pyro_dp.utils.display import of_budget, spent_and_left, up
-from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
-_STAYS = (
-    "a release cannot be undone. Load it into a new accountant, or a later state into this one. "
-    "(An accountant with a journal keeps its ledger, and takes older states.)"
-)
-_OLDER_JOURNAL = (
-    "the journal must count every release, so it is an older copy, or that of another ledger. Put "
-    "back the one that was written."
-)
-_ONE_LEDGER = (
-    "one ledger must have all that was released about these data. Begin with new accountants, or "
-    "load the same state into all."
-)
-_UNFINISHED = (
-    "A run that stopped early keeps its whole plan, which counts (print the accountant). Go on "
-    "with that run, or load its state. "
-)
-_LEFT_OVER = 0.005  # less than this share of the budget is not worth another run
+
+def _reads(name: str, doc: str) -> Any:
+    """A property for an attribute of one of the accountant's parts."""
+    return property(operator.attrgetter(name), doc=doc)
 
 
 class PrivacyAccountant:
@@ -96,57 +82,32 @@ class PrivacyAccountant:
         neighboring: str = "add_or_remove_one",
         engine: str = "pld",
     ) -> None:
-        if epsilon is not None:
-            epsilon = require_number("epsilon", epsilon, above=0.0, below=math.inf)
-        require_choice("neighboring", neighboring, composition.NEIGHBORING)
-        require_choice("engine", engine, tuple(composition.ENGINES))
-        self._epsilon = epsilon
-        self._delta = require_number("delta", delta, above=0.0, below=1.0)
-        self._neighboring, self._engine = neighboring, engine
-        self._counts: dict[Event, int] = {}
-        self._notes: dict[str, None] = {}
-        self._origins = Origins()
-        self._source: Source | None = None  # the run of the present release
-        self._description = Description()
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-        self._journal: Journal | None = None
-        self._follows = False  # another process's accountant, which counts
-        self._start = 0
-        self._plan = Budget(epsilon, self._delta, neighboring, engine)
-        self._part = threading.local()  # this thread's share of the budget
+        self._settings = Settings(epsilon, delta, neighboring, engine)
+        self._books = Books(self._settings)
 
-    @property
-    def epsilon(self) -> float | None:
-        """The budget in nats, or None."""
-        return self._epsilon
-
-    @property
-    def delta(self) -> float:
-        """The delta at which epsilon is stated."""
-        return self._delta
-
-    @property
-    def neighboring(self) -> str:
-        """The neighbouring relation."""
-        return self._neighboring
-
-    @property
-    def engine(self) -> str:
-        """The engine that turns the ledger into epsilon."""
-        return self._engine
+    epsilon: float | None = _reads("_settings.epsilon", "The budget in nats, or None.")
+    delta: float = _reads("_settings.delta", "The delta at which epsilon is stated.")
+    neighboring: str = _reads("_settings.neighboring", "The neighbouring relation.")
+    engine: str = _reads("_settings.engine", "The engine that turns the ledger into epsilon.")
+    description: Description = _reads(
+        "_books.ledger.description", "The subject of this ledger, from :meth:`describe`."
+    )
+    journal_digest: str | None = _reads(
+        "_books.digest",
+        "Digest of the journal's last line, and so of all lines; None: there is no journal.",
+    )
 
     @property
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Releases and their counts, equal events merged, in the order of their first release."""
-        with self._lock:
-            return tuple(LedgerEntry(*item) for item in self._counts.items())
+        with self._books.lock:
+            return tuple(LedgerEntry(*item) for item in self._books.ledger.counts.items())
 
     @property
     def counted(self) -> tuple[LedgerEntry, ...]:
         """The releases that epsilon counts: the ledger, and the rest of all reservations."""
-        with self._lock:
-            return tuple(LedgerEntry(*item) for item in self._counted().items())
+        with self._books.lock:
+            return tuple(LedgerEntry(*item) for item in self._books.ledger.counted().items())
 
     @property
     def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]:
@@ -155,17 +116,14 @@ class PrivacyAccountant:
         A run reserves its steps with its first release, and nothing is returned. So it may stop
         because of its releases: epsilon is that of the whole plan.
         """
-        with self._lock:
-            return [(origin, dict(left)) for origin, left in self._origins.reserved()]
-
-    def _counted(self) -> Counter[Event]:
-        return Counter(self._counts) + self._origins.all_reserved()
+        with self._books.lock:
+            return [(origin, dict(left)) for origin, left in self._books.ledger.origins.reserved()]
 
     @property
     def num_releases(self) -> int:
         """How many events were recorded."""
-        with self._lock:
-            return sum(self._counts.values())
+        with self._books.lock:
+            return sum(self._books.ledger.counts.values())
 
     @property
     def position(self) -> int:
@@ -174,8 +132,8 @@ class PrivacyAccountant:
         It starts at 0, or at a random number of 128 bits if a ledger was loaded or resumed. The
         loaded ledger may lack later releases, whose noise must not be repeated.
         """
-        with self._lock:
-            return self._start + self.num_releases
+        with self._books.lock:
+            return self._books.position
 
     @contextlib.contextmanager
     def next_position(
@@ -191,21 +149,16 @@ class PrivacyAccountant:
         :param reserves: all that the run will release from here on, with this release. It replaces
             the run's reservation. None: the run uses up its reservation.
         """
-        with self._lock:
-            before = self._source
-            if origin is not None:
-                finite = bound is not None and math.isfinite(bound)
-                self._source = Source(origin, bound if finite else None, reserves)
-            try:
-                yield self.position
-            finally:
-                self._source = before
+        finite = bound is not None and math.isfinite(bound)
+        source = Source(origin, bound if finite else None, reserves) if origin else None
+        with self._books.next_position(source) as position:
+            yield position
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks about the guarantee, such as a seed that somebody might guess."""
-        with self._lock:
-            return tuple(self._notes)
+        with self._books.lock:
+            return tuple(self._books.ledger.notes)
 
     def note(self, text: str) -> None:
         """
@@ -214,16 +167,10 @@ class PrivacyAccountant:
         """
         if not isinstance(text, str):
             raise ConfigurationError("text must be a string: a remark about the guarantee.")
-        with self._lock:
-            self._notes.setdefault(text)
-            if self._journal is not None:
-                self._journal.note(text)
+        self._books.note(text)
 
     def note_result(
-        self,
-        origin: Origin,
-        clipped: tuple[float, float] | None = None,
-        status: str | None = None,
+        self, origin: Origin, clipped: tuple[float, float] | None = None, status: str | None = None
     ) -> None:
         """Note facts about a run's result, for the report. Omitted parts stay as they are.
 
@@ -231,17 +178,7 @@ class PrivacyAccountant:
         :param clipped: the released fraction of its clipped records, and the standard error.
         :param status: whether its result can be published: one line, from released numbers alone.
         """
-        with self._lock:
-            if origin not in self._origins:
-                return
-            self._origins.note_result(origin, clipped, status)
-            if self._journal is not None:
-                self._journal.note_result(origin, clipped, status)
-
-    @property
-    def description(self) -> Description:
-        """The subject of this ledger, from :meth:`describe`."""
-        return self._description
+        self._books.note_result(origin, clipped, status)
 
     def describe(
         self,
@@ -262,8 +199,7 @@ class PrivacyAccountant:
         :param dataset: which data these are.
         :param purpose: purpose of the processing.
         :param controller: the person or office that is responsible for the data.
-        :param unit: the protected unit, which is one record, such as "a person with all
-            their visits".
+        :param unit: the protected unit, which is one record: "a person with all their visits".
         :param units: number of units, > 0.
         :raises ConfigurationError: a text is not one line of at most 1000 characters, or ``units``
             is not a whole number > 0; nothing has changed then.
@@ -271,14 +207,10 @@ class PrivacyAccountant:
         :raises OSError: the journal could not be written.
         """
         texts = dict(title=title, dataset=dataset, purpose=purpose, controller=controller)
-        said: dict[str, Any] = texts | {"unit": unit, "units": units}
-        with self._lock:
-            about = replace(
-                self._description, **{name: x for name, x in said.items() if x is not None}
-            )
-            if self._journal is not None:
-                self._journal.describe(about)
-            self._description = about
+        said: dict[str, Any] = {**texts, "unit": unit, "units": units}
+        with self._books.lock:
+            changed = {name: value for name, value in said.items() if value is not None}
+            self._books.describe(replace(self.description, **changed))
 
     def runs(self) -> list[tuple[Origin | None, Part]]:
         """The releases of each run, in the order of their first ones, after those without a run.
@@ -286,16 +218,10 @@ class PrivacyAccountant:
         A run is one inference, or one private selection, in one process. Releases of an older
         version's ledger, or recorded by hand, belong to no run: None.
         """
-        with self._lock:
-            rest = {event: n for event, n in self._origins.unknown(self._counts).items() if n}
-            none: list[tuple[Origin | None, Part]] = [(None, Part(Counter(rest)))] if rest else []
-            return none + list(self._origins.copy())
-
-    @property
-    def journal_digest(self) -> str | None:
-        """Digest of the journal's last line, and so of all lines; None: there is no journal."""
-        with self._lock:
-            return None if self._journal is None else self._journal.digest
+        with self._books.lock:
+            origins, counts = self._books.ledger.origins, self._books.ledger.counts
+            rest = Counter({event: n for event, n in origins.unknown(counts).items() if n})
+            return [*([(None, Part(rest))] if rest else []), *origins.copy().items()]
 
     def note_earlier_values(self, text: str) -> None:
         """A remark that parameters or an optimizer had values before the first step."""
@@ -308,13 +234,13 @@ class PrivacyAccountant:
             Reservations count as if they had been released.
         :raises ConfigurationError: if delta is out of range.
         """
-        delta = self._delta if delta is None else delta
+        delta = self.delta if delta is None else delta
         delta = require_number("delta", delta, above=0.0, below=1.0)
-        with self._lock:
-            counts = self._counted()
-            planned = self._plan.bound(counts) if delta == self._delta else math.inf
+        with self._books.lock:
+            counts = self._books.ledger.counted()
+            planned = self._books.budget.bound(counts) if delta == self.delta else math.inf
         # The plan contains the ledger: its cost is a bound as well, and never above the budget.
-        return min(planned, composition.epsilon(counts, delta, self._neighboring, self._engine))
+        return min(planned, composition.epsilon(counts, delta, self.neighboring, self.engine))
 
     def get_delta(self, epsilon: float) -> float:
         """
@@ -325,24 +251,18 @@ class PrivacyAccountant:
         epsilon = require_number(
             "epsilon", epsilon, above=0.0, below=math.inf, closed=True, or_equal=True
         )
-        with self._lock:
-            counts = self._counted()
-        return composition.delta(counts, epsilon, self._neighboring, self._engine)
+        with self._books.lock:
+            counts = self._books.ledger.counted()
+        return composition.delta(counts, epsilon, self.neighboring, self.engine)
 
     @property
     def remaining(self) -> float:
         """Budget minus the epsilon spent, in nats, never negative; inf without a budget."""
-        return math.inf if self._epsilon is None else max(0.0, self._epsilon - self.get_epsilon())
+        return math.inf if self.epsilon is None else max(0.0, self.epsilon - self.get_epsilon())
 
     @contextlib.contextmanager
     def up_to(self, share: float) -> Iterator[None]:
         """Leave a part of the budget to later releases: two analyses on one budget.
-
-        ::
-
-            with accountant.up_to(0.8):
-                regression = glm.fit(people)  # brings epsilon to 80% of the budget
-            twin = Synthesizer(schema, accountant=accountant).fit(people)  # to all of it
 
         Within the block, calibrated noise (any inference, :meth:`noise_multiplier`) brings the
         total to this share of the budget instead of all of it. The total is the composition of
@@ -367,30 +287,8 @@ class PrivacyAccountant:
         >>> print(f"{accountant.get_epsilon():.3f}")
         2.000
         """
-        if self._epsilon is None:
-            raise ConfigurationError(
-                "up_to() is a share of a budget: give the accountant an epsilon."
-            )
-        what = f"share, a part of the budget and no epsilon (of {self._epsilon:.6g} here),"
-        share = require_number(what, share, above=0.0, below=1.0, closed=True)
-        before, most = self._most, share * self._epsilon
-        if self.get_epsilon() > most * (1.0 - _LEFT_OVER):
-            raise PrivacyBudgetExceeded(
-                f"up_to({share:.6g}): epsilon={self.get_epsilon():.6g} is spent already, and the "
-                f"share is {most:.6g} in all. The shares of several analyses ascend: 0.5 for the "
-                "first, 0.8 for the first two."
-            )
-        self._part.most = min(before, most)
-        try:
+        with self._books.budget.up_to(share, self.get_epsilon):
             yield
-        finally:
-            self._part.most = before
-
-    @property
-    def _most(self) -> float:
-        """Epsilon that may be reached now, in this thread."""
-        found: float = getattr(self._part, "most", self._epsilon or math.inf)
-        return found
 
     def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
         """Enter a release, before it happens; with a :meth:`journal` also on the disk.
@@ -402,8 +300,7 @@ class PrivacyAccountant:
             everything else is refused afterwards.
         :param count: how many times, >= 0.
         :param neighboring: the relation under which the mechanism is private, which must be the
-            accountant's. Autodp does not store it. The accountant cannot check that the released
-            value is the mechanism's output.
+            accountant's. Autodp does not store it. The released value must be its output.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation, or a
             mechanism has no cost that is certain.
@@ -413,62 +310,24 @@ class PrivacyAccountant:
             ledger counts it: the line may be on the disk.
         """
         count = require_count("count", count, least=0)
-        self._refuse_mirror("record()")
-        if os.getpid() != self._process:
-            raise PrivacyError(
-                "This accountant belongs to the process that forked this one, and would not see "
-                "the release. Record in one process, or give each its own budget."
-            )
+        self._books.require_process()
         if type(event) not in KINDS.values():
-            event, times = autodp_mechanisms.read(event, neighboring, self._neighboring)
+            event, times = autodp_mechanisms.read(event, neighboring, self.neighboring)
             count *= times
         elif neighboring is not None:
-            require_choice("neighboring of an event", neighboring, (self._neighboring,))
-        with self._lock:
-            if event not in self._counts:
-                composition.interpret(event, self._neighboring)
-            if not count:
-                return
-            if self._source is not None:
-                self._origins.require_provable(self._source.origin, event)
-            beside, ours = self._room(event, count)
-            if beside[event] + ours[event] > ledger.MOST:
-                raise ConfigurationError(f"count: more than {ledger.MOST:g} releases of a kind.")
-            if type(event) is not NonPrivateLook:
-                self._plan.require_room(beside, ours, self._most)
-            if self._journal is not None:
-                self._journal.require_usable()
-            self._enter(event, count, ours)
-
-    def _room(self, event: Event, count: int) -> tuple[Counter[Event], Counter[Event]]:
-        """Releases of others, and those of the run that releases now, with this release."""
-        source = self._source
-        before = self._origins.reserved_as(source and source.origin.reservation)
-        stated = before if source is None or source.reserves is None else Counter(source.reserves)
-        return self._counted() - before, stated | Counter({event: count})
-
-    def _enter(self, event: Event, count: int, ours: Counter[Event]) -> None:
-        """Count a release, and the reservation of its run."""
-        source, journal, done = self._source, self._journal, Counter({event: count})
-        if source is not None and source.reserves is not None:
-            before = self._origins.reserved_as(source.origin.reservation)
-            if ours - done != before - done:
-                self._origins.reserve(source.origin, ours)
-                if journal is not None:
-                    journal.reserve(source.origin, ours)
-        self._counts[event] = self._counts.get(event, 0) + count
-        if source is not None:
-            self._origins.add(source, event, count)
-        if journal is not None:
-            journal.record(event, count, source)
+            require_choice("neighboring of an event", neighboring, (self.neighboring,))
+        with self._books.lock:
+            if event not in self._books.ledger.counts:
+                composition.interpret(event, self.neighboring)
+            if count:
+                self._books.enter(event, count)
 
     def require_room(self, event: Event) -> None:
         """Raise what :meth:`record` would raise, and record nothing.
 
         :raises PrivacyBudgetExceeded: the budget does not cover this release.
         """
-        with self._lock:
-            self._plan.require_room(*self._room(event, 1), self._most)
+        self._books.require_room(event)
 
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
         """Follow the accountant of another process, whose ledger counts the releases of all.
@@ -481,44 +340,14 @@ class PrivacyAccountant:
         :raises PrivacyError: this one has a journal, or counts a release that the other does not.
         :raises ConfigurationError: the state is damaged, or its settings differ from these.
         """
-        with self._lock:
-            if self._journal is not None:
-                raise PrivacyError(
-                    "This process of the cluster does not count, and has a journal: open it on "
-                    "rank 0 alone, as in `if cluster.rank == 0: accountant.journal(path)`."
-                )
-            self._follows = True
-            if state is None:
-                return
-            saved = ledger.from_state(state, self._settings())
-            counts = saved.counts
-            event = ledger.first_missing(self._counts, counts)
-            if event is not None:
-                raise PrivacyError(
-                    f"This process counts {self._counts[event]} releases of {event.brief}, and "
-                    f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
-                )
-            ours = Counter(self._counts), self._origins.all_reserved()
-            if (Counter(counts), saved.origins.all_reserved()) != ours:
-                self._adopt(saved)
+        self._books.follow(state)
 
     def mirror(self, event: Event) -> None:
         """Copy the records of the accountant that this one follows.
 
         :raises PrivacyError: it follows none.
         """
-        if not self._follows:
-            raise PrivacyError("mirror: this accountant follows none, and counts by record().")
-        with self._lock:
-            _, ours = self._room(event, 1)
-            self._enter(event, 1, ours)
-
-    def _refuse_mirror(self, what: str) -> None:
-        if self._follows:
-            raise PrivacyError(
-                f"{what}: this accountant belongs to a process of a cluster that does not count. "
-                "That of rank 0 does, and has the ledger of them all: ask it there."
-            )
+        self._books.mirror(event)
 
     def record_nonprivate(self, what: str) -> None:
         """Enter a look at the data without noise, and its time, before it happens.
@@ -535,79 +364,36 @@ class PrivacyAccountant:
     def noise_multiplier(
         self, *, num_steps: int, sample_rate: float = 1.0, sampling: str = "poisson"
     ) -> float:
-        """The smallest noise with which ``num_steps`` more releases fit into the rest of the
-        budget.
+        """The smallest noise with which so many more releases fit into the rest of the budget.
 
         Releases in the ledger count by composition, not by subtracting epsilons. The total is at
         most the budget, or the share of it that :meth:`up_to` allows. It is within 0.1% of that,
         unless the least noise that is considered (1e-4) fits.
 
         :param num_steps: number of releases, > 0.
-        :param sample_rate: see :class:`SubsampledGaussian`.
-        :param sampling: see :class:`SubsampledGaussian`.
+        :param sample_rate: see :class:`SubsampledGaussian`, as for ``sampling``.
         :returns: noise standard deviation in units of the per-record bound.
         :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
         """
-        if require_count("num_steps", num_steps) > ledger.MOST:
-            raise ConfigurationError(f"num_steps must be at most {ledger.MOST:g}.")
+        if require_count("num_steps", num_steps) > MOST:
+            raise ConfigurationError(f"num_steps must be at most {MOST:g}.")
         return self.least_noise(
             lambda sigma: {SubsampledGaussian(sigma, sample_rate, sampling): num_steps}
         )
 
     def least_noise(
-        self,
-        releases: Callable[[float], Mapping[Event, int]],
-        reservation: str | None = None,
+        self, releases: Callable[[float], Mapping[Event, int]], reservation: str | None = None
     ) -> float:
         """The smallest sigma with which releases of several kinds fit into the rest of the budget.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
-        :param reservation: name of the reservation for these releases, which does not count beside
-            them; None: there is none.
+        :param reservation: name of their reservation, which does not count beside them, or None.
         :returns: sigma, as exact as :meth:`noise_multiplier`, which is the case of one kind.
         :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
-        for event in releases(1.0):
-            composition.interpret(event, self._neighboring)
-        if self._epsilon is None:
-            raise ConfigurationError(
-                "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
-                "choose noise_multiplier yourself."
-            )
-        most = self._most
-        what = f"the {most:.6g} that up_to() allows of " if most < self._epsilon else ""
-        what += f"the budget of epsilon={self._epsilon:.6g}"
-        counts = self._beside(reservation)
-        if most - min(self._plan.bound(counts), self._plan.cost(counts)) < _LEFT_OVER * most:
-            plans = _UNFINISHED if self._origins.all_reserved() else ""
-            raise PrivacyBudgetExceeded(
-                f"less than {_LEFT_OVER:.1%} remains of {what}, so releases that fit would be "
-                f"all noise. {plans}The budget of these data is used up. A larger one is a new "
-                "promise to the people in them."
-            )
-
-        def plan(sigma: float) -> dict[Event, int]:
-            return dict(counts + Counter(releases(sigma)))
-
-        sigma = least_noise(lambda sigma: self._plan.cost(plan(sigma)), most)
-        if sigma is None:
-            raise PrivacyBudgetExceeded(
-                f"nothing remains of {what}: no noise is large enough for more releases. The "
-                "budget of these data is used up. A larger one is a new promise to the people "
-                "in them."
-            )
-        planned = plan(sigma)
-        with self._lock:
-            if self._beside(reservation) <= Counter(planned):
-                self._plan.adopt(planned, self._plan.cost(planned), most)
-        return sigma
-
-    def _beside(self, reservation: str | None) -> Counter[Event]:
-        """The counts beside a reservation."""
-        with self._lock:
-            return self._counted() - self._origins.reserved_as(reservation)
+        return self._books.least_noise(releases, reservation)
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
@@ -617,12 +403,7 @@ class PrivacyAccountant:
 
     def state_dict(self) -> dict[str, Any]:
         """:returns: settings, ledger, reservations and notes as plain numbers, strings, lists."""
-        with self._lock:
-            saved = Saved(self._counts, self._notes, self._origins, self._description)
-            return ledger.to_state(self._settings(), saved)
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("epsilon", "delta", "neighboring", "engine")}
+        return self._books.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a ledger that contains this one. Nothing changes if anything is wrong.
@@ -635,34 +416,7 @@ class PrivacyAccountant:
             cannot be forgotten. With a journal: if it has something that the journal lacks.
         :raises ConfigurationError: if it is damaged or its settings differ from these.
         """
-        saved = ledger.from_state(state, self._settings())
-        counts = dict(saved.counts)
-        with self._lock:
-            small, large, why = self._counts, counts, _STAYS
-            if self._journal is not None:
-                small, large, why = counts, self._counts, _OLDER_JOURNAL
-                saved = saved._replace(counts=self._counts, origins=self._origins)
-            event = ledger.first_missing(small, large)
-            if event is not None:
-                raise PrivacyError(
-                    f"the state counts {counts.get(event, 0)} releases of {event.brief}, "
-                    f"this accountant {self._counts.get(event, 0)}: {why}"
-                )
-            self._adopt(saved)
-
-    def _adopt(self, saved: Saved) -> None:
-        """Go on from a ledger that was saved: later releases are unknown.
-
-        Facts stated here stay, and missing ones are taken over.
-        """
-        origins = saved.origins.copy()
-        origins.keep_reserved(self._origins)
-        self._counts, self._origins = dict(saved.counts), origins
-        for text in saved.notes:
-            self.note(text)
-        self.describe(**saved.description.stated() | self._description.stated())
-        self._start = secrets.randbits(128)
-        self._plan.forget(self._counted())
+        self._books.load(state)
 
     def journal(self, path: str | os.PathLike[str]) -> Journal:
         """Write every release and note to a file, from now on and before it happens.
@@ -680,20 +434,7 @@ class PrivacyAccountant:
         :raises PrivacyError: the file counts less than this ledger, or this accountant follows
             another (:meth:`follow`). Nothing was changed.
         """
-        self._refuse_mirror("journal()")
-        with self._lock:
-            if self._journal is not None:
-                raise ConfigurationError(
-                    f"journal: {self._journal.path} is this accountant's already; there is one."
-                )
-            journal = Journal(path, self._settings(), self._counts, self._notes)
-            if journal.resumed:
-                self._adopt(
-                    Saved(journal.counts, journal.notes, journal.origins, journal.description)
-                )
-            self._journal = journal
-            self.describe()
-            return journal
+        return self._books.open(path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as JSON; the file is the old one or the new one, never half of it.
@@ -701,7 +442,7 @@ class PrivacyAccountant:
         :param path: the file to write.
         :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
-        self._refuse_mirror("save()")
+        self._books.require_counting("save()")
         write_file(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -715,12 +456,11 @@ class PrivacyAccountant:
         """The guarantee in words, every release, and the limits of the guarantee.
 
         :param format: "markdown" or "html", a page of its own.
-        :returns: text to save and show. Nothing is spent. It contains nothing of the data that was
-            not released.
+        :returns: text to save and show, of released numbers alone. Nothing is spent.
         :raises ConfigurationError: the format is another one.
         :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
-        self._refuse_mirror("report()")
+        self._books.require_counting("report()")
         return report.report(self, format)
 
     def to_autodp(self) -> Any:
@@ -730,24 +470,12 @@ class PrivacyAccountant:
             delta(epsilon) and the trade-off curve. All are bounds. Later releases are not in it.
             Its relation is the accountant's, which autodp does not check.
         """
-        now = PrivacyAccountant(None, self._delta, neighboring=self._neighboring)
+        now = PrivacyAccountant(None, self.delta, neighboring=self.neighboring)
         for event, count in self.counted:
             now.record(event, count)
         return autodp_mechanisms.of_ledger(now)
 
-    def plot(self) -> Any:
-        """Two panels: epsilon against the number of releases, and the trade-off curve.
-
-        Epsilon is that of the first n releases in the order of the ledger, where equal ones are
-        listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`. Any
-        attacker who tests "without this record" against "with it" has error rates on or above it.
-        If a look or a release without noise leaves no guarantee, the curves end there and the title
-        says so. Nothing is spent; it takes seconds for long ledgers.
-
-        :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
-        :raises ConfigurationError: matplotlib is not installed.
-        """
-        return figures.plot(self)
+    plot = figures.plot
 
     def forecast(
         self,
@@ -792,42 +520,37 @@ class PrivacyAccountant:
             raise ConfigurationError("inference must be a class, pyro_dp.DPSEP or pyro_dp.DPSVI.")
         if not isinstance(settings, Mapping | None):
             raise ConfigurationError("settings must be a dictionary of arguments of the inference.")
+        how = dict(epsilons=epsilons, num_draws=num_draws, seed=seed, progress=progress)
         return inference._forecast(
-            self,
-            model,
-            guide,
-            (args, kwargs),
-            epsilons=epsilons,
-            num_draws=num_draws,
-            seed=seed,
-            settings=settings or {},
-            progress=progress,
+            self, model, guide, (args, kwargs), settings=settings or {}, **how
         )
 
-    def _facts(self) -> list[tuple[str, str]]:
-        spent, budget = up(self.get_epsilon()), self._epsilon
-        left = "no budget"
-        if budget is not None:
-            spent, rest = spent_and_left(self.get_epsilon(), budget)
-            left = f"{rest} of {of_budget(budget)}"
-        return [
-            ("epsilon so far", spent),
-            ("remaining", left),
-            ("delta", f"{self._delta:.6g}"),
-            ("neighboring", self._neighboring),
-            ("composed by", f"{composition.ENGINES[self._engine]} ({self._engine})"),
-            *(
-                ("planned, not taken", f"{n:,} of {origin.method}, {event.brief}; they count")
-                for origin, left in self._origins.reserved()
-                for event, n in left.items()
-            ),
-            *(("note", note) for note in self._notes),
-        ]
-
     def __repr__(self) -> str:
-        with self._lock:
-            return as_text(self.ledger, self._facts())
+        with self._books.lock:
+            return as_text(self.ledger, _facts(self))
 
     def _repr_html_(self) -> str:
-        with self._lock:
-            return as_html(self.ledger, self._facts())
+        with self._books.lock:
+            return as_html(self.ledger, _facts(self))
+
+
+def _facts(accountant: PrivacyAccountant) -> list[tuple[str, str]]:
+    spent, budget = up(accountant.get_epsilon()), accountant.epsilon
+    left = "no budget"
+    if budget is not None:
+        spent, rest = spent_and_left(accountant.get_epsilon(), budget)
+        left = f"{rest} of {of_budget(budget)}"
+    engine = accountant.engine
+    return [
+        ("epsilon so far", spent),
+        ("remaining", left),
+        ("delta", f"{accountant.delta:.6g}"),
+        ("neighboring", accountant.neighboring),
+        ("composed by", f"{composition.ENGINES[engine]} ({engine})"),
+        *(
+            ("planned, not taken", f"{n:,} of {origin.method}, {event.brief}; they count")
+            for origin, left in accountant.reserved
+            for event, n in left.items()
+        ),
+        *(("note", note) for note in accountant.notes),
+    ]

@@ -14,8 +14,7 @@ import numpy as np
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, Laplace, RenyiDP, SubsampledGaussian
 from pyro_dp.accounting.events.event import LONGEST_TEXT
-from pyro_dp.accounting.pld import Floats
-from pyro_dp.accounting.single_release import ORDERS
+from pyro_dp.accounting.pld import ORDERS, Floats
 from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_count, require_number, require_scale

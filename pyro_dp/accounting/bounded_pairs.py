@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pyro_dp.accounting.pld import RATES, Distribution, Floats, onto_dots
+from pyro_dp.accounting.pld import ORDERS, RATES, Distribution, Floats, onto_dots
 
 MOST_LOSS = 50.0  # a pair with a larger one adds its epsilon
 _LEAST_LOSS = 1e-9
@@ -53,6 +53,9 @@ class Bounded(abc.ABC):
 
     def moments(self) -> tuple[Floats, float]:
         return self.log_moments(RATES), 0.0
+
+    def renyi_moments(self) -> Floats:
+        return self.log_moments(ORDERS - 1.0)
 
     def on_grid(self, least: float, most: float, gap: float) -> Distribution:
         """Connect-the-Dots: P and Q both keep their mass, so delta is nowhere below."""

@@ -6,59 +6,123 @@ Epsilon grows with every count, so a ledger within the plan fits. Only when the 
 engine is asked, for as much more of the recent mix of events as may fit.
 """
 
+import contextlib
 import math
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import scipy
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import Event, NonPrivateLook
-from pyro_dp.utils.errors import PrivacyBudgetExceeded
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
+from pyro_dp.utils.validation import require_choice, require_number
 
 Counts = Mapping[Event, int]
 _LEAST, _MOST = math.log(1e-4), math.log(1e9)  # noise multipliers
 _AIM = 2e-4  # below the budget, relative: room for the root finder
+_LEFT_OVER = 0.005  # less than this share of the budget is not worth another run
+_UNFINISHED = (
+    "A run that stopped early keeps its whole plan, which counts (print the accountant). Go on "
+    "with that run, or load its state. "
+)
+_USED_UP = (
+    "The budget of these data is used up. A larger one is a new promise to the people in them."
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Those of a :class:`PrivacyAccountant`, which describes them.
+
+    :raises ConfigurationError: one is out of range.
+    """
+
+    epsilon: float | None
+    delta: float
+    neighboring: str
+    engine: str
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            epsilon = require_number("epsilon", self.epsilon, above=0.0, below=math.inf)
+            object.__setattr__(self, "epsilon", epsilon)
+        require_choice("neighboring", self.neighboring, composition.NEIGHBORING)
+        require_choice("engine", self.engine, tuple(composition.ENGINES))
+        delta = require_number("delta", self.delta, above=0.0, below=1.0)
+        object.__setattr__(self, "delta", delta)
 
 
 class Budget:
-    """Says whether an event still fits. The settings are those of the accountant."""
+    """Says whether an event still fits, in total and within this thread's share."""
 
-    def __init__(self, budget: float | None, delta: float, neighboring: str, engine: str):
-        self._budget, self._delta = math.inf if budget is None else budget, delta
-        self._how = (delta, neighboring, engine)
+    def __init__(self, settings: Settings):
+        self._limit = math.inf if settings.epsilon is None else settings.epsilon
+        self._how = settings.delta, settings.neighboring, settings.engine
+        self._thread = threading.local()
         self.forget({})
 
     def forget(self, counts: Counts) -> None:
         """Start again from this ledger."""
-        self._counts: dict[Event, int] = {}
-        self._cost = math.inf
+        self._plan: tuple[dict[Event, int], float] = {}, math.inf  # with its cost
         self._mark = dict(counts)
 
     def cost(self, counts: Counts) -> float:
-        """Epsilon of a ledger."""
         return composition.epsilon(counts, *self._how)
 
     def bound(self, counts: Counts) -> float:
         """The plan's cost if it contains the ledger, else inf: a bound at no cost."""
-        contained = bool(counts) and all(self._counts.get(e, 0) >= n for e, n in counts.items())
-        return self._cost if contained else math.inf
+        plan, cost = self._plan
+        contained = bool(counts) and all(plan.get(e, 0) >= n for e, n in counts.items())
+        return cost if contained else math.inf
 
-    def adopt(self, counts: dict[Event, int], cost: float, most: float) -> bool:
-        """Make this the plan, if it costs at most so much."""
-        if cost > most:
+    def adopt(self, plan: dict[Event, int], cost: float) -> bool:
+        """Make this the plan, if it costs at most as much as may be reached now."""
+        if cost > self.most:
             return False
-        self._counts, self._cost = counts, cost
+        self._plan = plan, cost
         return True
 
-    def require_room(self, ledger: Counts, more: Counts, most: float) -> None:
+    @property
+    def most(self) -> float:
+        """Epsilon that may be reached now, in this thread."""
+        found: float = getattr(self._thread, "most", self._limit)
+        return found
+
+    @contextlib.contextmanager
+    def up_to(self, share: float, spent: Callable[[], float]) -> Iterator[None]:
+        """See :meth:`PrivacyAccountant.up_to`.
+
+        :param spent: returns epsilon so far.
+        """
+        if self._limit == math.inf:
+            raise ConfigurationError(
+                "up_to() is a share of a budget: give the accountant an epsilon."
+            )
+        what = f"share, a part of the budget and no epsilon (of {self._limit:.6g} here),"
+        share = require_number(what, share, above=0.0, below=1.0, closed=True)
+        before, most = self.most, share * self._limit
+        if spent() > most * (1.0 - _LEFT_OVER):
+            raise PrivacyBudgetExceeded(
+                f"up_to({share:.6g}): epsilon={spent():.6g} is spent already, and the "
+                f"share is {most:.6g} in all. The shares of several analyses ascend: 0.5 for the "
+                "first, 0.8 for the first two."
+            )
+        self._thread.most = min(before, most)
+        try:
+            yield
+        finally:
+            self._thread.most = before
+
+    def require_room(self, ledger: Counts, more: Counts) -> None:
         """Budget for the ledger, these events, and as much more of the recent mix as fits.
 
-        :param most: epsilon that may be reached now, at most the budget.
         :raises PrivacyBudgetExceeded: the ledger and so much more do not fit.
         """
-        needed = dict(Counter(ledger) + Counter(more))
-        if self._budget == math.inf or self.bound(needed) <= most:
+        most, needed = self.most, dict(Counter(ledger) + Counter(more))
+        if self._limit == math.inf or self.bound(needed) <= most:
             return
         looks = [each for each in ledger if type(each) is NonPrivateLook]
         if looks:
@@ -75,20 +139,20 @@ class Budget:
             more = {e: int(factor * share * n) for e, n in recent.items()}
             return {e: n + more.get(e, 0) for e, n in base.items()}
 
-        union = self._counts | needed
-        everything = {e: max(self._counts.get(e, 0), needed.get(e, 0)) for e in union}
+        planned, _ = self._plan
+        everything = {e: max(planned.get(e, 0), needed.get(e, 0)) for e in planned | needed}
         mark = dict(ledger)
         for plan in (ahead(1.0, everything), everything, ahead(1.0)):
-            if self.adopt(plan, composition.epsilon_bound(plan, *self._how), most):
+            if self.adopt(plan, composition.epsilon_bound(plan, *self._how)):
                 self._mark = mark
                 return
         cost = self.cost(needed)
         if cost > most:
-            part = "" if most == self._budget else f"the {most:.6g} that up_to() allows of "
+            part = "" if most == self._limit else f"the {most:.6g} that up_to() allows of "
             what = " and ".join(f"{n} more of {e.brief}" for e, n in more.items())
             raise PrivacyBudgetExceeded(
                 f"recording {what} would bring epsilon to {cost:.6g}, "
-                f"above {part}the budget of {self._budget:.6g} at delta={self._delta:.6g}; nothing "
+                f"above {part}the budget of {self._limit:.6g} at delta={self._how[0]:.6g}; nothing "
                 "was released. Stop here, or plan fewer steps or more noise from the start."
             )
         self._mark = mark
@@ -98,16 +162,51 @@ class Budget:
         # The deltas of events are added, and epsilon is inf where they take all of it.
         lost = _lost(needed)
         further = _lost(ahead(1.0)) - lost
-        factor = min(factor, 0.5 * (self._delta - lost) / further) if further > 0.0 else factor
+        factor = min(factor, 0.5 * (self._how[0] - lost) / further) if further > 0.0 else factor
         for _ in range(2):
             if factor * sum(needed.values()) < 1.0:
                 break
             plan = ahead(factor)
-            planned = self.cost(plan)
-            if self.adopt(plan, planned, most):
+            reached = self.cost(plan)
+            if self.adopt(plan, reached):
                 return
-            factor *= 0.995 * (budget - paid) / (planned**2 - paid)
-        self.adopt(needed, cost, most)
+            factor *= 0.995 * (budget - paid) / (reached**2 - paid)
+        self.adopt(needed, cost)
+
+    def least_noise(
+        self, ledger: Counter[Event], releases: Callable[[float], Counts], unfinished: bool
+    ) -> tuple[float, dict[Event, int]]:
+        """See :meth:`PrivacyAccountant.least_noise`.
+
+        :param ledger: the counts beside which the releases come.
+        :param unfinished: whether runs have reserved some of these.
+        :returns: sigma, and the ledger with the releases.
+        """
+        for event in releases(1.0):
+            composition.interpret(event, self._how[1])
+        if self._limit == math.inf:
+            raise ConfigurationError(
+                "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
+                "choose noise_multiplier yourself."
+            )
+        most = self.most
+        what = f"the {most:.6g} that up_to() allows of " if most < self._limit else ""
+        what += f"the budget of epsilon={self._limit:.6g}"
+        if most - min(self.bound(ledger), self.cost(ledger)) < _LEFT_OVER * most:
+            raise PrivacyBudgetExceeded(
+                f"less than {_LEFT_OVER:.1%} remains of {what}, so releases that fit would be "
+                f"all noise. {_UNFINISHED if unfinished else ''}{_USED_UP}"
+            )
+
+        def plan(sigma: float) -> dict[Event, int]:
+            return dict(ledger + Counter(releases(sigma)))
+
+        sigma = least_noise(lambda sigma: self.cost(plan(sigma)), most)
+        if sigma is None:
+            raise PrivacyBudgetExceeded(
+                f"nothing remains of {what}: no noise is large enough for more releases. {_USED_UP}"
+            )
+        return sigma, plan(sigma)
 
 
 def _lost(counts: Counts) -> float:

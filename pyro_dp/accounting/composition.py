@@ -24,14 +24,16 @@ import numpy as np
 from pyro_dp.accounting.bounded_pairs import MOST_LOSS
 from pyro_dp.accounting.events import KINDS
 from pyro_dp.accounting.events.renyi_dp import RenyiPair
-from pyro_dp.accounting.pld import RATES, Curve, Floats, Side, compose, log_moments
-from pyro_dp.accounting.single_release import (
+from pyro_dp.accounting.pld import (
     ORDERS,
-    autodp_moments,
+    RATES,
+    Curve,
+    Floats,
+    Side,
+    compose,
+    log_moments,
     renyi_delta,
     renyi_epsilon,
-    step_delta,
-    step_epsilon,
 )
 from pyro_dp.utils.errors import ConfigurationError
 
@@ -101,7 +103,7 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     if engine == "pld":
         own = _pld_delta(steps, epsilon - added)
     else:
-        own = renyi_delta(*autodp_moments(steps), epsilon - added)
+        own = renyi_delta(*_autodp_moments(steps), epsilon - added)
     rare, rest = _taking_part(steps), _bounded(steps)
     if rare < own and epsilon - added >= _most(rest):
         own = rare
@@ -143,7 +145,7 @@ def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > 0.0:
         return RenyiPair(math.inf, (math.inf,) * len(ORDERS))
-    rates, found = autodp_moments(steps)
+    rates, found = _autodp_moments(steps)
     return RenyiPair(_most(steps) + added, tuple(found + rates * added))
 
 
@@ -197,7 +199,7 @@ def _sides(steps: Side) -> list[Side]:
 @functools.lru_cache(maxsize=256)
 def _pld_epsilon(steps: Side, delta: float) -> float:
     if len(steps) == 1 and steps[0][1] == 1:
-        return step_epsilon(steps[0][0], delta)
+        return float(steps[0][0].epsilon(delta))
     if delta < _LEAST:
         return _rdp_epsilon(steps, delta)
     worst = 0.0
@@ -214,7 +216,7 @@ def _pld_epsilon(steps: Side, delta: float) -> float:
 @functools.lru_cache(maxsize=256)
 def _pld_delta(steps: Side, eps: float) -> float:
     if len(steps) == 1 and steps[0][1] == 1:
-        return step_delta(steps[0][0], eps)
+        return float(steps[0][0].delta(eps))
     worst = 0.0
     for side in _sides(steps):
         moments, lost = log_moments(side)
@@ -259,15 +261,18 @@ def _moments_epsilon(side: Side, delta: float) -> float:
     return renyi_epsilon(RATES, moments, delta - lost)
 
 
+def _autodp_moments(steps: Side) -> tuple[Floats, Floats]:
+    """Log moments of the steps together at :data:`ORDERS` - 1, with these rates."""
+    moments = (n * step.renyi_moments() for step, n in steps)
+    return ORDERS - 1.0, sum(moments, np.zeros_like(ORDERS))
+
+
 def _bound(steps: Side, delta: float) -> float:
     return max(_moments_epsilon(side, delta) for side in _sides(steps))
 
 
 def _rdp_epsilon(steps: Side, delta: float) -> float:
-    return renyi_epsilon(*autodp_moments(steps), delta)
+    return renyi_epsilon(*_autodp_moments(steps), delta)
 
 
-_EPSILON: dict[str, Callable[[Side, float], float]] = {
-    "pld": _pld_epsilon,
-    "rdp": _rdp_epsilon,
-}
+_EPSILON: dict[str, Callable[[Side, float], float]] = {"pld": _pld_epsilon, "rdp": _rdp_epsilon}

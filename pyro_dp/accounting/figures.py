@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import NonPrivateLook
-from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Picture, Pictures
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
 from pyro_dp.utils.display import figure, of_budget, spent
@@ -18,7 +17,17 @@ _MOST_POINTS, _FEWEST_POINTS = 30, 8
 
 
 def plot(accountant: PrivacyCurve) -> Any:
-    """See :meth:`PrivacyAccountant.plot`."""
+    """Two panels: epsilon against the number of releases, and the trade-off curve.
+
+    Epsilon is that of the first n releases in the order of the ledger, where equal ones are
+    listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`. Any
+    attacker who tests "without this record" against "with it" has error rates on or above it.
+    If a look or a release without noise leaves no guarantee, the curves end there and the title
+    says so. Nothing is spent; it takes seconds for long ledgers.
+
+    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
+    :raises ConfigurationError: matplotlib is not installed.
+    """
     found = figure("accountant.plot()", width=10.0)
     left, right = found.subplots(1, 2)
     _plot_epsilon(left, accountant)
@@ -29,8 +38,7 @@ def plot(accountant: PrivacyCurve) -> Any:
 def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
-    Reserved releases count as made. No epsilon is above the accountant's own, which has
-    them all.
+    Reserved releases count as made. No epsilon is above the accountant's own, of them all.
 
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
     """
@@ -38,24 +46,17 @@ def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.floa
     total = sum(count for _, count in entries)
     ends = np.cumsum([0, *(count for _, count in entries)])
     # Many kinds of sampled releases take seconds to compose.
-    sampled = sum(getattr(event, "sample_rate", 1.0) < 1.0 for event, _ in entries)
+    sampled = sum(event.sample_rate < 1.0 for event, _ in entries)
     most = max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_POINTS * 4 // max(1, sampled)))
     numbers = np.linspace(0, total, min(most, total + 1)).round().astype(int)
     if len(ends) <= most:
         numbers = np.union1d(numbers, ends)
-    found = [_epsilon_of_first(accountant, entries, int(n)) for n in numbers]
+    how, found = (accountant.delta, accountant.neighboring, accountant.engine), []
+    for number in numbers:
+        parts = np.clip(number - ends[:-1], 0, np.diff(ends)).tolist()
+        counts = {event: n for (event, _), n in zip(entries, parts, strict=True) if n}
+        found.append(composition.epsilon(counts, *how))
     return numbers, np.minimum(found, accountant.get_epsilon())
-
-
-def _epsilon_of_first(
-    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], number: int
-) -> float:
-    counts = {}
-    for event, count in entries:
-        if number:
-            counts[event] = min(count, number)
-            number -= counts[event]
-    return composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
 
 
 def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
@@ -124,24 +125,21 @@ class _Axes:
             f'<g transform="rotate(-90 14 {height:g})">{_text(14, height, y_label, "middle")}</g>',
         ]
 
-    def line(self, kind: str, x: ArrayLike, y: ArrayLike) -> None:
-        """:param kind: a class of the style sheet."""
-        self._parts.append(f'<path class="{kind}" d="M{self._path(x, y)}"/>')
-
-    def below(self, kind: str, x: ArrayLike, y: ArrayLike) -> None:
-        """The region between a curve and the axis."""
-        last = float(np.asarray(x)[-1])
-        corners = self._path([last, 0.0], [0.0, 0.0])
-        self._parts.append(f'<path class="{kind}" d="M{self._path(x, y)}L{corners}Z"/>')
+    def line(self, kind: str, x: ArrayLike, y: ArrayLike, end: str = "") -> None:
+        """
+        :param kind: a class of the style sheet.
+        :param end: "Z" closes it.
+        """
+        points = zip(np.asarray(x, float).tolist(), np.asarray(y, float).tolist(), strict=True)
+        path = "L".join(f"{left:.1f} {top:.1f}" for left, top in (self._at(*p) for p in points))
+        self._parts.append(f'<path class="{kind}" d="M{path}{end}"/>')
 
     def mark(self, x: float, y: float) -> None:
         left, top = self._at(x, y)
         self._parts.append(f'<circle class="mark" cx="{left:.1f}" cy="{top:.1f}" r="5"/>')
 
     def legend(self, left: float, top: float, entries: Sequence[tuple[str, str]]) -> None:
-        """
-        :param entries: class and text of each; of "mark" a dot, of "shade" a box.
-        """
+        """:param entries: class and text of each; of "mark" a dot, of "shade" a box."""
         width, height = _RIGHT - left + 6, 19 * len(entries)
         ground = f'<rect class="ground" x="{left - 6}" y="{top - 10}" width="{width}"'
         self._parts.append(f'{ground} height="{height}"/>')
@@ -165,10 +163,6 @@ class _Axes:
         x_end, y_end = self._ends
         return _LEFT + (_RIGHT - _LEFT) * x / x_end, _BOTTOM - (_BOTTOM - _TOP) * y / y_end
 
-    def _path(self, x: ArrayLike, y: ArrayLike) -> str:
-        points = zip(np.asarray(x, float).tolist(), np.asarray(y, float).tolist(), strict=True)
-        return "L".join(f"{left:.1f} {top:.1f}" for left, top in (self._at(*p) for p in points))
-
     def _ticks(self) -> Iterator[str]:
         x_end, y_end = self._ends
         for value in _round_numbers(x_end, self._whole):
@@ -189,11 +183,8 @@ def _text(left: float, top: float, text: str, anchor: str) -> str:
 def _round_numbers(end: float, whole: bool = False) -> list[float]:
     """Numbers from 0 to the end, in steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(end))
-    step = next(
-        each * power
-        for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-        if end / (each * power) < _MOST_TICKS
-    )
+    steps = (each * power for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0))
+    step = next(each for each in steps if end / each < _MOST_TICKS)
     step = max(step, 1.0) if whole else step
     return [round(place * step, 12) for place in range(int(end / step * (1 + 1e-9)) + 1)]
 
@@ -224,7 +215,7 @@ def _trade_off(accountant: PrivacyCurve) -> Picture:
     alpha = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 50), np.linspace(0.0, 1.0, 51)]))
     curve = trade_off(accountant, alpha)
     axes = _Axes(1.0, 1.06, "false accusations", "cases that are missed")
-    axes.below("shade", alpha, curve)
+    axes.line("shade", [*alpha, 1.0, 0.0], [*curve, 0.0, 0.0], end="Z")
     axes.line("chance", [0.0, 1.0], [1.0, 0.0])
     axes.line("curve", alpha, curve)
     axes.mark(FALSE_POSITIVES, float(trade_off(accountant, FALSE_POSITIVES)))

@@ -23,15 +23,14 @@ that has the file open.
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pyro_dp.accounting import ledger
-from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.events import Event
-from pyro_dp.accounting.ledger import Description
-from pyro_dp.accounting.origins import Origin, Origins, Source, bound_of, clipped_of, origin_of
+from pyro_dp.accounting.ledger import Description, Ledger
+from pyro_dp.accounting.origins import Origin, Source, bound_of, clipped_of, origin_of
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import line_of, sync_folder, value_of
 from pyro_dp.utils.validation import require_count
@@ -42,6 +41,72 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
+
+
+class _Lines:
+    """A journal's lines, read and written. Events and runs are numbered by their first lines.
+
+    :param found: takes in all lines.
+    """
+
+    def __init__(self, found: Ledger, neighboring: str) -> None:
+        self._found, self._neighboring = found, neighboring
+        self._events: list[Event] = []
+        self._runs: list[Origin] = []
+        self._numbers: dict[Event | Origin, int] = {}
+
+    def number(self, of: Event | Origin) -> int | None:
+        """None before its first line."""
+        return self._numbers.get(of)
+
+    def name(self, origin: Origin) -> int | dict[str, str]:
+        """As a line names it: its number, or its description in its first line."""
+        number = self.number(origin)
+        return origin.saved() if number is None else number
+
+    def take(self, value: Any, origin: Origin | None = None) -> None:
+        """:param origin: the run that the line describes; None: it is made from the line."""
+        if isinstance(value, str):
+            self._found.notes[ledger.current_note(value)] = None
+        elif isinstance(value, list):
+            index, count, *said = value
+            if len(said) > 2:
+                raise ValueError("it has too many values")
+            self._enter(self._events[index], count, [*said, None, None][:2], origin)
+        elif "clipped" in value:
+            number, *pair = value["clipped"]
+            self._found.origins.note_result(self._run(number), clipped_of(pair), None)
+        elif "status" in value:
+            number, status = value["status"]
+            self._found.origins.note_result(self._run(number), None, status)
+        elif "reserved" in value:
+            releases = ledger.from_lines(value["reserved"], self._neighboring)
+            self._found.origins.reserve(self._named(value["run"], origin), releases)
+        elif "description" in value:
+            self._found.description = ledger.described(value["description"])
+        else:
+            event, count = ledger.from_line(value, self._neighboring)
+            self._enter(event, count, [value.get("run"), value.get("bound")], origin)
+
+    def _enter(self, event: Event, count: Any, said: list[Any], origin: Origin | None) -> None:
+        run, bound = said
+        source = None if run is None else Source(self._named(run, origin), bound_of(bound))
+        self._found.enter(event, require_count("count", count), source)
+        if event not in self._numbers:
+            self._numbers[event] = len(self._events)
+            self._events.append(event)
+
+    def _named(self, run: Any, origin: Origin | None) -> Origin:
+        """A run, by its number or by its description in its first line."""
+        if not isinstance(run, dict):
+            return self._run(run)
+        origin = origin_of(run) if origin is None else origin
+        self._numbers[origin] = len(self._runs)
+        self._runs.append(origin)
+        return origin
+
+    def _run(self, number: Any) -> Origin:
+        return self._runs[require_count("run", number, least=0)]
 
 
 class Journal:
@@ -55,41 +120,31 @@ class Journal:
 
     **Not protected.** An older copy that replaces the file; deliberate edits, as the digests have
     no key. A power failure, if a disk, network folder or system returns from ``fsync`` before the
-    data are safe. (On macOS they may still be in the drive's cache.) A killed process does no such
-    harm.
+    data are safe. (On macOS they may still be in the drive's cache.) A kill does no such harm.
 
     :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
     :param settings: the accountant's, by name.
-    :param counts: the accountant's ledger, which the file's must contain.
-    :param notes: the accountant's; those that the file lacks are added to it.
+    :param ours: the accountant's ledger, which the file's must contain. It gets missing notes.
+    :ivar ledger: the content of the file.
+    :ivar resumed: whether there was a file.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        settings: Mapping[str, Any],
-        counts: Mapping[Event, int],
-        notes: Iterable[str],
-    ):
+        self, path: str | os.PathLike[str], settings: Mapping[str, Any], ours: Ledger
+    ) -> None:
         if fcntl is None:
             raise ConfigurationError(
                 "journal: this system has no POSIX file locks, which keep a second process out. "
                 "Use save() after every step instead."
             )
         self.path = Path(os.path.abspath(path))
-        self.counts: dict[Event, int] = {}
-        self.notes: dict[str, None] = {}
-        self.origins = Origins()
-        self.description = Description()
-        self._runs: dict[Origin, int] = {}  # their numbers, by first line
-        self._neighboring = settings["neighboring"]
-        self._events: list[Event] = []  # in the order of their first line
-        self._indices: dict[Event, int] = {}
+        self.ledger = Ledger()
+        self._lines = _Lines(self.ledger, settings["neighboring"])
         self._digest, self._size = "", 0  # the last line's digest, and where it ends
         self._problem: str | None = None  # why nothing can be recorded any more
         self.resumed = True
         if not self.path.exists():
-            self._require_contained(counts)
+            self._require_contained(ours.counts)
             self.resumed = not _create(self.path, {"journal": VERSION, **settings})
         self._file = _locked(self.path)
         # Also where the journal is forgotten without close(): an open file would stay locked.
@@ -98,9 +153,9 @@ class Journal:
             sync_folder(self.path)  # even if the process that made the file was killed before
             self._identity = os.fstat(self._file).st_ino
             torn = self._read(settings)
-            self._require_contained(counts)
+            self._require_contained(ours.counts)
             self._mend(torn)
-            for text in notes:
+            for text in ours.notes:
                 self.note(text)
         except BaseException:
             self.close()
@@ -112,50 +167,47 @@ class Journal:
         """The digest of the last line, and through it of the whole file."""
         return self._digest
 
-    def record(self, event: Event, count: int, source: Source | None = None) -> None:
+    def enter(self, event: Event, count: int, source: Source | None) -> None:
         """Write a release. When this returns, it is on the disk.
 
         :param source: the run that it belongs to, if there is one.
         :raises PrivacyError: see :meth:`require_usable`.
         :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
         """
-        run, bound = self._run(source), None if source is None else bound_of(source.bound)
-        index = self._indices.get(event)
-        if index is None:
-            named = {"run": run, "bound": bound}
-            said = {name: value for name, value in named.items() if value is not None}
-            self._append(ledger.to_line(event, count) | said)
-        else:
-            self._append([each for each in (index, count, run, bound) if each is not None])
-        self._count(event, count, source)
+        said: dict[str, Any] = {}
+        if source is not None:
+            said["run"] = self._lines.name(source.origin)
+            if source.bound is not None:
+                said["bound"] = source.bound
+        number = self._lines.number(event)
+        first = number is None
+        line = ledger.to_line(event, count) | said if first else [number, count, *said.values()]
+        self._append(line, source and source.origin)
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        """Write a run's reservation from here on; otherwise as :meth:`record`."""
-        run = self._run(Source(origin))
-        self._append({"reserved": ledger.to_lines(releases), "run": run})
-        self._reserve(origin, releases)
+        """Write a run's reservation from here on; otherwise as :meth:`enter`."""
+        reserved = {"reserved": ledger.to_lines(releases), "run": self._lines.name(origin)}
+        self._append(reserved, origin)
 
     def note_result(
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
-        """Write facts about a run's result; otherwise as :meth:`record`."""
-        if clipped is not None:
-            self._append({"clipped": [self._runs[origin], *clipped]})
-        if status is not None:
-            self._append({"status": [self._runs[origin], status]})
-        self.origins.note_result(origin, clipped, status)
+        """Write facts about a run's result; otherwise as :meth:`enter`."""
+        number = self._lines.number(origin)  # None: it released all before there was a journal
+        if number is not None and clipped is not None:
+            self._append({"clipped": [number, *clipped]})
+        if number is not None and status is not None:
+            self._append({"status": [number, status]})
 
     def describe(self, about: Description) -> None:
-        """Write the ledger's subject, if it differs; otherwise as :meth:`record`."""
-        if about != self.description:
+        """Write the ledger's subject, if it differs; otherwise as :meth:`enter`."""
+        if about != self.ledger.description:
             self._append({"description": about.stated()})
-            self.description = about
 
     def note(self, text: str) -> None:
-        """Write a note, once; otherwise as :meth:`record`."""
-        if text not in self.notes:
+        """Write a note, once; otherwise as :meth:`enter`."""
+        if text not in self.ledger.notes:
             self._append(text)
-            self.notes[text] = None
 
     def require_usable(self) -> None:
         """
@@ -187,7 +239,7 @@ class Journal:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def _append(self, value: Any) -> None:
+    def _append(self, value: Any, origin: Origin | None = None) -> None:
         self.require_usable()
         line, digest = line_of(value, self._digest)
         # If anything ends this early, nothing may be appended to a line that was only begun.
@@ -195,26 +247,7 @@ class Journal:
         _write(self._file, line)
         self._problem = None
         self._digest, self._size = digest, self._size + len(line)
-
-    def _run(self, source: Source | None) -> int | dict[str, str] | None:
-        """As a line names it: its number, or its description in its first line."""
-        if source is None:
-            return None
-        known = self._runs.get(source.origin)
-        return source.origin.saved() if known is None else known
-
-    def _count(self, event: Event, count: int, source: Source | None) -> None:
-        if event not in self._indices:
-            self._indices[event] = len(self._events)
-            self._events.append(event)
-        self.counts[event] = self.counts.get(event, 0) + count
-        if source is not None:
-            self._runs.setdefault(source.origin, len(self._runs))
-            self.origins.add(source, event, count)
-
-    def _reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        self._runs.setdefault(origin, len(self._runs))
-        self.origins.reserve(origin, releases)
+        self._lines.take(value, origin)
 
     def _read(self, settings: Mapping[str, Any]) -> bytes:
         """Take all complete lines, and return the bytes after the last one."""
@@ -226,7 +259,7 @@ class Journal:
             try:
                 value, self._digest = value_of(line, self._digest)
                 if number > 1:
-                    self._take(value)
+                    self._lines.take(value)
                 elif value.pop("journal") != VERSION or set(value) != set(settings):
                     raise ConfigurationError("it is of another version")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -235,46 +268,6 @@ class Journal:
                 ledger.require_settings(value, settings, str(self.path))
             self._size += len(line) + 1
         return torn
-
-    def _take(self, value: Any) -> None:
-        if isinstance(value, str):
-            self.notes[ledger.current_note(value)] = None
-            return
-        if isinstance(value, list):
-            index, count, *said = value
-            if len(said) > 2:
-                raise ValueError("it has too many values")
-            event, (run, bound) = self._events[index], [*said, None, None][:2]
-        elif "clipped" in value:
-            number, *pair = value["clipped"]
-            self.origins.note_result(self._known_run(number), clipped_of(pair))
-            return
-        elif "status" in value:
-            number, status = value["status"]
-            self.origins.note_result(self._known_run(number), status=status)
-            return
-        elif "reserved" in value:
-            releases = ledger.from_lines(value["reserved"], self._neighboring)
-            self._reserve(self._named(value["run"]), releases)
-            return
-        elif "description" in value:
-            self.description = ledger.described(value["description"])
-            return
-        else:
-            event, count = ledger.from_line(value)
-            interpret(event, self._neighboring)
-            run, bound = value.get("run"), value.get("bound")
-        source = None
-        if run is not None:
-            source = Source(self._named(run), bound_of(bound))
-        self._count(event, require_count("count", count), source)
-
-    def _named(self, run: Any) -> Origin:
-        """A run, by its number or by its description in its first line."""
-        return origin_of(run) if isinstance(run, dict) else self._known_run(run)
-
-    def _known_run(self, number: Any) -> Origin:
-        return list(self._runs)[require_count("run", number, least=0)]
 
     def _mend(self, torn: bytes) -> None:
         """Cut off a line that was only begun; finish one that lacks no more than its newline."""
@@ -288,14 +281,13 @@ class Journal:
             except ValueError:
                 continue
             self._append(value)
-            self._take(value)
             return
 
     def _require_contained(self, counts: Mapping[Event, int]) -> None:
-        event = ledger.first_missing(counts, self.counts)
+        event = ledger.first_missing(counts, self.ledger.counts)
         if event is not None:
             raise PrivacyError(
-                f"The journal {self.path} counts {self.counts.get(event, 0)} of the "
+                f"The journal {self.path} counts {self.ledger.counts.get(event, 0)} of the "
                 f"{counts[event]} releases of {event.brief} in this ledger. It belongs to "
                 "another ledger, or is an older copy. Open a journal before the first release, "
                 "and always the same one."

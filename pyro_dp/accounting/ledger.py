@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from pyro_dp.accounting import origins
 from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
-from pyro_dp.accounting.origins import Origins
+from pyro_dp.accounting.origins import Origins, Source
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
@@ -99,24 +99,39 @@ class LedgerEntry(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, on purpose
 
 
-class Saved(NamedTuple):
-    """The saved part of an accountant, beside its settings.
+@dataclass
+class Ledger:
+    """All that an accountant saves, beside its settings.
 
-    :param counts: the ledger.
-    :param notes: in their order.
-    :param origins: which run released what, and what it has reserved; older versions saved none.
-    :param description: its description; an older version saved none.
+    :ivar counts: releases, by event, in the order of the first ones.
+    :ivar notes: in their order.
+    :ivar origins: which run released what, and what it has reserved.
+    :ivar description: the subject.
     """
 
-    counts: Mapping[Event, int]
-    notes: Iterable[str]
-    origins: Origins
-    description: Description
+    counts: dict[Event, int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    origins: Origins = field(default_factory=Origins)
+    description: Description = Description()
+
+    def enter(self, event: Event, count: int, source: Source | None) -> None:
+        """Count a release, also for its run."""
+        self.counts[event] = self.counts.get(event, 0) + count
+        if source is not None:
+            self.origins.add(source, event, count)
+
+    def counted(self, beside: str | None = None) -> Counter[Event]:
+        """Releases, and the rest of all reservations.
+
+        :param beside: name of a reservation that does not count.
+        """
+        counts = Counter(self.counts) + self.origins.all_reserved()
+        return counts - self.origins.reserved_as(beside)
 
 
-def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
+def to_state(settings: Mapping[str, Any], saved: Ledger) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
-    places = {origin: place for place, (origin, _) in enumerate(saved.origins)}
+    places = {origin: place for place, origin in enumerate(saved.origins)}
     return {
         "version": VERSION,
         **settings,
@@ -140,21 +155,19 @@ def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[
     """Raises what :func:`from_line` does, and TypeError."""
     found: Counter[Event] = Counter()
     for line in lines:
-        event, count = from_line(line)
-        interpret(event, neighboring)
+        event, count = from_line(line, neighboring)
         found[event] += count
     return found
 
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
-    """One event of the ledger as plain numbers and strings."""
     return {"mechanism": event.kind, **vars(event), "count": count}
 
 
-def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
+def from_line(line: Mapping[str, Any], neighboring: str) -> tuple[Event, int]:
     """
     :raises KeyError: something is missing.
-    :raises ConfigurationError: something is unknown or out of range.
+    :raises ConfigurationError: something is unknown or out of range, or not of this relation.
     """
     mechanism = line["mechanism"]
     if not isinstance(mechanism, str) or mechanism not in KINDS:
@@ -163,10 +176,12 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     count = require_count("count", line["count"])
     if count > MOST:
         raise ConfigurationError(f"count: more than {MOST:g} releases of a kind.")
-    return kind(**{each.name: line[each.name] for each in fields(kind)}), count  # type: ignore[arg-type]
+    event = kind(**{each.name: line[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+    interpret(event, neighboring)
+    return event, count
 
 
-def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
+def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
     """
     :param state: from :func:`to_state`, also of an older version.
     :param settings: those that it must have.
@@ -188,14 +203,9 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
         raise ConfigurationError(_DAMAGED + "notes must be a list of strings.")
     if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
-    counts: dict[Event, int] = {}
-    events: list[Event] = []  # in the order of their lines
     try:
-        for line in lines:
-            event, count = from_line(line)
-            interpret(event, settings["neighboring"])
-            counts[event] = counts.get(event, 0) + count
-            events.append(event)
+        counts = dict(from_lines(lines, settings["neighboring"]))
+        events = [from_line(line, settings["neighboring"])[0] for line in lines]
         runs = origins.from_saved(state.get("runs", []), counts, events)
         _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
         about = described(state.get("description", {}))
@@ -203,12 +213,12 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
         raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
-    return Saved(counts, list(map(current_note, notes)), runs, about)
+    return Ledger(counts, dict.fromkeys(map(current_note, notes)), runs, about)
 
 
 def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:
     """:raises ConfigurationError: it is damaged."""
-    known = [origin for origin, _ in runs]
+    known = list(runs)
     try:
         for each in saved:
             origin = known[require_count("run", each["run"], least=0)]

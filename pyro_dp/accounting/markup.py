@@ -53,8 +53,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and texts."""
-
     pairs: Sequence[tuple[str, str]]
     kind: ClassVar[str] = "facts"
 

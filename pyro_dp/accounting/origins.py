@@ -11,12 +11,12 @@ reservation has a name. With it, a run that goes on from a saved state takes the
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.events import Event
 from pyro_dp.accounting.events.event import require_short_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_choice, require_count, require_number
@@ -28,7 +28,6 @@ GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
 PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
 _LONGEST_STATUS = 1000
-
 
 _OPEN_LOOP = (
     "This ledger has a run that chooses its noise as it goes. A loop of {method} on samples of the "
@@ -42,12 +41,7 @@ _OPEN_BEFORE = (
 )
 
 
-def _is_on_sample(event: Event) -> bool:
-    return isinstance(event, SubsampledGaussian) and event.sample_rate < 1.0
-
-
 def new_name() -> str:
-    """A random name for a reservation."""
     return secrets.token_hex(8)
 
 
@@ -106,8 +100,7 @@ class Source(NamedTuple):
     """The source of one release.
 
     :param bound: C, to which records were clipped; None: there is none.
-    :param reserves: all releases of the run from here on, with this one; None: the run reserves
-        nothing new.
+    :param reserves: all releases of the run from here on, with this one; None: nothing new.
     """
 
     origin: Origin
@@ -131,30 +124,24 @@ class Part:
     status: str | None = None
 
 
-class Origins:
+class Origins(dict[Origin, Part]):
     """The releases of a ledger, run by run, in the order of their first release."""
 
     def __init__(self) -> None:
-        self._parts: dict[Origin, Part] = {}
+        super().__init__()
         self._reserved: dict[str, Counter[Event]] = {}  # by the names of reservations
-
-    def __iter__(self) -> Iterator[tuple[Origin, Part]]:
-        return iter(self._parts.items())
-
-    def __contains__(self, origin: Origin) -> bool:
-        return origin in self._parts
 
     def copy(self) -> "Origins":
         found = Origins()
-        for origin, part in self._parts.items():
+        for origin, part in self.items():
             counts, bounds = Counter(part.counts), dict(part.bounds)
-            found._parts[origin] = replace(part, counts=counts, bounds=bounds)
+            found[origin] = replace(part, counts=counts, bounds=bounds)
         found._reserved.update({name: Counter(left) for name, left in self._reserved.items()})
         return found
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
         """Replace the reservation under this run's name."""
-        self._parts.setdefault(origin, Part())
+        self.setdefault(origin, Part())
         self._reserved[origin.reservation] = Counter(releases)
 
     def reserved_as(self, name: str | None) -> Counter[Event]:
@@ -167,32 +154,29 @@ class Origins:
 
     def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
         """The rest of each reservation that is not used up, and its latest run."""
-        latest = {origin.reservation: origin for origin in self._parts}
+        latest = {origin.reservation: origin for origin in self}
         return [(latest[name], Counter(left)) for name, left in self._reserved.items() if left]
 
     def keep_reserved(self, earlier: "Origins") -> None:
         """Take over the reservations of runs that are missing here."""
-        known = {origin.reservation for origin in self._parts}
+        known = {origin.reservation for origin in self}
         for origin, left in earlier.reserved():
             if origin.reservation not in known:
                 self.reserve(origin, left)
 
     def add(self, source: Source, event: Event, count: int) -> None:
-        part = self._parts.setdefault(source.origin, Part())
+        part = self.setdefault(source.origin, Part())
         part.counts[event] += count
         left = self.reserved_as(source.origin.reservation)
         if left:
             self._reserved[source.origin.reservation] = left - Counter({event: count})
         bound = source.bound
-        if bound is not None and math.isfinite(bound):
+        if bound is not None:
             low, high = part.bounds.get(event, (bound, bound))
             part.bounds[event] = min(low, bound), max(high, bound)
 
     def note_result(
-        self,
-        origin: Origin,
-        clipped: tuple[float, float] | None = None,
-        status: str | None = None,
+        self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
         """
         :param clipped: the released fraction of the clipped records, and its standard error.
@@ -200,7 +184,7 @@ class Origins:
         """
         if status is not None:
             require_short_text("status", status, _LONGEST_STATUS)
-        part = self._parts[origin]
+        part = self[origin]
         part.clipped, part.status = clipped or part.clipped, status or part.status
 
     def require_provable(self, origin: Origin, event: Event) -> None:
@@ -208,26 +192,22 @@ class Origins:
 
         :raises PrivacyError: this release would bring both into the ledger.
         """
-        subsampled = _is_on_sample(event)
-        adaptive = any(each.plan == ADAPTIVE for each in self._parts)
-        if origin.plan == OPEN and subsampled and adaptive:
-            raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
-        if origin.plan == ADAPTIVE:
-            for each, part in self._parts.items():
-                if each.plan == OPEN and any(_is_on_sample(own) for own in part.counts):
-                    raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
+        for each, part in self.items():
+            plans = origin.plan, each.plan
+            if plans == (OPEN, ADAPTIVE) and event.sample_rate < 1.0:
+                raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
+            if plans == (ADAPTIVE, OPEN) and any(own.sample_rate < 1.0 for own in part.counts):
+                raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
 
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
         """Releases of the ledger that belong to no run."""
         left = Counter(dict(counts))
-        for part in self._parts.values():
+        for part in self.values():
             left.subtract(part.counts)
         return dict(left)
 
     def state(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        """
-        :param events: the ledger's events. Their indices are saved.
-        """
+        """:param events: the ledger's events. Their indices are saved."""
         places = {event: place for place, event in enumerate(events)}
         return [
             {
@@ -239,7 +219,7 @@ class Origins:
                 **({} if part.clipped is None else {"clipped": list(part.clipped)}),
                 **({} if part.status is None else {"status": part.status}),
             }
-            for origin, part in self._parts.items()
+            for origin, part in self.items()
         ]
 
 

@@ -3,20 +3,20 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Protocol
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.figures import pictures
-from pyro_dp.accounting.ledger import SECURE, SEEDED, Description, LedgerEntry
+from pyro_dp.accounting.ledger import SECURE, SEEDED, LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Facts, Paragraph, Table, rendered
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power
+from pyro_dp.accounting.words import texts, words
 from pyro_dp.utils.display import of_budget, spent, spent_and_left, up
 
 _MOST_SUMS = 40  # rows, each composed with all above it
@@ -28,49 +28,10 @@ _SAMPLING = {
     "full": "all records",
 }
 _NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}  # by method
-_GENERATORS = {
-    "secure": "secure",
-    "seeded": "seeded: repeatable",
-    "ordinary": "ordinary",
-}
-_HEAD = (
-    "release",
-    "who takes part",
-    "noise multiplier",
-    "bound C",
-    "times",
-    "epsilon alone",
-    "epsilon so far",
-    "began (UTC)",
-    "generator",
-    "clipped",
-)
+_GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "ordinary"}
+_HEAD: tuple[str, ...] = ("release", "who takes part", "noise multiplier", "bound C", "times")
+_HEAD += ("epsilon alone", "epsilon so far", "began (UTC)", "generator", "clipped")
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
-_LEGEND = (
-    "Each row has one run's releases of one kind. A noisy sum adds up the records that took "
-    "part, each clipped to a norm of C or less. Its noise is Gaussian, with the noise "
-    "multiplier times C as standard deviation. Other releases state their own cost, and the "
-    "ledger believes them. Epsilon alone is the cost of the row by itself. Epsilon so far "
-    "is its cost together with the rows above. Several rows together cost less than their sum. "
-    "Clipped is the released estimate of the fraction of records whose part was cut to C, with its "
-    "standard error. A high share can go with good results: C is chosen by what clipping costs."
-)
-_RESERVED = (
-    "A run counts all its planned releases, from the first one on. They count also if it stops "
-    "early, so the stop may depend on the releases."
-)
-
-
-class Reported(PrivacyCurve, Protocol):
-    """The part of a :class:`PrivacyAccountant` that a report reads."""
-
-    @property
-    def description(self) -> Description: ...
-    @property
-    def journal_digest(self) -> str | None: ...
-    @property
-    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
-    def runs(self) -> list[tuple[Origin | None, Part]]: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +65,7 @@ class Row:
         return self.event.brief
 
 
-def rows_of(accountant: Reported) -> list[Row]:
+def rows_of(accountant: PrivacyCurve) -> list[Row]:
     """All but the looks at the data without noise; planned releases come last."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
@@ -128,57 +89,45 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
     return [Row(origin, together(counts), 1, bounds, part.clipped, looks=looks)]
 
 
-def releases(accountant: Reported) -> list[Block]:
-    """The table, and its meaning."""
+def releases(accountant: PrivacyCurve) -> list[Block]:
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]
-    alone = [_epsilon(accountant, {row.event: row.count}) for row in rows]
+    alone = [_cost(accountant, {row.event: row.count}) for row in rows]
     so_far = _so_far(accountant, rows)
     cells = [_cells(row, *costs) for row, *costs in zip(rows, alone, so_far, strict=True)]
     times = f"{sum(row.times for row in rows):,}"
-    total = _composed(accountant)
-    foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
+    foot = ("all together", "", "", "", times, "", _cost(accountant), "", "", "")
     caption = "Releases, run by run, and their cost"
     table = Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES)
-    return [table, *_planned(accountant), Paragraph(_LEGEND)]
-
-
-def _planned(accountant: Reported) -> list[Block]:
-    """The runs' planned releases, in words."""
     left = [
         f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved
     ]
-    return [Paragraph(" ".join([_RESERVED, *left]))] if left else []
+    planned = [Paragraph(" ".join([words("reserved"), *left]))] if left else []
+    return [table, *planned, Paragraph(words("legend"))]
 
 
-def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
+def _so_far(accountant: PrivacyCurve, rows: Sequence[Row]) -> list[str]:
     """The cost of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
     counts: dict[Event, int] = {}
     found = []
-    kinds = {row.event for row in rows if getattr(row.event, "sample_rate", 1.0) < 1.0}
+    kinds = {row.event for row in rows if row.event.sample_rate < 1.0}
     quick = len(rows) <= _MOST_SUMS and len(kinds) <= _MOST_KINDS
-    for place, row in enumerate(rows):
+    for row in rows:
         counts[row.event] = counts.get(row.event, 0) + row.count
-        known = quick and place < len(rows) - 1
-        found.append(_epsilon(accountant, counts) if known else "")
+        found.append(_cost(accountant, counts) if quick and row is not rows[-1] else "")
     looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.counted)
-    found[-1] = _epsilon(accountant, counts) if looked else _cost(_composed(accountant))
+    found[-1] = _cost(accountant, counts if looked else None)
     return found
 
 
-def _epsilon(accountant: Reported, counts: dict[Event, int]) -> str:
+def _cost(accountant: PrivacyCurve, counts: dict[Event, int] | None = None) -> str:
     """Never more than that of the whole ledger, which the budget's plan may know better."""
-    found = composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
-    return _cost(spent(min(found, accountant.get_epsilon()), accountant.epsilon))
-
-
-def _composed(accountant: Reported) -> str:
-    return spent(accountant.get_epsilon(), accountant.epsilon)
-
-
-def _cost(shown: str) -> str:
+    found, how = accountant.get_epsilon(), (accountant.neighboring, accountant.engine)
+    if counts is not None:
+        found = min(composition.epsilon(counts, accountant.delta, *how), found)
+    shown = spent(found, accountant.epsilon)
     return "no guarantee" if shown == "inf" else shown
 
 
@@ -211,66 +160,20 @@ def _bound(bounds: tuple[float, float] | None) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-_NEIGHBOURS = {
-    "add_or_remove_one": (
-        "Two data sets are neighbours if they agree in all records but one. One of the two "
-        "contains this record. In the other it is empty and contributes nothing. The number of "
-        "records is the same public number in both. So the guarantee is about whether "
-        "somebody's record took part."
-    ),
-    "replace_one": (
-        "Two data sets are neighbours if they agree in all records but one, and this one may be "
-        "any record in either. The number of records is the same public number in both. So the "
-        "guarantee is about the values in somebody's record."
-    ),
-}
 _DIFFER = {
     "add_or_remove_one": "in one data set this record is empty",
     "replace_one": "this record may be any other one",
 }
-_PAPER = (
-    "The results{by} (pyro-dp {version}) are together ({epsilon}, {delta:.4g})-differentially "
-    "private. Neighbouring data sets differ in one record{unit}: {differ}."
-)
-_IF_TRUE = "Add this if it is true: bounds, models and settings were fixed without these data."
 _ATTACK = {
     "add_or_remove_one": "an absent record for present",
     "replace_one": "one record for the other",
 }
-_PUBLIC = [
-    "The number of records.",
-    "The model, the guide and the priors; which features are used, and in which units.",
-    "How records are sampled, the sample rates, noise multipliers and counts in the table above.",
-    "The bounds to which contributions of a record and its features are clipped.",
-    "Step sizes, initial values and numbers of steps.",
-    "The budget, delta, and the neighbouring relation.",
-]
-_CANDIDATES = "The candidates of every private selection, and how its number of trials was drawn."
-_NOT_COVERED = [
-    "Results from these data that were published without this ledger. Costs of several ledgers "
-    "add up.",
-    "People with several records, such as two ids. A guarantee for k records of one person is "
-    "weaker: k times epsilon and more, at the same delta. (A record should hold all that belongs "
-    "to a person.)",
-    "Facts about people in general. Anyone who learns from the results that a group has a high "
-    "risk learns it about its members, too. It makes no difference whether they took part.",
-    "Choices made by looking at the data other than through the releases above: the model, the "
-    "features, the settings, or the moment to stop. Also noise, sample rates or numbers of later "
-    "releases that you chose in view of earlier ones.",
-    "Everything except the releases: logs, error messages, running times, the memory of the "
-    "machine.",
-    "Attacks on the rounding of floating-point numbers, except for runs in secure mode.",
-    "Data that are not finite, parameters with a row per record, and exceptions in the notes "
-    "below.",
-]
 _NOT_STATED = "not stated (accountant.describe)"
-_NO_UNIT = "not stated (accountant.describe): one record, whatever that is"
-_NO_JOURNAL = "none was kept"
 _JOURNAL = "kept; its last line has the digest {digest}, which covers all lines above it, too"
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
 
-def report(accountant: Reported, format: str = "markdown") -> str:
+def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
     entries, title = accountant.counted, accountant.description.title
     notes, shown = accountant.notes, pictures(accountant) if format == "html" else []
@@ -284,149 +187,98 @@ def report(accountant: Reported, format: str = "markdown") -> str:
         "For a paper": _methods(accountant, entries),
         "What is public": _public(entries),
         "Random numbers": _random_numbers(notes),
-        "What is not covered": [Bullets(_NOT_COVERED)],
+        "What is not covered": [Bullets(texts("not covered"))],
         "Notes": [Bullets(notes) if notes else Paragraph("There are none.")],
         "Versions": [Table(("what", "version"), _versions(), "What wrote this report")],
     }
     return rendered(f"Privacy report: {title}" if title else "Privacy report", sections, format)
 
 
-def _about(accountant: Reported) -> Facts:
+def _about(accountant: PrivacyCurve) -> Facts:
     about, digest = accountant.description, accountant.journal_digest
-    today = datetime.now(timezone.utc).date().isoformat()
-    units = _NOT_STATED if about.units is None else f"{about.units:,}"
-    journal = _NO_JOURNAL if digest is None else _JOURNAL.format(digest=digest)
-    return Facts(
-        [
-            ("Data set", about.dataset or _NOT_STATED),
-            ("Purpose", about.purpose or _NOT_STATED),
-            ("Controller", about.controller or _NOT_STATED),
-            ("Protected unit", about.unit or _NO_UNIT),
-            ("Number of units", units),
-            ("Journal", journal),
-            ("Written on (UTC)", today),
-        ]
-    )
+    facts = {
+        "Data set": about.dataset or _NOT_STATED,
+        "Purpose": about.purpose or _NOT_STATED,
+        "Controller": about.controller or _NOT_STATED,
+        "Protected unit": about.unit or f"{_NOT_STATED}: one record, whatever that is",
+        "Number of units": _NOT_STATED if about.units is None else f"{about.units:,}",
+        "Journal": "none was kept" if digest is None else _JOURNAL.format(digest=digest),
+        "Written on (UTC)": datetime.now(timezone.utc).date().isoformat(),
+    }
+    return Facts(list(facts.items()))
 
 
-def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
-        text = (
-            "Epsilon is 0: nothing was released under this ledger so far. It says nothing about "
-            "results that were computed without it."
-        )
-        return [Paragraph(text)]
+        return [Paragraph(words("empty"))]
     if epsilon == math.inf:
-        text = f"There is no privacy guarantee: epsilon is infinite, for good. {_why(entries)}"
-        return [Paragraph(text, loud=True)]
+        return [Paragraph(words("infinite", why=_why(entries)), loud=True)]
     spent, left = (up(epsilon), "") if budget is None else spent_and_left(epsilon, budget)
-    text = (
-        f"All releases in this ledger together are (epsilon, delta)-differentially private "
-        f"with epsilon = {spent} and delta = {delta:.4g}, for one record, under the "
-        f"relation {accountant.neighboring}."
-    )
-    blocks: list[Block] = [Paragraph(text), _second_opinion(accountant, entries, epsilon)]
-    blocks += _third_opinion(accountant, entries, epsilon)
+    relation = accountant.neighboring
+    blocks: list[Block] = [
+        Paragraph(words("guarantee", epsilon=spent, delta=delta, neighboring=relation)),
+        _second_opinion(accountant, entries, epsilon),
+        *_third_opinion(accountant, entries, epsilon),
+    ]
     if budget is not None:
-        text = f"The budget is epsilon = {of_budget(budget)}; {left} remains."
-        blocks.append(Paragraph(text))
+        blocks.append(Paragraph(words("budget", budget=of_budget(budget), left=left)))
     return blocks
 
 
 def _second_opinion(
-    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
 ) -> Paragraph:
     found, source = second_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None:
-        return Paragraph(f"There is no second opinion by dp_accounting: {source}.")
+        return Paragraph(words("no second opinion", source=source))
+    numbers = dict(source=source, found=up(found), epsilon=up(epsilon), tolerance=TOLERANCE)
     if found <= epsilon * (1.0 + TOLERANCE):
-        lower = found < epsilon * (1.0 - TOLERANCE)
-        same = "which is lower" if lower else f"the same to within {TOLERANCE:.1%}"
-        text = (
-            f"Confirmed by dp_accounting, another implementation: its {source} accountant finds "
-            f"the upper bound {up(found)} for the same releases and delta, {same}."
-        )
-        if found > epsilon:
-            text += (
-                " It is rounded up on its own grid, so it may lie a little above. The epsilon "
-                "that is stated first counts against the budget."
-            )
-        return Paragraph(text)
+        same = f"the same to within {TOLERANCE:.1%}"
+        same = "which is lower" if found < epsilon * (1.0 - TOLERANCE) else same
+        text = words("confirmed", same=same, **numbers)
+        return Paragraph(f"{text} {words('rounded up')}" if found > epsilon else text)
     if source == "RDP":
-        return Paragraph(
-            f"A second opinion by dp_accounting, another implementation: {up(found)} is an upper "
-            "bound of epsilon by its RDP accountant. It has only this loose bound for subsets of "
-            "fixed size, which neither confirms nor contradicts the epsilon above."
-        )
-    text = (
-        f"dp_accounting, another implementation, disagrees. Its {source} accountant finds "
-        f"epsilon = {up(found)} for the same releases and delta, and {up(epsilon)} is stated "
-        f"above. Its grids explain only {TOLERANCE:.1%} of that. One of the two is wrong. Rely "
-        "on the larger one, and show this report to the maintainers of pyro_dp."
-    )
-    return Paragraph(text, loud=True)
+        return Paragraph(words("loose", **numbers))
+    return Paragraph(words("contradicted", **numbers), loud=True)
 
 
 def _third_opinion(
-    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
     """An opinion by the engine "rdp". Theorems of the teaching engines may be looser than that."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None or accountant.engine != "pld":
         return []
-    text = (
-        f"The Rényi divergences of autodp, a third implementation, give the upper bound "
-        f"{up(found)} for the same releases and delta."
-    )
-    if found < epsilon * (1.0 - TOLERANCE):
-        contradiction = f"{text} It should not be below {up(epsilon)}, so one of the two is wrong."
-        return [Paragraph(f"{contradiction} Show this report to the maintainers of pyro_dp.", True)]
-    return [Paragraph(f"{text} By nature it is looser, so it does not contradict.")]
+    text, below = words("third opinion", found=up(found)), found < epsilon * (1.0 - TOLERANCE)
+    verdict = words("third opinion below" if below else "third opinion above", epsilon=up(epsilon))
+    return [Paragraph(f"{text} {verdict}", loud=below)]
 
 
 def _why(entries: Sequence[LedgerEntry]) -> str:
     kinds = [event for event, _ in entries]
     if any(isinstance(event, NonPrivateLook) for event in kinds):
-        return "Somebody looked at the data without noise, as listed below."
+        return words("looked")
     if any(isinstance(event, SubsampledGaussian) and not event.noise_multiplier for event in kinds):
-        return "Something was released without noise (noise multiplier 0)."
-    return "The noise is too small, or the deltas of single releases exceed the accountant's delta."
+        return words("noiseless")
+    return words("too little noise")
 
 
-def _meaning(accountant: Reported) -> list[Block]:
+def _meaning(accountant: PrivacyCurve) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
-    bound = (
-        "Epsilon bounds how much the releases may depend on that record. For two neighbours, "
-        "the probability of any set of results under one is at most exp(epsilon) times that "
-        "under the other, plus delta."
-    )
+    relation, unit, often = accountant.neighboring, accountant.description.unit, FALSE_POSITIVES
+    bound = words("epsilon")
     if 0.0 < epsilon < math.inf:
-        bound += f" Here that is {_factor(epsilon)} times, plus {delta:.4g}."
-    who = (
-        "Consider the best possible attacker. They have all other records, all settings and "
-        f"everything that was released, and accept mistaking {_ATTACK[accountant.neighboring]} "
-        f"in {FALSE_POSITIVES:.0%} of cases."
-    )
+        factor = up(math.exp(epsilon)) if epsilon < 50.0 else "more than 10^21"
+        bound = f"{bound} {words('factor', factor=factor, delta=delta)}"
+    attacker = words("attacker", mistake=_ATTACK[relation], often=often)
     if epsilon == math.inf:
-        found = "Nothing keeps this attacker from being right in all other cases (power 100%)."
+        power = words("all power")
     else:
-        found = (
-            f"Against this noise, the attacker finds a true difference in at most "
-            f"{best_power(accountant)} of cases (the power). Guessing without any release would "
-            f"give {FALSE_POSITIVES:.0%}."
-        )
-    unit = accountant.description.unit
-    return [
-        *([Paragraph(f"One record is: {unit}.")] if unit else []),
-        Paragraph(_NEIGHBOURS[accountant.neighboring]),
-        Paragraph(bound),
-        Paragraph(f"{who} {found}"),
-        Paragraph(
-            "Both are upper bounds. The costs of all releases are composed by "
-            f"{composition.ENGINES[accountant.engine]}."
-        ),
-    ]
+        power = words("power", power=best_power(accountant), often=often)
+    bounds = words("bounds", engine=composition.ENGINES[accountant.engine])
+    found = [words(relation), bound, f"{attacker} {power}", bounds]
+    return [Paragraph(text) for text in ([f"One record is: {unit}."] if unit else []) + found]
 
 
 def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
@@ -437,37 +289,25 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     ]
     if not rows:
         return []
-    return [
-        Paragraph(
-            "These numbers were read without any protection. Anyone who learns them, or "
-            "decisions based on them, may learn about single records.",
-            loud=True,
-        ),
-        Table(("what", "when (UTC)", "times"), rows, "What was read without noise"),
-    ]
+    table = Table(("what", "when (UTC)", "times"), rows, "What was read without noise")
+    return [Paragraph(words("looks"), loud=True), table]
 
 
-def _quality(accountant: Reported) -> list[Block]:
-    runs = [(origin, part.status) for origin, part in accountant.runs() if part.status]
-    if not runs:
-        return []
-    rows = [(origin.method, origin.time, status) for origin, status in runs if origin]
-    return [
-        Paragraph(
-            "The status of each run says whether its intervals can be published. It follows from "
-            "released numbers alone."
-        ),
-        Table(("method", "begun (UTC)", "status"), rows, "Status of each run"),
-    ]
+def _quality(accountant: PrivacyCurve) -> list[Block]:
+    runs = ((origin, part.status) for origin, part in accountant.runs())
+    rows = [(origin.method, origin.time, status) for origin, status in runs if origin and status]
+    table = Table(("method", "begun (UTC)", "status"), rows, "Status of each run")
+    return [Paragraph(words("status")), table] if rows else []
 
 
-def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _methods(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
     """The sentence that a methods section needs, with its numbers."""
     epsilon, unit = accountant.get_epsilon(), accountant.description.unit
     if not entries or epsilon == math.inf:
         return []
     methods = dict.fromkeys(origin.method for origin, _ in accountant.runs() if origin)
-    text = _PAPER.format(
+    text = words(
+        "paper",
         by=f" by {' and by '.join(methods)}" if methods else "",
         version=dict(_versions())["pyro-dp"],
         epsilon=spent(epsilon, accountant.epsilon),
@@ -475,7 +315,7 @@ def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block
         unit=f" ({unit})" if unit else "",
         differ=_DIFFER[accountant.neighboring],
     )
-    return [Paragraph(text), Paragraph(_IF_TRUE)]
+    return [Paragraph(text), Paragraph(words("if true"))]
 
 
 def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
@@ -483,38 +323,17 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
         isinstance(event, ApproximateDP) and event.name.startswith("private_selection")
         for event, _ in entries
     )
-    return [
-        Paragraph(
-            "These settings are not hidden by the guarantee. They must have been chosen without "
-            "looking at the data."
-        ),
-        Bullets([*_PUBLIC, _CANDIDATES] if selects else _PUBLIC),
-    ]
+    more = texts("selection") if selects else []
+    return [Paragraph(words("settings")), Bullets(texts("public") + more)]
 
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:
     blocks: list[Block] = []
     if SEEDED in notes:
-        text = (
-            "At least one run used a seed. Anyone who has or guesses the seed can compute its "
-            "noise, and there is no guarantee against them. The table above says which runs "
-            "were seeded."
-        )
-        blocks.append(Paragraph(text, loud=True))
+        blocks.append(Paragraph(words("seeded"), loud=True))
     if SECURE in notes:
-        text = (
-            "At least one run was in secure mode. Its noise and sampling come from the "
-            "operating system's cryptographic generator, and its sums and noise are integers. "
-            "The table above says which runs were."
-        )
-        blocks.append(Paragraph(text))
-    text = (
-        "No run that is listed here used a seed. Noise and sampling come from generators that "
-        "are made anew for every release, from the operating system's entropy. A run whose "
-        'generator is "ordinary" has floating-point noise. Its last digits can reveal more: '
-        "publish results rounded to two digits of their standard deviation."
-    )
-    return blocks or [Paragraph(text)]
+        blocks.append(Paragraph(words("secure")))
+    return blocks or [Paragraph(words("ordinary"))]
 
 
 def _versions() -> list[tuple[str, str]]:
@@ -525,7 +344,3 @@ def _versions() -> list[tuple[str, str]]:
         except importlib.metadata.PackageNotFoundError:
             found.append((name, "not installed as a package"))
     return found
-
-
-def _factor(epsilon: float) -> str:
-    return up(math.exp(epsilon)) if epsilon < 50.0 else "more than 10^21"

@@ -25,8 +25,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.ledger import SEEDED
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.single_release import renyi_epsilon
+from pyro_dp.accounting.pld import RATES, renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.pipeline.trials import NOTE, TrialAccountant, Trials, TruncatedNegativeBinomial
@@ -259,11 +258,11 @@ def _tried(
             score = float(score)
     except (Exception, SystemExit) as error:
         reason = type(error).__name__
-        if accountant.refused:
+        if accountant.declared.refused:
             reason += ", at a release that was not declared"
         return _Trial(setting, error=f"every trial failed, one with {reason}")
     finally:
-        accountant.close()
+        accountant.declared.over = True
     if math.isnan(score):
         return _Trial(setting, error="every score was NaN")
     return _Trial(setting, result, score, accountant.notes)

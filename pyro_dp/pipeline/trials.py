@@ -14,7 +14,7 @@ are any that privacy of one trial allows. The theorems bound that.
 import abc
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,7 @@ import scipy
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
-from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.single_release import renyi_delta
+from pyro_dp.accounting.pld import RATES, renyi_delta
 from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -163,6 +162,41 @@ _ROUNDING = 1e-9
 NOTE = "This is the ledger of one trial of a private_selection: it lacks the selection's cost."
 
 
+class Declared:
+    """The declared releases that a trial has not made yet.
+
+    :param releases: their counts.
+    :ivar refused: whether the trial tried to release anything else.
+    :ivar over: whether the trial is: the selection may have its winner.
+    """
+
+    def __init__(self, releases: Mapping[SubsampledGaussian, int]):
+        self._left: dict[Event, int] = dict(releases.items())
+        # Gaussian sums over all records compose by their precision, however it is shared out.
+        self._precision = math.fsum(n * _precision(e) for e, n in releases.items())
+        self.refused = self.over = False
+
+    def use(self, event: Any, count: int, record: Callable[[Any, int], None]) -> None:
+        """Record a release, and count it off.
+
+        :raises PrivacyBudgetExceeded: it was not declared, or the trial is over.
+        """
+        left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
+        precision = count * _precision(event)
+        admitted = count <= left
+        if precision:
+            admitted = precision <= self._precision * (1 + _ROUNDING)
+        if self.over or not admitted:
+            self.refused = True
+            raise PrivacyBudgetExceeded(
+                "a trial of private_selection may make only the declared releases, and only "
+                "while it runs."
+            )
+        record(event, count)
+        self._left[event] = left - count
+        self._precision = max(self._precision - precision, 0.0)
+
+
 class TrialAccountant(PrivacyAccountant):
     """Admits the declared releases, and no other.
 
@@ -178,31 +212,16 @@ class TrialAccountant(PrivacyAccountant):
         self, declared: Mapping[SubsampledGaussian, int], ours: PrivacyAccountant, start: int
     ):
         super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
-        self._left: dict[Event, int] = dict(declared.items())
-        # Gaussian sums over all records compose by their precision, however it is shared out.
-        self._precision = math.fsum(n * _precision(e) for e, n in declared.items())
-        self._start = start + (1 << 128)  # beyond the positions of other accountants
-        self.refused = self.continued = False
+        self.declared = Declared(declared)
+        self._books.start = start + (1 << 128)  # beyond the positions of other accountants
+        self.continued = False
         self.note(NOTE)
 
     def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
         """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
         count = require_count("count", count, least=0)
-        with self._lock:
-            left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
-            precision = count * _precision(event)
-            admitted = count <= left
-            if precision:
-                admitted = precision <= self._precision * (1 + _ROUNDING)
-            if not admitted:
-                self.refused = True
-                raise PrivacyBudgetExceeded(
-                    "a trial of private_selection may make only the declared releases, and only "
-                    "while it runs."
-                )
-            super().record(event, count)
-            self._left[event] = left - count
-            self._precision = max(self._precision - precision, 0.0)
+        with self._books.lock:
+            self.declared.use(event, count, super().record)
 
     def note_earlier_values(self, text: str) -> None:
         """:raises PrivacyError: always: trials that go on from each other cost more than one."""
@@ -212,11 +231,6 @@ class TrialAccountant(PrivacyAccountant):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """:raises PrivacyError: always."""
         raise PrivacyError("A trial of private_selection starts afresh: it cannot load a state.")
-
-    def close(self) -> None:
-        """Refuse all further releases: the selection has its winner."""
-        with self._lock:
-            self._left, self._precision = {}, 0.0
 
 
 def _precision(event: Event) -> float:

@@ -19,7 +19,7 @@ from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import Description, to_line
+from pyro_dp.accounting.ledger import Description, Ledger, to_line
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.utils.display import spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
@@ -275,7 +275,7 @@ def test_a_ledger_of_a_retired_engine_loads(engine, tmp_path):
     assert accountant.ledger == old.ledger and accountant.engine == "pld"
     assert accountant.get_epsilon() == old.get_epsilon()
     header = {"epsilon": 1.0, "delta": 1e-5, "neighboring": ADD, "engine": engine}
-    Journal(tmp_path / "journal", header, {}, {}).close()
+    Journal(tmp_path / "journal", header, Ledger()).close()
     with PrivacyAccountant(1.0).journal(tmp_path / "journal"):
         pass
     with pytest.raises(ConfigurationError, match="engine='gdp' .*differs"):

@@ -19,8 +19,8 @@ from pyro_dp.accounting import composition, report
 from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.events.laplace import Laplace, LaplacePair
 from pyro_dp.accounting.events.renyi_dp import RenyiDP
+from pyro_dp.accounting.pld import ORDERS
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
-from pyro_dp.accounting.single_release import ORDERS
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"
 DELTA = 1e-5

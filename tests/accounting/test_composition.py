@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
-from pyro_dp.accounting.pld import DominatingPair
+from pyro_dp.accounting.gaussian_pairs import DominatingPair
 from pyro_dp.utils.errors import PrivacyError
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"

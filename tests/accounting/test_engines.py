@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pyro_dp.accounting import composition, single_release
+from pyro_dp.accounting import composition, gaussian_pairs, pld
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.pld import DominatingPair
+from pyro_dp.accounting.gaussian_pairs import DominatingPair
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -121,29 +121,29 @@ def test_renyi_of_poisson_matches_dp_accounting():
     from dp_accounting.rdp import rdp_privacy_accountant as their_rdp
 
     step = composition.interpret(SubsampledGaussian(1.3, 0.02), ADD)
-    orders = single_release.ORDERS[:40]
+    orders = pld.ORDERS[:40]
     theirs = their_rdp._compute_rdp_poisson_subsampled_gaussian(0.02, 1.3, orders)
-    np.testing.assert_allclose(single_release.step_divergences(step)[:40], theirs, rtol=1e-6)
+    np.testing.assert_allclose(gaussian_pairs.step_divergences(step)[:40], theirs, rtol=1e-6)
 
 
 def test_renyi_conversion_matches_dp_accounting():
     from dp_accounting.rdp import rdp_privacy_accountant as their_rdp
 
-    orders = single_release.ORDERS
+    orders = pld.ORDERS
     for mu in (0.1, 1.0, 5.0):
         divergences = orders * mu**2 / 2
         theirs, _ = their_rdp.compute_epsilon(orders, divergences, 1e-5)
         moments = (orders - 1) * divergences
-        assert single_release.renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
+        assert pld.renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
         theirs, _ = their_rdp.compute_delta(orders, divergences, 1.0)
-        assert single_release.renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
+        assert pld.renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
 
 
 def test_single_steps_at_large_epsilon():
     step = DominatingPair("remove", 0.01, 1e-9)  # a hit is in the clear: delta is the rate
     for eps in (0.5, 300.0, 690.0, 710.0):
-        assert single_release.step_delta(step, eps) == pytest.approx(1e-9, rel=1e-9)
-    assert single_release.step_delta(DominatingPair("fixed", 0.5, 1e-17), 1.5) <= 1e-17
+        assert step.delta(eps) == pytest.approx(1e-9, rel=1e-9)
+    assert DominatingPair("fixed", 0.5, 1e-17).delta(1.5) <= 1e-17
 
 
 @pytest.mark.long
@@ -151,15 +151,15 @@ def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
     # All other records at -C, one moved to +C: the pair of Poisson sampling at sensitivity 2C.
     for noise in (0.5, 2.0):
         for rate in (0.001, 0.2):
-            fixed = single_release.step_divergences(DominatingPair("fixed", noise, rate))
-            poisson = single_release.step_divergences(DominatingPair("remove", noise, rate))
+            fixed = gaussian_pairs.step_divergences(DominatingPair("fixed", noise, rate))
+            poisson = gaussian_pairs.step_divergences(DominatingPair("remove", noise, rate))
             assert np.all(fixed >= poisson * (1 - 1e-9))
 
 
 @pytest.mark.parametrize("rate", [0.9, 0.999])
 def test_a_subset_never_costs_more_than_all_records(rate):
-    full = single_release.step_divergences(DominatingPair("remove", 1.0, 1.0))
-    subset = single_release.step_divergences(DominatingPair("fixed", 1.0, rate))
+    full = gaussian_pairs.step_divergences(DominatingPair("remove", 1.0, 1.0))
+    subset = gaussian_pairs.step_divergences(DominatingPair("fixed", 1.0, rate))
     assert np.all(subset <= full * (1 + 1e-12))
     assert np.all(subset >= 0.9 * rate**2 * full)
 
@@ -167,7 +167,7 @@ def test_a_subset_never_costs_more_than_all_records(rate):
 def test_renyi_of_poisson_replacement_against_its_closed_form():
     step = DominatingPair("replace", 1.3, 1.0 - 1e-14)
     for order in (2.0, 8.0):
-        assert single_release.replacement_divergence(step, order) == pytest.approx(
+        assert gaussian_pairs.replacement_divergence(step, order) == pytest.approx(
             2 * order / 1.69, rel=1e-6
         )
 

@@ -18,8 +18,8 @@ from pyro_dp.accounting.events import (
     RenyiDP,
     SubsampledGaussian,
 )
+from pyro_dp.accounting.pld import ORDERS
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
-from pyro_dp.accounting.single_release import ORDERS
 
 pytestmark = pytest.mark.every_case
 EXAMPLES = {
@@ -49,12 +49,14 @@ def test_it_is_inert(event):
 @EACH
 def test_it_is_saved_and_read(event):
     line = json.loads(json.dumps(ledger.to_line(event, 3)))
-    assert ledger.from_line(line) == (event, 3)
+    assert ledger.from_line(line, "replace_one") == (event, 3)
     for name in [each.name for each in fields(event)] + ["count", "mechanism"]:
         with pytest.raises((KeyError, ConfigurationError)):
-            ledger.from_line({key: value for key, value in line.items() if key != name})
+            ledger.from_line(
+                {key: value for key, value in line.items() if key != name}, "replace_one"
+            )
         with pytest.raises(ConfigurationError):
-            ledger.from_line(line | {name: [math.nan]})
+            ledger.from_line(line | {name: [math.nan]}, "replace_one")
 
 
 @EACH
@@ -117,4 +119,4 @@ def test_what_is_in_no_registry_is_refused():
     with pytest.raises(ConfigurationError, match="unknown"):
         composition.epsilon({Unknown(): 1}, 1e-5, "replace_one", "pld")
     with pytest.raises(ConfigurationError, match="unknown"):
-        ledger.from_line({"mechanism": "unknown", "count": 1})
+        ledger.from_line({"mechanism": "unknown", "count": 1}, "replace_one")

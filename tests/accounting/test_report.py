@@ -1,10 +1,12 @@
 """The report says what the ledger guarantees, and says so loudly where it guarantees nothing."""
 
+import ast
 import importlib.metadata
 import math
 import re
 import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from scipy.special import ndtr, ndtri
@@ -17,7 +19,7 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.accounting import composition
+from pyro_dp.accounting import composition, report
 from pyro_dp.accounting.figures import _round_numbers, growth
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.trade_off import trade_off
@@ -32,6 +34,17 @@ def ledger(*entries, **settings):
 
 
 FULL = SubsampledGaussian(2.0, 1.0, "full")
+
+
+def test_each_text_of_the_page_of_words_is_used():
+    page = Path(report.__file__).with_name("pages") / "words.md"
+    named = set(re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE))
+    used = {
+        node.value
+        for node in ast.walk(ast.parse(Path(report.__file__).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert named <= used and len(named) > 30
 
 
 def test_the_guarantee_in_words():

@@ -127,9 +127,15 @@ USES = {
         accounting.accountant.PrivacyAccountant.to_autodp
         auditing.result.with_noise
         pipeline.trials.TrialAccountant.record
-        accounting.accountant.PrivacyAccountant._enter
-    """,  # the last writes the journal
-    ".mirror": "mechanism.cluster.Ranks.released",
+    """,
+    ".enter": """
+        accounting.accountant.PrivacyAccountant.record
+        accounting.books.Books._write accounting.books.Books._write
+        accounting.journal._Lines._enter
+    """,  # the last three keep the ledger, and write and read its journal
+    ".mirror": """
+        mechanism.cluster.Ranks.released accounting.accountant.PrivacyAccountant.mirror
+    """,
     "record_nonprivate": "accounting.accountant.PrivacyAccountant mechanism.nonprivate.mark_look",
     "mark_look": """
         mechanism.nonprivate mechanism.nonprivate.NonPrivate._read

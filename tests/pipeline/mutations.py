@@ -54,15 +54,15 @@ MUTATIONS = [
     ),
     Mutation(
         "selection: a trial releases what it likes",
-        "TrialAccountant.record",
-        "if not admitted:",
-        "if False:",
+        "Declared.use",
+        "if self.over or not admitted:",
+        "if self.over:",
         "test_private_selection.py",
     ),
     Mutation(
         "selection: a trial goes on when the winner is known",
         "_tried",
-        "        accountant.close()\n",
+        "        accountant.declared.over = True\n",
         "        pass\n",
         "test_private_selection.py",
     ),
@@ -97,8 +97,8 @@ MUTATIONS = [
     Mutation(
         "selection: trials share the streams of a seed",
         "TrialAccountant.__init__",
-        "self._start = start + (1 << 128)",
-        "self._start = 1 << 128",
+        "self._books.start = start + (1 << 128)",
+        "self._books.start = 1 << 128",
         "test_private_selection.py",
     ),
     Mutation(

@@ -16,8 +16,8 @@ from pyro_dp import (
     selection_epsilon,
 )
 from pyro_dp.accounting import composition
+from pyro_dp.accounting.gaussian_pairs import gaussian_epsilon
 from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.single_release import gaussian_epsilon
 
 KINDS = [
     TruncatedNegativeBinomial(10.0),

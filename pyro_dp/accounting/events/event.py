@@ -12,6 +12,7 @@ class Event(abc.ABC):
     """One release, or one look at the data without noise. Each kind is a frozen dataclass.
 
     :cvar kind: its name in saved ledgers, which also hold its fields.
+    :ivar sample_rate: the probability that a record takes part.
     :cvar dots: (gap, relation) to its privacy loss distribution by ``dp_accounting``, on a grid of
         losses; None: the second opinion is not asked about such releases.
     """
@@ -19,12 +20,13 @@ class Event(abc.ABC):
     kind: ClassVar[str]
     delta: float  # the probability of an infinite loss
     dots: Any = None
+    sample_rate: float = 1.0
 
     @abc.abstractmethod
     def pair(self, neighboring: str) -> Any:
         """A pair that dominates one release, apart from ``delta``; None: there is no guarantee.
 
-        It is a :class:`~pyro_dp.accounting.pld.DominatingPair`, that of a removal under
+        It is a :class:`~pyro_dp.accounting.gaussian_pairs.DominatingPair`, that of a removal under
         ``add_or_remove_one``, or a pair of :mod:`pyro_dp.accounting.bounded_pairs`.
 
         :param neighboring: the relation, see :data:`pyro_dp.accounting.composition.NEIGHBORING`.

@@ -12,8 +12,7 @@ import numpy as np
 
 from pyro_dp.accounting.bounded_pairs import MOST_LOSS, Response
 from pyro_dp.accounting.events.event import Event, require_short_text
-from pyro_dp.accounting.pld import Floats
-from pyro_dp.accounting.single_release import ORDERS, renyi_delta, renyi_epsilon
+from pyro_dp.accounting.pld import ORDERS, Floats, renyi_delta, renyi_epsilon
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 
@@ -24,7 +23,7 @@ _ROUNDING = 1e-6
 class RenyiDP(Event):
     """A release with bounds of its Rényi divergences, in both directions of the relation.
 
-    :param divergences: (87,) in nats, at ``ORDERS`` of :mod:`pyro_dp.accounting.single_release`.
+    :param divergences: (87,) in nats, at ``ORDERS`` of :mod:`pyro_dp.accounting.pld`.
         They are finite, and none is below the one before it.
     :param epsilon: the release is (epsilon, 0)-DP as well; None: no such epsilon is stated.
     :param name: a short text that describes the release. It is public.

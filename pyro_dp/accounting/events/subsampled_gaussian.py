@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyro_dp.accounting.events.event import Event
-from pyro_dp.accounting.pld import LARGEST_SAMPLED, DominatingPair
+from pyro_dp.accounting.gaussian_pairs import LARGEST_SAMPLED, DominatingPair
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import LARGEST, require_choice, require_number
 
