@@ -200,6 +200,17 @@ def test_columns_keep_their_trailing_zeros():
     ]
 
 
+def test_an_interval_without_the_noise_has_no_share():
+    """As after gradient steps. Without any noise the share is zero."""
+    latent = Latent("w", torch.Size([]), biject_to(constraints.real), 0, 1)
+    own = [latent], torch.zeros(1), torch.ones(1)
+    shares = {
+        status: repr(Posterior(*own, status=status)).splitlines()[1].split()[-1]
+        for status in (Status("ok", "nothing was checked"), Status("check", "steps", "steps"))
+    }
+    assert list(shares.values()) == ["0%", "-"]
+
+
 def test_notebooks_show_the_same_table():
     found = posterior(status=Status("check", "1 < 2", "steps"))
     shown = found._repr_html_()

@@ -211,10 +211,12 @@ class Summary(abc.ABC):
         lines = self._lines(_LEVEL)
         shown = lines[:MOST_LINES]
         rows: list[tuple[str, ...]] = [("", "median", f"{_LEVEL:.0%} interval", "privacy")]
+        includes = self.status.is_ok or any(line.plain != line.aware for line in lines)
         medians = display.numbers([line.median for line in shown])
         ends = display.numbers([end for line in shown for end in line.aware])
         for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
-            rows.append((line.name, median, f"{low} to {high}", f"{line.privacy:.0%}"))
+            privacy = f"{line.privacy:.0%}" if includes else "-"
+            rows.append((line.name, median, f"{low} to {high}", privacy))
         more = len(lines) - len(shown)
         below = [f"... and {more} more: posterior.intervals()"] * (more > 0)
         return rows, [*below, *self.status.lines]
