@@ -381,6 +381,7 @@ def test_a_number_that_may_be_missing():
     assert trace.nodes["age"]["log_prob"].item() == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family, most", [("logistic", 0.55), ("linear", 0.7)])
 def test_a_missing_number_costs_little(family, most):
     """The privacy share of two seeds. Another kind of residuals makes it .65. With shorter steps
