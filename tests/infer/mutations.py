@@ -75,8 +75,8 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSEP: a saddle is ok",
-        "EPState.status",
-        "if count := self._num_convex():",
+        "status",
+        "if count := _num_convex(state):",
         "if count := 0:",
         "test_automatic_dpsep.py",
     ),
@@ -547,7 +547,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSEP: the first look stays at a scale that is far too small",
-        "EPState._rescaled",
+        "_rescaled",
         "squared < _FAR_TOO_SMALL",
         "squared > _FAR_TOO_SMALL",
         "test_wide_priors.py",
@@ -960,8 +960,8 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSEP: looks that came from far away are ok",
-        "EPState.status",
-        "step > _FAR_AWAY or not self.finished",
+        "status",
+        "step > _FAR_AWAY or not state.finished",
         "False",
         "test_explanation.py",
     ),
@@ -1023,7 +1023,7 @@ MUTATIONS = [
     ),
     Mutation(
         "outcomes that vary more than the model says",
-        "EPState.status",
+        "status",
         "if varies > _TOO_NARROW:",
         "if False:",
         "test_automatic_dpsep.py",
@@ -1037,7 +1037,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a dispersion that counts curvature, too",
-        "EPState._dispersion",
+        "_dispersion",
         " - (frame.weight * curvature) ** 2",
         " + 8 * curvature",
         "test_automatic_dpsep.py",

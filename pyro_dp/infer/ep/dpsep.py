@@ -17,6 +17,7 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.ep_state import EPState
+from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
@@ -236,7 +237,7 @@ class DPSEP(StochasticEP[EPState]):
         return None if self._known is None else self._known.clipped
 
     def _status(self) -> Status:
-        return self._approximation.status
+        return status(self._approximation)
 
     @property
     def _finished(self) -> bool:

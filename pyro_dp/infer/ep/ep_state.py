@@ -23,7 +23,7 @@ from pyro_dp.infer.ep.look_plan import (
     LookPlan,
 )
 from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHistograms
-from pyro_dp.infer.ep.observation_family import Residuals
+from pyro_dp.infer.ep.opening import opened
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
@@ -33,20 +33,10 @@ from pyro_dp.infer.posterior.looks import (
     Look,
     PooledLooks,
     next_step,
-    powers,
     squared_distances,
     with_last,
 )
 from pyro_dp.infer.posterior.prior_factor import combined
-from pyro_dp.infer.posterior.summary import (
-    CHECK,
-    CLIPPING,
-    DO_NOT_PUBLISH,
-    MODEL,
-    NOISE,
-    STEPS,
-    Status,
-)
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
@@ -58,26 +48,10 @@ _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
 _FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the first prior
 _SHORT = 0.25  # without clipping, derivatives of any size may lie beyond this step
 _TURNED = 0.3  # a step of this cosine with the last one turns back: that one was too long
-_LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
-_FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
-_LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
-_MEDIAN = 0.455  # a squared standard normal number has this median
-_FAR_TOO_SMALL = 3.0  # median of the squared residuals, in units of the scale
-_TOO_NARROW = 1.5  # variance of the estimate, relative to the posterior's
-_LARGEST_SCORE = 10.0  # norm of a score, over the root of the curvature; few are larger
 _FASTEST = 4.0  # change of the scale in one step
-_NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
 _TOO_MANY = (
     "There are {dim} latents. All entries of their precision are released, which is of no use for "
     "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
-)
-_CURVED = (
-    "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
-    "Name what they see by pyro.deterministic, outside the plate"
-)
-_OVERDISPERSED = (
-    "outcomes vary at least {dispersion:.1f} times as much as the model says, and intervals may be "
-    "{ratio:.1f} times too narrow"
 )
 _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 
@@ -199,7 +173,10 @@ class EPState:
         noises = [block.noise(multiplier) for block in self.blocks]
         spent = min(self.spent + self.share, 1.0)
         if self.frame is None:
-            return 0.0, replace(self._opened(released, noises), spent=spent, share=FIRST)
+            own = self.problem, self.posterior, self._prior_root(), self.plan.size
+            first, scale, frame = opened(released, noises, *own)
+            found = replace(self, posterior=first, aware=first, scale=scale, frame=frame)
+            return 0.0, replace(found, spent=spent, share=FIRST)
         histograms = self.histograms
         for counts, sd in zip(released[1:], noises[1:], strict=True):
             histograms = histograms.with_one(counts, sd)
@@ -217,59 +194,6 @@ class EPState:
         pooled = with_last(looks, self.pooled, self.plan.size, self.plan.bend)
         return replace(seen, looks=looks, pooled=pooled)._moved()
 
-    def _opened(self, released: Sequence[Tensor], noises: Sequence[float]) -> "EPState":
-        """The state after the opening, which sets the scale of the looks to come.
-
-        :param released: a histogram of the parts' norms for each group of coordinates.
-        :param noises: standard deviations of their noise.
-        """
-        root, groups, size = self._prior_root(), self.problem.groups, self.plan.size
-        medians = [
-            MeanHistogram(counts, sd, size).opening_norms(len(group)).median
-            for counts, sd, group in zip(released, noises, groups, strict=True)
-        ]
-        opened, medians = self._rescaled(root, medians)
-        median = medians[0]
-        if len(groups) > 1:  # each has parts of norm 1 then
-            for group, own in zip(groups, medians, strict=True):
-                root[group] /= own
-            median = math.sqrt(len(groups))
-        frame = Frame.of(root, median**2, 2 * median)
-        return replace(opened, scale=median**2, frame=frame)
-
-    def _rescaled(self, root: Tensor, medians: list[float]) -> tuple["EPState", list[float]]:
-        """The state with a residuals' scale that fits the opening, and the norms there.
-
-        If the first scale is far too small, all scores are large, and looks would be clipped until
-        they have climbed. The score of the scale's logarithm is Z^2 - 1 with Z the residual in
-        units of the scale, and Fisher's information is 2. So the norm's median says Z^2's.
-
-        :param root: the opening's W, (d, d).
-        :param medians: medians of the norms, one for each group of coordinates.
-        """
-        slope, groups, places = (
-            self.problem.moments.log_scale,
-            self.problem.groups,
-            self.problem.places,
-        )
-        if slope is None or len(groups) == 1:
-            return self, medians
-        if slope.nonzero().squeeze(1).tolist() != groups[1].tolist():
-            return self, medians
-        along = root @ slope
-        length = along.norm().item()
-        squared = 1 + math.sqrt(max((medians[1] / length) ** 2 - 2, 0.0))
-        if squared < _FAR_TOO_SMALL:
-            return self, medians
-        factor = squared / _MEDIAN  # by which the variance rises
-        way = torch.zeros_like(self.posterior.mean)
-        way[places] = root @ along * (0.5 * math.log(factor) / length**2)
-        mean = self.posterior.mean + way
-        moved = Gaussian(self.posterior.precision @ mean, self.posterior.precision)
-        smaller = math.sqrt((_MEDIAN + 1) / (factor * (squared + 1)))
-        usual = length * math.sqrt(2 + (1 - _MEDIAN) ** 2)
-        return replace(self, posterior=moved, aware=moved), [smaller * medians[0], usual]
-
     def _look(
         self, released: Tensor, point: Tensor, noise: float, histograms: NormHistograms
     ) -> tuple[Look, float, ExtremeCounts | None]:
@@ -277,7 +201,7 @@ class EPState:
 
         :returns: the look, the mean weight, and the number of extreme records so far.
         """
-        frame, dim, size = self._required_frame, self.plan.dim, self.plan.size
+        frame, dim, size = self.required_frame, self.plan.dim, self.plan.size
         seen = dim + self.structure.size + 1
         gradient, curvature, total = released[:seen].split([dim, self.structure.size, 1])
         weight, extremes = 1.0, None
@@ -321,7 +245,7 @@ class EPState:
 
     def _moved(self) -> tuple[float, "EPState"]:
         """The length of the step to which all looks point, and the state after it."""
-        pooled, places = self._required_pooled, self.problem.places
+        pooled, places = self.required_pooled, self.problem.places
         prior, aware = self._target(pooled)
         start = self.looks[-1].point
         full = aware.mean - self.posterior.mean
@@ -352,8 +276,8 @@ class EPState:
 
     def _planned(self, step: Tensor, shortened: bool) -> "EPState":
         """The state with the next look's frame and share."""
-        frame, pooled = self._required_frame, self._required_pooled
-        precision = self._prior_seen() + pooled.curvature
+        frame, pooled = self.required_frame, self.required_pooled
+        precision = self.prior_seen() + pooled.curvature
         bound = frame.bound
         if bound == math.inf:
             ones = Norms(np.ones(1), np.full(1, float(self.plan.size)))
@@ -375,15 +299,15 @@ class EPState:
         self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
     ) -> Norms:
         """Norms of the records' parts at a point, from all histograms."""
-        mean = self._histogram(point, histograms, looks)
+        mean = self.histogram(point, histograms, looks)
         return mean.norms(self.scale, self.plan.residuals)
 
-    def _histogram(
+    def histogram(
         self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
     ) -> MeanHistogram:
         points = torch.stack([x.point if isinstance(x, Look) else x for x in looks])
         ways = points - point
-        curvature = self._prior_seen() if self.pooled is None else self.pooled.curvature
+        curvature = self.prior_seen() if self.pooled is None else self.pooled.curvature
         distances = ((ways @ curvature) * ways).sum(dim=1) / self.plan.size
         return histograms.mean(distances, self.plan.size)
 
@@ -434,7 +358,7 @@ class EPState:
     @property
     def squared_bias(self) -> float:
         """Squared bias of the score in a direction by clipping, in coordinates M^1/2 z."""
-        frame = self._required_frame
+        frame = self.required_frame
         if frame.bound == math.inf:
             return 0.0
         norms = self._norms(self.looks[-1].point, self.histograms, self.looks)
@@ -442,78 +366,6 @@ class EPState:
         if self.extremes is not None:
             excess += self.extremes.excess(norms)
         return self.plan.squared_bias(excess / self.weight)
-
-    @property
-    def status(self) -> Status:
-        """Whether the posterior can be published."""
-        if self.pooled is None:
-            return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
-        places, pooled = self.problem.places, self.pooled
-        prior = dense(self.prior.precision).diagonal()[places]
-        variances = self.aware.covariance.diagonal()[places]
-        remains = (variances * prior).sqrt().median().item()
-        if remains > _LITTLE:
-            reason = (
-                f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
-            )
-            return Status(DO_NOT_PUBLISH, reason, NOISE)
-        mean = self.posterior.mean[places]
-        way = mean - self.looks[-1].point
-        precision = self._prior_seen() + pooled.information(mean)
-        step = (way @ precision @ way).item() / self.plan.dim
-        if step > _FAR_AWAY or not self.finished:
-            reason = f"the mean still moved by {math.sqrt(step):.1f} standard deviations in the end"
-            return Status(CHECK, reason, STEPS)
-        if count := self._num_convex():
-            reason = _NOT_CONCAVE.format(count=count, dim=self.plan.dim)
-            return Status(CHECK, reason, STEPS)
-        bent = pooled.relative(pooled.bending(mean), mean)
-        cut = pooled.relative(self.squared_bias * pooled.geometry, mean)
-        if bent + cut > 1:
-            share = math.sqrt(bent + cut)
-            if cut > bent:
-                reason = f"clipping may shift the mean by {share:.1f} standard deviations"
-                return Status(CHECK, reason, CLIPPING)
-            reason = f"the search may have missed the mean by {share:.1f} standard deviations"
-            return Status(CHECK, reason, STEPS)
-        dispersion = self._dispersion()
-        varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
-        if varies > _TOO_NARROW:
-            ratios = {"dispersion": dispersion, "ratio": math.sqrt(varies)}
-            return Status(CHECK, _OVERDISPERSED.format(**ratios), MODEL)
-        if self.problem.moments.turns and self.plan.multiplier > 0:
-            return Status(CHECK, _CURVED.format(dim=self.plan.dim), STEPS)
-        return Status()
-
-    def _dispersion(self) -> float:
-        """At least so large is the scores' variance, relative to the curvature.
-
-        If the model holds, the two are equal (the information identity; White 1982). Norms of
-        bounded residuals do not depend on the outcome, and say nothing.
-
-        Records' curvatures count as if they were all alike.
-        """
-        if not self.histograms.counts or self.plan.residuals == Residuals.BOUNDED:
-            return 0.0
-        frame, pooled = self._required_frame, self._required_pooled
-        point = self.posterior.mean[self.problem.places]
-        curvature = (frame.root @ pooled.curvature @ frame.root).trace().item() / self.plan.size
-        histogram = self._histogram(point, self.histograms, self.looks)
-        squared = histogram.least_mean_square(_LARGEST_SCORE * math.sqrt(curvature))
-        scores = squared - frame.counted**2 - (frame.weight * curvature) ** 2
-        return scores / curvature
-
-    def _num_convex(self) -> int:
-        """The number of directions in which the posterior's log density is convex at the last look.
-
-        The noise's largest eigenvalue is about sqrt(2 d) times its standard deviation.
-        """
-        last = self.looks[-1]
-        (root,) = powers(last.geometry, (-0.5,))
-        values = torch.linalg.eigvalsh(root @ (last.curvature + self._prior_seen()) @ root)
-        return int(
-            (values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * self.plan.dim)).sum()
-        )
 
     def noise_parts(self) -> dict[str, Tensor]:
         """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""
@@ -527,7 +379,7 @@ class EPState:
 
     def _length(self, way: Tensor) -> float:
         """Length of a step, in roots of nats per record."""
-        curvature = self._required_pooled.curvature
+        curvature = self.required_pooled.curvature
         return math.sqrt(max((way @ curvature @ way).item() / self.plan.size, 0.0))
 
     def _reach(self, way: Tensor) -> float:
@@ -539,7 +391,7 @@ class EPState:
         precision = dense(self.first_prior.precision).diagonal()
         return (way.square() * precision.clamp(min=0.0)).max().sqrt().item()
 
-    def _prior_seen(self) -> Tensor:
+    def prior_seen(self) -> Tensor:
         """Precision of the prior of the latents that records see, (d, d)."""
         places, precision = self.problem.places, dense(self.prior.precision)
         if len(places) == len(precision):
@@ -558,18 +410,18 @@ class EPState:
         distances = squared_distances(
             self.looks,
             self.posterior.mean[self.problem.places],
-            self._required_pooled.curvature,
+            self.required_pooled.curvature,
             self.plan.size,
         )
         return self.histograms.mean(distances, self.plan.size).above(self.frame.bound)
 
     @property
-    def _required_frame(self) -> Frame:
+    def required_frame(self) -> Frame:
         assert self.frame is not None
         return self.frame
 
     @property
-    def _required_pooled(self) -> PooledLooks:
+    def required_pooled(self) -> PooledLooks:
         assert self.pooled is not None
         return self.pooled
 
