@@ -195,6 +195,9 @@ class Books:
             if journal.resumed:
                 self._adopt(journal.ledger)
             self.journal = journal
+            for origin, left in self.ledger.origins.reserved():
+                if journal.ledger.origins.reserved_as(origin.reservation) != left:
+                    journal.reserve(origin, left)  # which was made without a journal
             self.describe(self.ledger.description)
             return journal
 

@@ -178,7 +178,7 @@ class Journal:
         if source is not None:
             said["run"] = self._lines.name(source.origin)
             if source.bound is not None:
-                said["bound"] = source.bound
+                said["bound"] = bound_of(source.bound)
         number = self._lines.number(event)
         first = number is None
         line = ledger.to_line(event, count) | said if first else [number, count, *said.values()]
@@ -195,7 +195,7 @@ class Journal:
         """Write facts about a run's result; otherwise as :meth:`enter`."""
         number = self._lines.number(origin)  # None: it released all before there was a journal
         if number is not None and clipped is not None:
-            self._append({"clipped": [number, *clipped]})
+            self._append({"clipped": [number, *clipped_of(clipped)]})
         if number is not None and status is not None:
             self._append({"status": [number, status]})
 
@@ -242,12 +242,13 @@ class Journal:
     def _append(self, value: Any, origin: Origin | None = None) -> None:
         self.require_usable()
         line, digest = line_of(value, self._digest)
-        # If anything ends this early, nothing may be appended to a line that was only begun.
+        # If anything ends this early, nothing may be appended: the line may be only begun, and
+        # later ones refer to its number.
         self._problem = "could not be written"
         _write(self._file, line)
-        self._problem = None
         self._digest, self._size = digest, self._size + len(line)
         self._lines.take(value, origin)
+        self._problem = None
 
     def _read(self, settings: Mapping[str, Any]) -> bytes:
         """Take all complete lines, and return the bytes after the last one."""

@@ -3,15 +3,16 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Protocol
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.figures import pictures
-from pyro_dp.accounting.ledger import SECURE, SEEDED, LedgerEntry
+from pyro_dp.accounting.ledger import SECURE, SEEDED, Description, LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Facts, Paragraph, Table, rendered
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
@@ -32,6 +33,18 @@ _GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "
 _HEAD: tuple[str, ...] = ("release", "who takes part", "noise multiplier", "bound C", "times")
 _HEAD += ("epsilon alone", "epsilon so far", "began (UTC)", "generator", "clipped")
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
+
+
+class Reported(PrivacyCurve, Protocol):
+    """The part of a :class:`PrivacyAccountant` that a report reads."""
+
+    @property
+    def description(self) -> Description: ...
+    @property
+    def journal_digest(self) -> str | None: ...
+    @property
+    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
+    def runs(self) -> list[tuple[Origin | None, Part]]: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class Row:
         return self.event.brief
 
 
-def rows_of(accountant: PrivacyCurve) -> list[Row]:
+def rows_of(accountant: Reported) -> list[Row]:
     """All but the looks at the data without noise; planned releases come last."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
@@ -89,7 +102,7 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
     return [Row(origin, together(counts), 1, bounds, part.clipped, looks=looks)]
 
 
-def releases(accountant: PrivacyCurve) -> list[Block]:
+def releases(accountant: Reported) -> list[Block]:
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]
@@ -108,7 +121,7 @@ def releases(accountant: PrivacyCurve) -> list[Block]:
     return [table, *planned, Paragraph(words("legend"))]
 
 
-def _so_far(accountant: PrivacyCurve, rows: Sequence[Row]) -> list[str]:
+def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
     """The cost of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
     counts: dict[Event, int] = {}
     found = []
@@ -122,7 +135,7 @@ def _so_far(accountant: PrivacyCurve, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _cost(accountant: PrivacyCurve, counts: dict[Event, int] | None = None) -> str:
+def _cost(accountant: Reported, counts: dict[Event, int] | None = None) -> str:
     """Never more than that of the whole ledger, which the budget's plan may know better."""
     found, how = accountant.get_epsilon(), (accountant.neighboring, accountant.engine)
     if counts is not None:
@@ -173,7 +186,7 @@ _JOURNAL = "kept; its last line has the digest {digest}, which covers all lines 
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
 
-def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
+def report(accountant: Reported, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
     entries, title = accountant.counted, accountant.description.title
     notes, shown = accountant.notes, pictures(accountant) if format == "html" else []
@@ -194,7 +207,7 @@ def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
     return rendered(f"Privacy report: {title}" if title else "Privacy report", sections, format)
 
 
-def _about(accountant: PrivacyCurve) -> Facts:
+def _about(accountant: Reported) -> Facts:
     about, digest = accountant.description, accountant.journal_digest
     facts = {
         "Data set": about.dataset or _NOT_STATED,
@@ -208,7 +221,7 @@ def _about(accountant: PrivacyCurve) -> Facts:
     return Facts(list(facts.items()))
 
 
-def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
         return [Paragraph(words("empty"))]
@@ -227,7 +240,7 @@ def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[B
 
 
 def _second_opinion(
-    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
 ) -> Paragraph:
     found, source = second_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None:
@@ -244,7 +257,7 @@ def _second_opinion(
 
 
 def _third_opinion(
-    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
     """An opinion by the engine "rdp". Theorems of the teaching engines may be looser than that."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
@@ -264,7 +277,7 @@ def _why(entries: Sequence[LedgerEntry]) -> str:
     return words("too little noise")
 
 
-def _meaning(accountant: PrivacyCurve) -> list[Block]:
+def _meaning(accountant: Reported) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
     relation, unit, often = accountant.neighboring, accountant.description.unit, FALSE_POSITIVES
     bound = words("epsilon")
@@ -293,14 +306,14 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     return [Paragraph(words("looks"), loud=True), table]
 
 
-def _quality(accountant: PrivacyCurve) -> list[Block]:
+def _quality(accountant: Reported) -> list[Block]:
     runs = ((origin, part.status) for origin, part in accountant.runs())
     rows = [(origin.method, origin.time, status) for origin, status in runs if origin and status]
     table = Table(("method", "begun (UTC)", "status"), rows, "Status of each run")
     return [Paragraph(words("status")), table] if rows else []
 
 
-def _methods(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
     """The sentence that a methods section needs, with its numbers."""
     epsilon, unit = accountant.get_epsilon(), accountant.description.unit
     if not entries or epsilon == math.inf:

@@ -1,16 +1,14 @@
 """The trade-off curve of a ledger: how often any attacker at all must err."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyro_dp.accounting.events import Event
-from pyro_dp.accounting.ledger import Description, LedgerEntry
-from pyro_dp.accounting.origins import Origin, Part
+from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.utils.errors import ConfigurationError
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
@@ -22,7 +20,7 @@ _LEAST_DELTA = 1e-6  # at the last epsilon: smaller false-positive rates count a
 
 @runtime_checkable
 class PrivacyCurve(Protocol):
-    """The part of a :class:`PrivacyAccountant` that curves, pictures and reports read."""
+    """The part of a :class:`PrivacyAccountant` that curves and pictures read."""
 
     @property
     def epsilon(self) -> float | None: ...
@@ -35,14 +33,7 @@ class PrivacyCurve(Protocol):
     @property
     def counted(self) -> Sequence[LedgerEntry]: ...
     @property
-    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
-    @property
     def notes(self) -> Sequence[str]: ...
-    @property
-    def description(self) -> Description: ...
-    @property
-    def journal_digest(self) -> str | None: ...
-    def runs(self) -> list[tuple[Origin | None, Part]]: ...
     def get_epsilon(self, delta: float | None = None) -> float: ...
     def get_delta(self, epsilon: float) -> float: ...
 

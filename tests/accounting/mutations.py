@@ -507,4 +507,18 @@ MUTATIONS = [
         "counts = {row.event: row.count}",
         "test_report.py",
     ),
+    Mutation(
+        "a line that was written and has no number",
+        "Journal._append",
+        "        self._lines.take(value, origin)\n        self._problem = None\n",
+        "        self._problem = None\n        self._lines.take(value, origin)\n",
+        "test_journal.py",
+    ),
+    Mutation(
+        "reservations that no journal has",
+        "Books.open",
+        "journal.reserve(origin, left)",
+        "pass",
+        "test_journal.py",
+    ),
 ]

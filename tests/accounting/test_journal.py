@@ -510,3 +510,52 @@ def test_killed_runs_and_other_processes(tmp_path, kills):
     assert all(released <= counted <= released + lost for counted, released, lost in trials)
     assert sum(released for _, released, number in trials if number == 10) > kills
     assert found["child"] and found["second"] and found["after"] and found["orphan"]
+
+
+def test_an_interrupted_record_ends_the_journal(tmp_path, monkeypatch):
+    """Its line is on the disk and has a number, which later lines must not give away again."""
+    accountant = PrivacyAccountant()
+    path = tmp_path / "x.journal"
+    journal = accountant.journal(path)
+
+    def interrupted(lines, value, origin=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(journal._lines), "take", interrupted)
+        accountant.record(SubsampledGaussian(90.0))
+    with pytest.raises(PrivacyError, match="could not be written"):
+        accountant.record(SubsampledGaussian(70.0))
+    journal.close()
+    again = PrivacyAccountant()
+    with again.journal(path):
+        assert [(each.event, each.count) for each in again.ledger] == [
+            (SubsampledGaussian(90.0), 1)
+        ]
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, True])
+def test_a_bound_that_no_journal_has_is_not_written(tmp_path, bound):
+    accountant, origin = PrivacyAccountant(), Origin.now("DPSEP", seeded=False, secure=False)
+    path = tmp_path / "x.journal"
+    with accountant.journal(path):
+        with pytest.raises(ConfigurationError), accountant.next_position(origin, bound):
+            accountant.record(SubsampledGaussian(5.0))
+        accountant.record(SubsampledGaussian(6.0))
+    again = PrivacyAccountant()
+    with again.journal(path):
+        assert [each.event.noise_multiplier for each in again.ledger] == [6.0]
+
+
+def test_a_resumed_journal_has_earlier_reservations(tmp_path):
+    """A plan that was reserved without the journal counts when it is opened again."""
+    path, accountant = tmp_path / "journal", PrivacyAccountant()
+    with PrivacyAccountant().journal(path):
+        pass
+    origin = Origin.now("DPSEP", seeded=False, secure=False)
+    accountant._books.ledger.origins.reserve(origin, {EVENT: 3})
+    with accountant.journal(path):
+        epsilon = accountant.get_epsilon()
+    again = PrivacyAccountant()
+    with again.journal(path):
+        assert again.get_epsilon() == epsilon > 0
