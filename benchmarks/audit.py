@@ -57,7 +57,7 @@ from pyro_dp import (
     audit_one_run,
 )
 from pyro_dp.infer.ep.look_plan import Frame
-from pyro_dp.mechanism import clipping, iterative
+from pyro_dp.mechanism import clipping, releases
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
@@ -483,7 +483,7 @@ def consistent(row: dict) -> dict:
 @contextlib.contextmanager
 def noise_scaled(scale: float):
     """The release draws this part of the noise that it accounts for."""
-    original = iterative.release
+    original = releases.release
 
     class Scaled:
         def __init__(self, noise):
@@ -495,7 +495,7 @@ def noise_scaled(scale: float):
     def release(clipped, *, accountant, event, noise):
         return original(clipped, accountant=accountant, event=event, noise=Scaled(noise))
 
-    with mock.patch.object(iterative, "release", release):
+    with mock.patch.object(releases, "release", release):
         yield
 
 

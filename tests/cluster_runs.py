@@ -340,7 +340,7 @@ def differences() -> dict[str, Any]:
     """Two ranks whose second does something else; their errors, or their results."""
 
     def other_settings(rank, svi, x, y):
-        svi._noise_multiplier += rank
+        svi._reservation.noise_multiplier += rank
         svi.run(x, y, progress=False)
 
     def other_parameters(rank, svi, x, y):
@@ -396,9 +396,9 @@ def differences() -> dict[str, Any]:
         return [*found(svi), result.steps, result.stopped, len(svi.accountant.notes)]
 
     def graphs_on_one(rank, svi, x, y):
-        svi._traces_left = 4 * (1 - rank)
+        svi._kept.traces_left = 4 * (1 - rank)
         svi.step(x, y)
-        return type(svi._prepared.step).__name__
+        return type(svi._kept.prepared.step).__name__
 
     def refused_by_first(rank, svi, x, y):
         def refuse(event):

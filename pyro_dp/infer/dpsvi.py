@@ -99,8 +99,8 @@ class Looks(DPSEP):
         for warning in self._warnings():
             warn_user(warning)
 
-    def _note_result(self) -> None:
-        super()._note_result()
+    def _note_result(self, status: str | None = None) -> None:
+        super()._note_result(status)
         guide = self._known.problem.guide if self._known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
@@ -260,7 +260,7 @@ class DPSVI(Readable, Forecasted):
             "A noise multiplier": bool(noises.multiplier),
             "A bound": clips.bound is not None,
             "Clip.loss": clips.loss is not None,
-            "A RowAdam": self._gradients._local_optim is not None,
+            "A RowAdam": self._gradients._moves.local is not None,
             'Clip(of="parameters")': clips.of == "parameters",
             "A loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
         }
@@ -393,8 +393,8 @@ class DPSVI(Readable, Forecasted):
             if self._inference is self._gradients or self._steps:
                 raise
             self._reason = str(error).split(". ")[0].removesuffix(".")
-        self._gradients.take_over(self._inference)
-        self._gradients.start_anew()
+        self._gradients._kept.take_over(self._inference._kept)
+        self._gradients._kept.start_anew(self._gradients.guide)
         self._inference = self._gradients
         return call(self._inference)
 
@@ -402,7 +402,7 @@ class DPSVI(Readable, Forecasted):
         self._on_data(lambda each: each._look_at(args, kwargs))
         if name != "loss" or self._inference is self._gradients:
             return self._inference
-        self._gradients.take_over(self._inference)
+        self._gradients._kept.take_over(self._inference._kept)
         return self._gradients
 
     @property

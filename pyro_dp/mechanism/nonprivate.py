@@ -108,7 +108,7 @@ class NonPrivate:
             looked_at = f"{what} of {kind} after {self._inference._steps} steps"
             with inference.accountant.next_position() as position:
                 mark_look(inference.accountant, looked_at, stacklevel=3)
-            stream = inference._randomness.stream("local", position)
+            stream = inference._releases.randomness.stream("local", position)
             everyone = AllRecords(prepared.records.plate.size, prepared.records.device)
             batches = everyone.split(inference.execution.microbatch_size or _AT_A_TIME)
             return read(prepared, batches, stream)

@@ -230,7 +230,7 @@ class _MomentRelease(IterativeMechanism):
         size, dim = scaled.shape
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
-        clipped = self._sum_type(blocks, scaled.device)
+        clipped = self._releases.sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
         sums, squares = self._release(clipped, RecordSampler(self.sampling.kind, size, 1.0))

@@ -146,7 +146,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
-        own = (self.execution.microbatch_size, self._sum_type)
+        own = (self.execution.microbatch_size, self._releases.sum_type)
         self._once = StatisticsSum(e_step, once, *own) if once else None
         self._each = StatisticsSum(e_step, each, *own) if each else None
         if not each and num_steps != 1:
@@ -217,8 +217,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 return SitePosterior(self.model.marginals(current))
             if self._aware is None:
                 self._aware = self._noise_aware(current)
-                if self._origin is not None:
-                    self.accountant.note_result(self._origin, status=str(self._aware.status))
+                self._reservation.note_result(None, str(self._aware.status))
             return self._aware
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
@@ -297,10 +296,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         return events
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        if self._reserves or not (self._once and self._each) or self._static is not None:
+        if self._reservation.whole or not (self._once and self._each) or self._static is not None:
             return super()._to_reserve(rate)
         # The first step has two releases: refuse both where only one of them fits the budget.
-        sigma = self._calibrate(rate)
+        sigma = self._reservation.calibrate(rate)
         both = (self._once_multiplier(sigma), sigma)
         return Counter(SubsampledGaussian(each, rate, self.sampling.kind) for each in both)
 
@@ -374,17 +373,19 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         sampler, position = prepared.sampler, self.accountant.position
         indices = self._sample(sampler, position, prepared.ahead)
         clipped = once.static_sum(prepared.records, indices)
-        sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
+        sigma = self._once_multiplier(self._reservation.calibrate(sampler.sample_rate))
         released = self._account_and_release(clipped, sigma, sampler)
-        self._static = once.estimates(released, self._in_sums(sigma), sampler.sample_rate)
+        self._static = once.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
-        local = LocalStream(self._randomness.stream("local", position))
+        local = LocalStream(self._releases.randomness.stream("local", position))
         indices = self._sample(sampler, position, prepared.ahead)
         clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
         released = self._release(clipped, sampler)
-        return each.estimates(released, self._noise_in_sums, sampler.sample_rate)
+        return each.estimates(
+            released, self._releases.in_sums(self.noise_multiplier), sampler.sample_rate
+        )
 
     def _exact(self) -> dict[str, Callable]:
         return {"gradient_norms": self._exact_norms}

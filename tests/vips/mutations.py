@@ -323,8 +323,8 @@ MUTATIONS = [
     Mutation(
         "door: a noise stream for something else",
         "VIPS._release_expected",
-        'LocalStream(self._randomness.stream("local", position))',
-        'LocalStream(self._randomness.stream("noise", position))',
+        'LocalStream(self._releases.randomness.stream("local", position))',
+        'LocalStream(self._releases.randomness.stream("noise", position))',
         "test_one_door.py",
     ),
     Mutation(

@@ -161,7 +161,7 @@ class DPSEP(StochasticEP[EPState]):
             plans=True,
         )
         self.num_steps = 1 + MOST_LOOKS if self.noise.multiplier != 0 else MOST_WITHOUT_NOISE
-        self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
+        self._reservation.whole = True  # also in a loop: Theorem 1 needs mu beforehand
         self._behind = False  # its state is older than the ledger
 
     @whole_step
@@ -203,8 +203,8 @@ class DPSEP(StochasticEP[EPState]):
             return sites.fit(self.evidence)
         return 0.0
 
-    def _note_result(self) -> None:
-        super()._note_result()
+    def _note_result(self, status: str | None = None) -> None:
+        super()._note_result(status)
         self._fit()
 
     @property
@@ -220,7 +220,7 @@ class DPSEP(StochasticEP[EPState]):
         cost = Cost(
             (2.0 if replaces else 1.0) / sigma if sigma else math.inf,
             self.accountant.neighboring,
-            self._reservation,
+            self._reservation.name,
             self.accountant.description.unit or "",
         )
         bias, bend = known.squared_bias, known.plan.bend
@@ -243,7 +243,9 @@ class DPSEP(StochasticEP[EPState]):
         return self._known is not None and self._known.finished
 
     def _next_bound(self) -> float:
-        frame = self._approximation.frame
+        if self._known is None:
+            return self._bound
+        frame = self._known.frame
         return math.inf if frame is None else frame.bound
 
     def _prepare(self, args: tuple, kwargs: dict) -> PreparedSites:
@@ -259,10 +261,8 @@ class DPSEP(StochasticEP[EPState]):
         return super()._planned(args, kwargs)
 
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> EPState:
-        sigma = self._noise_multiplier
-        if sigma is None:
-            sigma = self._agreed(self._calibrated(1.0))
-        return EPState.start(problem, size, self._in_sums(sigma), new=new)
+        sigma = self._releases.in_sums(self._reservation.agreed(1.0))
+        return EPState.start(problem, size, sigma, new=new)
 
     def _site_sum(self, problem: EPProblem, approximation: EPState) -> WhitenedSum:
         return self._sums(WhitenedSum, problem, approximation.num_blocks)
@@ -297,7 +297,7 @@ class DPSEP(StochasticEP[EPState]):
 
     def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
         """A look, which takes its share of the budget."""
-        sigma = _noise(self._calibrate(1.0), self._approximation.share)
+        sigma = _noise(self._reservation.calibrate(1.0), self._approximation.share)
         released = self._account_and_release(clipped, sigma, sampler)
         self._steps += 1
         return released
@@ -308,13 +308,13 @@ class DPSEP(StochasticEP[EPState]):
 
     def _to_reserve(self, rate: float) -> Counter[Event]:
         """The next look, and all later ones as one release."""
-        sigma, known = self._calibrate(rate), self._approximation
+        sigma, known = self._reservation.calibrate(rate), self._approximation
         shares = known.share, 1.0 - known.spent - known.share
         return Counter(_sum_of_all(sigma, share) for share in shares if share > _LEAST_SHARE)
 
     def _lose_release(self) -> None:
         """Count the lost look as spent. The looks to come share the rest."""
-        self._lost += 1
+        self._reservation.lost += 1
         known = self._approximation
         spent = min(known.spent + known.share, 1.0)
         self._known = replace(known, spent=spent, share=min(known.share, 1.0 - spent))
@@ -322,8 +322,9 @@ class DPSEP(StochasticEP[EPState]):
     def _load_state(self, state: dict[str, Any]) -> None:
         """mu is that of the whole run. Releases in the ledger beyond the state are spent."""
         super()._load_state(state)
-        self._noise_multiplier, self._reserves = state["noise_multiplier"], True
-        self._behind = self._lost > 0
+        ours = self._reservation
+        ours.noise_multiplier, ours.whole = state["noise_multiplier"], True
+        self._behind = ours.lost > 0
 
     def _looks_anew(self, needed: bool) -> bool:
         anew = super()._looks_anew(needed)
@@ -337,27 +338,27 @@ class DPSEP(StochasticEP[EPState]):
         Ranks go on with the largest share that one of them has spent.
         """
         known = self._approximation
-        spent = max(known.spent, 1.0 - self._left()) if self._lost else known.spent
+        spent = max(known.spent, 1.0 - self._left()) if self._reservation.lost else known.spent
         spent = max(each.value for each in self._ranks.exchange(Share(spent)))
         share = min(known.share, 1.0 - spent)
         self._known, self._behind = replace(known, spent=spent, share=share), False
 
     def _left(self) -> float:
         """The share of the budget that the ledger holds for looks to come."""
-        sigma = self._calibrate(1.0)
+        sigma = self._reservation.calibrate(1.0)
         left = math.fsum(
             count * (sigma / event.noise_multiplier) ** 2
             for origin, events in self.accountant.reserved
-            if origin.reservation == self._reservation
+            if origin.reservation == self._reservation.name
             for event, count in events.items()
             if isinstance(event, SubsampledGaussian)
         )
         if left <= _LEAST_SHARE:
-            raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._lost))
+            raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._reservation.lost))
         return left
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self._finished and self._noise_multiplier != 0:
+        if self._finished and self._reservation.noise_multiplier != 0:
             raise PrivacyBudgetExceeded(_DONE)
 
     def _shown(self) -> dict[str, Any]:

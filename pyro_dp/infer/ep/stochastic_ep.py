@@ -131,12 +131,15 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         batch = self._draw_records(prepared, position)
         clipped = self._clipped_sum(prepared, at, batch, position)
         released = self._release(clipped, prepared.sampler)
-        if self._bit:
-            self._add_bit(self._bit, released[1], prepared)
+        noise = self._releases.in_sums(self.noise_multiplier)
+        self._fractions.add(released[1 : 1 + len(self._fractions.blocks)], prepared.sampler, noise)
         try:
             rate = prepared.sampler.sample_rate
             change, approximation = updated(
-                released, at, multiplier=self._noise_in_sums / rate, sample_rate=rate
+                released,
+                at,
+                multiplier=noise / rate,
+                sample_rate=rate,
             )
             mean, covariance = approximation.moments(True)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
@@ -210,8 +213,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             self._known = resumed
             known.problem.guide.write(*resumed.moments(True))
 
-    def _status_line(self) -> str:
-        return str(self._status())
+    def _note_result(self, status: str | None = None) -> None:
+        super()._note_result(str(self._status()))
 
     def _shown(self) -> dict[str, Any]:
         known = self._known
@@ -226,7 +229,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return [kind(f"{status}. {self._remedies[status.cause]}")]
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
-        started, before = self._values_before()
+        started, before = self._kept.values_before(self.guide)
         problem = self._problem(records)
         known = self._known
         if known is not None and not torch.equal(problem.places, known.problem.places):
@@ -246,8 +249,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         self._known, self._loaded = approximation, None
         sites = self._site_sum(problem, approximation)
         at = approximation.at(records.plate.size)
-        trace = partial(sites.trace, at, self._sum_type, sampler.usual_size)
-        self._traced(trace, problem.likelihood.term)
+        trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
+        self._kept.traced(trace, problem.likelihood.term, self.model, self.guide)
         return PreparedSites(records, sampler, problem, sites)
 
     def _public(self) -> Sequence[Tensor]:
@@ -255,14 +258,16 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return [*super()._public(), q.eta, q.precision]
 
     def _is_current(self, prepared: PreparedSites) -> bool:
-        return super()._is_current(prepared) and prepared.problem.guide.is_current()
+        return prepared.problem.guide.is_current()
 
     def _clipped_sum(
         self, prepared: PreparedSites, at: Any, indices: Indices, position: int
     ) -> ClippedSum:
         """Sites of these records, clipped and summed, one microbatch after the other."""
-        clipped = self._sum_type(self._approximation.blocks, prepared.records.device)
-        prepared.sites.add(clipped, at, indices, self._randomness.stream("local", position))
+        clipped = self._releases.sum_type(self._approximation.blocks, prepared.records.device)
+        prepared.sites.add(
+            clipped, at, indices, self._releases.randomness.stream("local", position)
+        )
         return clipped
 
     def _exact(self) -> dict[str, Callable]:
