@@ -263,12 +263,12 @@ class Attacked(DPSEP):
         self.part = super()._clipped_sum(prepared, at, records[:1], position)
         return super()._clipped_sum(prepared, at, records[int(not self.canary) :], position)
 
-    def _account_and_release(self, clipped, noise_multiplier, sampler):
+    def _release(self, clipped, sampler, noise_multiplier=None):
         totals = [total.clone() for total in clipped._totals]
-        released = super()._account_and_release(clipped, noise_multiplier, sampler)
+        released = super()._release(clipped, sampler, noise_multiplier)
         parts = self.part._totals
         for block, total, part, noisy in zip(clipped.blocks, totals, parts, released, strict=True):
-            way = part / block.noise(noise_multiplier) ** 2
+            way = part / block.noise(self._releases.last.noise_multiplier) ** 2
             middle = total + (0.5 - self.canary) * part
             self.ratio += (way @ (noisy - middle)).item()
         return released

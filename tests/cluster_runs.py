@@ -269,13 +269,13 @@ def secure() -> dict[str, Any]:
         torch.manual_seed(3)
         options = dict(noise=Noise(1.0, source="system"), num_steps=1, **_eager(method))
         inference = make(method, PrivacyAccountant(), cluster, **options)
-        kept, released = [], inference._account_and_release
+        kept, released = [], inference._release
 
         def release(*given):
             kept.append([each.tolist() for each in released(*given)])
             return [torch.zeros(len(each)) for each in kept[-1]]
 
-        inference._account_and_release = release
+        inference._release = release
         with without_noise_in_units(), contextlib.suppress(Exception):
             inference.step(*data)
         return kept

@@ -4,6 +4,7 @@ import abc
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
@@ -101,6 +102,9 @@ class IterativeMechanism(abc.ABC):
     _plan_kind = PLANNED  # the plan of a run that reserves its releases
     _method = ""  # in reports, if that is not the name
     _known_as = ""  # to users, if that is not the name of the class
+    # Functions for nonprivate(), by the names of its methods. The ledger notes a call first. The
+    # arguments are the inference, the result of _look_at, all indices in batches, and a stream.
+    _exact = MappingProxyType[str, Callable[..., Any]]({})
 
     @property
     def _name(self) -> str:
@@ -219,17 +223,6 @@ class IterativeMechanism(abc.ABC):
         """Build the objects of a step on these data, for :func:`nonprivate`."""
         raise NotImplementedError
 
-    def _exact(self) -> dict[str, Callable[..., Any]]:
-        """Functions for :func:`nonprivate`, by the names of its methods.
-
-        The ledger notes a call first. The arguments are the result of :meth:`_look_at`, indices
-        of all records in batches, and a private stream.
-        """
-        return {}
-
-    def _step_of_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        return self.step(*args, **kwargs)
-
     def _next_bound(self) -> float:
         """The bound to which a record's part is clipped in the next step."""
         return self._bound
@@ -321,19 +314,17 @@ class IterativeMechanism(abc.ABC):
         left = None if self.num_steps is None else self.num_steps - self._steps
         return self._releases.sample(sampler, position, ahead, left)
 
-    def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
-        """The release of a step: estimates of the sums over all records."""
-        sigma = self._reservation.calibrate(sampler.sample_rate)
-        estimates = self._account_and_release(clipped, sigma, sampler)
-        self._steps += 1
-        return estimates
-
-    def _account_and_release(
-        self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
+    def _release(
+        self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None
     ) -> list[Tensor]:
-        """Sums over the batch become estimates of sums over all records."""
-        event = self._releases.begin(clipped, noise_multiplier, sampler)
-        rate = sampler.sample_rate
+        """The release of a step: estimates of the sums over all records.
+
+        :param noise_multiplier: of a release that the caller counts as a step, or does not.
+        """
+        rate, sigma = sampler.sample_rate, noise_multiplier
+        if sigma is None:
+            sigma = self._reservation.calibrate(rate)
+        event = self._releases.begin(clipped, sigma, sampler)
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         ours = self._reservation.begin(), self._next_bound(), self._to_reserve(rate)
         with self.accountant.next_position(*ours) as position:
@@ -344,4 +335,5 @@ class IterativeMechanism(abc.ABC):
                 if self.accountant.position != position:
                     self._lose_release()
                 raise
+        self._steps += noise_multiplier is None
         return [block.div_(rate) for block in released]  # which have memory of their own

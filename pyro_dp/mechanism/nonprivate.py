@@ -98,7 +98,7 @@ class NonPrivate:
         inference = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
-        kind, read = inference._name, inference._exact().get(name)
+        kind, read = inference._name, inference._exact.get(name)
         if read is None:
             raise ConfigurationError(
                 f"nonprivate(...).{name} reads from {kinds}, not from a {kind}."
@@ -111,7 +111,7 @@ class NonPrivate:
             stream = inference._releases.randomness.stream("local", position)
             everyone = AllRecords(prepared.records.plate.size, prepared.records.device)
             batches = everyone.split(inference.execution.microbatch_size or _AT_A_TIME)
-            return read(prepared, batches, stream)
+            return read(inference, prepared, batches, stream)
 
 
 def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:

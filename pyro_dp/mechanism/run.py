@@ -79,7 +79,7 @@ def _timed_step(
     inference: Any, result: RunResult, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ReleasedStep:
     start = time.perf_counter()
-    value = inference._step_of_run(args, kwargs)
+    value = inference.step(*args, **kwargs)
     step = ReleasedStep(
         inference._steps,
         result.num_steps,

@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self._aware: SitePosterior | None = None  # for this posterior, once computed
 
     _measure = "change of the statistics"
+    _exact = MappingProxyType[str, Callable[..., Any]](
+        {"gradient_norms": lambda *given: _exact_norms(*given)}
+    )
 
     @whole_step
     @torch.no_grad()
@@ -374,7 +378,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         indices = self._sample(sampler, position, prepared.ahead)
         clipped = once.static_sum(prepared.records, indices)
         sigma = self._once_multiplier(self._reservation.calibrate(sampler.sample_rate))
-        released = self._account_and_release(clipped, sigma, sampler)
+        released = self._release(clipped, sampler, sigma)
         self._static = once.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
@@ -386,26 +390,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         return each.estimates(
             released, self._releases.in_sums(self.noise_multiplier), sampler.sample_rate
         )
-
-    def _exact(self) -> dict[str, Callable]:
-        return {"gradient_norms": self._exact_norms}
-
-    @torch.no_grad()
-    def _exact_norms(
-        self, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
-    ) -> dict[str, Tensor]:
-        """Norms of the records' statistics before they are clipped, (N,) each."""
-        model, local = self._e_step, LocalStream(stream)
-        norms: dict[str, list[Tensor]] = {name: [] for name in self.model.statistics}
-        for chosen in batches:
-            rows = prepared.records.rows(chosen)
-            with guarded("The E-step"):
-                parts = dict(model.static_statistics(*rows))
-                draws = Draws(local, chosen)
-                parts |= model.expected_statistics(self._posterior, draws, *rows)
-            for name, found in norms.items():
-                found.append(row_norms(parts[name]))
-        return {name: torch.cat(found) for name, found in norms.items()}
 
     def _public(self) -> Sequence[Tensor]:
         known = self._mixed
@@ -419,6 +403,23 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         if not self._steps:
             raise ConfigurationError("There is no posterior before the first step.")
         return self._posterior
+
+
+def _exact_norms(
+    vips: VIPS, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
+) -> dict[str, Tensor]:
+    """Norms of the records' statistics before they are clipped, (N,) each."""
+    model, local = vips._e_step, LocalStream(stream)
+    norms: dict[str, list[Tensor]] = {name: [] for name in vips.model.statistics}
+    for chosen in batches:
+        rows = prepared.records.rows(chosen)
+        with torch.no_grad(), guarded("The E-step"):
+            parts = dict(model.static_statistics(*rows))
+            draws = Draws(local, chosen)
+            parts |= model.expected_statistics(vips._posterior, draws, *rows)
+        for name, found in norms.items():
+            found.append(row_norms(parts[name]))
+    return {name: torch.cat(found) for name, found in norms.items()}
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:

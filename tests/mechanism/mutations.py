@@ -251,7 +251,7 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: estimates divided by another rate",
-        "IterativeMechanism._account_and_release",
+        "IterativeMechanism._release",
         "return [block.div_(rate) for block in released]",
         "return [block.div_(max(rate, 0.5)) for block in released]",
         "test_vips.py test_vips_models.py",
@@ -364,9 +364,10 @@ MUTATIONS = [
     ),
     Mutation(
         "door: noisy sums by another name",
-        "IterativeMechanism._account_and_release",
-        "        rate = sampler.sample_rate\n",
-        "        rate = sampler.sample_rate\n        self.peek = getattr(clipped, '_no' 'isy')\n",
+        "IterativeMechanism._release",
+        "        rate, sigma = sampler.sample_rate, noise_multiplier\n",
+        "        rate, sigma = sampler.sample_rate, noise_multiplier\n"
+        "        self.peek = getattr(clipped, '_no' 'isy')\n",
         "test_one_door.py",
     ),
     Mutation(
@@ -427,7 +428,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a release that fails, of which a calibrated run knows nothing",
-        "IterativeMechanism._account_and_release",
+        "IterativeMechanism._release",
         "                    self._lose_release()\n",
         "                    pass\n",
         "test_dpem.py",

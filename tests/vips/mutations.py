@@ -20,8 +20,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: the static release of a step's noise, in the ledger half of it",
         "VIPS._release_static",
-        "released = self._account_and_release(clipped, sigma, sampler)",
-        "released = self._account_and_release(clipped, sigma / 2, sampler)",
+        "released = self._release(clipped, sampler, sigma)",
+        "released = self._release(clipped, sampler, sigma / 2)",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(

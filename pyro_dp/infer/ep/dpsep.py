@@ -295,10 +295,12 @@ class DPSEP(StochasticEP[EPState]):
 
         return updated
 
-    def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
+    def _release(
+        self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None
+    ) -> list[Tensor]:
         """A look, which takes its share of the budget."""
         sigma = _noise(self._reservation.calibrate(1.0), self._approximation.share)
-        released = self._account_and_release(clipped, sigma, sampler)
+        released = super()._release(clipped, sampler, sigma)
         self._steps += 1
         return released
 

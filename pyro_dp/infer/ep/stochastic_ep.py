@@ -9,10 +9,11 @@ import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
@@ -67,6 +68,9 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
     _measure = "change of the factor"
     _usual_jit = "none"
+    _exact = MappingProxyType[str, Callable[..., Any]](
+        {"gradient_norms": lambda *given: _exact_norms(*given)}
+    )
     _remedy: str  # for a posterior that left the finite numbers
     _remedies = REMEDIES  # for a posterior that is not ok
     _state_names: tuple[str, ...]
@@ -270,17 +274,14 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         )
         return clipped
 
-    def _exact(self) -> dict[str, Callable]:
-        return {"gradient_norms": self._exact_norms}
 
-    @torch.no_grad()
-    def _exact_norms(
-        self, prepared: PreparedSites, batches: Iterable[Tensor], stream: np.random.Generator
-    ) -> Tensor:
-        """Norms of the records' sites before they are clipped, (N,)."""
-        at = self._approximation.at(prepared.records.plate.size)
-        with private_rng(stream):
-            return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
+def _exact_norms(
+    ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
+) -> Tensor:
+    """Norms of the records' sites before they are clipped, (N,)."""
+    at = ep._approximation.at(prepared.records.plate.size)
+    with torch.no_grad(), private_rng(stream):
+        return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 
 
 def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -> A:

@@ -7,6 +7,7 @@ plate of individuals.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -116,6 +117,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         )
 
     _measure = "private loss (nats)"
+    _exact = MappingProxyType(
+        {
+            "loss": lambda _, *given: exact_loss(*given),
+            "gradient_norms": lambda _, *given: exact_norms(*given),
+        }
+    )
     _first_policy = staticmethod(by_histogram)
     _moves_of: type[Moves] = PlannedMoves
 
@@ -159,7 +166,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._policy = policy.learned(read)
         if self._steps == self.num_steps:
             self.finish() if self._moves.loops else self._moves.conclude(prepared.parameters)
-        return math.nan if self.clip.loss is None else released[1].item() + gradients.outside.item()
+        loss = math.nan
+        if self.clip.loss is not None:
+            loss = released[1].item() + gradients.outside.item()
+        if self.last_run is not None and self.last_run.goes_on:
+            self._moves.optimizer.step_scheduler(loss)
+        return loss
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
         if self._moves.optimizer.needs_metric and self.clip.loss is None:
@@ -171,13 +183,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self.num_steps is None:
             self._prepare(args, kwargs)  # which chooses it
         return super()._planned(args, kwargs)
-
-    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
-        moves = not self._policy.opens
-        loss = super()._step_of_run(args, kwargs)
-        if moves:
-            self._moves.optimizer.step_scheduler(loss)
-        return loss
 
     def finish(self) -> None:
         """End a loop over :meth:`step` early: write the result into the guide.
@@ -359,6 +364,3 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def _warnings(self) -> list[Warning]:
         status = self._status
         return self._policy.warnings(status) + self._moves.warnings(status)
-
-    def _exact(self) -> dict[str, Callable]:
-        return {"loss": exact_loss, "gradient_norms": exact_norms}
