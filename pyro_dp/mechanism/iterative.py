@@ -319,7 +319,7 @@ class IterativeMechanism(abc.ABC):
     ) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records.
 
-        :param noise_multiplier: of a release that the caller counts as a step, or does not.
+        :param noise_multiplier: None: that of the steps, and the release counts as one.
         """
         rate, sigma = sampler.sample_rate, noise_multiplier
         if sigma is None:

@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,7 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
+from pyro_dp.infer.preparation import Preparation
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -43,7 +45,7 @@ from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
-from pyro_dp.vips.statistics_sum import MixedStatistics, StatisticsSum, require_step_size
+from pyro_dp.vips.statistics_sum import MixedStatistics, Progress, StatisticsSum, require_step_size
 
 _STATE = ("size", "statistics", "static")
 
@@ -140,7 +142,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             sampling=sampled,
             execution=Execution.read(execution).only("VIPS", "microbatch_size", "peers"),
         )
-        self._rate, full = sampled.rate, sampled.rate == 1.0
+        full = sampled.rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
         # Models of users run behind a wall; those of this package are written for one.
@@ -155,12 +157,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
                 "one release of all records is all that there is to know."
             )
-        self._prepared: Prepared | None = None  # for the arguments of the last step
-        self._first: Records | None = None  # the first step's
-        self._size: int | None = None
-        self._mixed: MixedStatistics | None = None
-        self._start: MixedStatistics | None = None  # after the first step
-        self._static: MixedStatistics | None = None  # what was released once
+        self._kept = Preparation[Prepared]("none")
+        self._found: Progress | None = None  # from the first look on
         self._posterior: Any = None
         self._aware: SitePosterior | None = None  # for this posterior, once computed
 
@@ -183,22 +181,21 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
         prepared = self._prepare(data)
-        if self._once and self._static is None:
-            self._release_static(self._once, prepared)
-        estimates = self._static or MixedStatistics({}, {})
+        assert self._found is not None  # from the first look on
+        if self._once and not self._has_static:
+            self._found = replace(self._found, static=self._release_static(self._once, prepared))
+        estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
             estimates = estimates.joined(self._release_expected(self._each, prepared))
         else:
             self._steps += 1
-        before, size = self._mixed, prepared.records.plate.size
-        assert before is not None  # from the first look on
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
-        after = before.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior, self._aware = self._m_step(after, size), None
-        self._mixed = after
-        self._start = after if self._steps == 1 else self._start
-        return after.change(before, self._declared) / size
+        after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
+        self._posterior, self._aware = self._m_step(after, before.size), None
+        start = after if self._steps == 1 else before.start
+        self._found = replace(before, mixed=after, start=start)
+        return after.change(before.mixed, self._declared) / before.size
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> SitePosterior:
@@ -241,20 +238,19 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 self.model.guide(self._current())
 
     def _new_records(self) -> NewRecords | None:
-        if not self._steps or self._first is None:
-            return None
-        return NewRecords(self.model.model, self.guide, self._first)
+        first = self._kept.first(self._steps)
+        return None if first is None else NewRecords(self.model.model, self.guide, first)
 
     def _noise_aware(self, current: Any) -> SitePosterior:
-        mixed, size, model = self._mixed, self._size, self.model
-        assert mixed is not None and size is not None
+        assert self._found is not None
+        mixed, size, model = self._found.mixed, self._found.size, self.model
         tau0, kappa = self.step_size
         response = NoiseResponse(
             lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
             mixed,
             static=self._once.statistics if self._once else (),
             weights=[(tau0 + step) ** -kappa for step in range(1, self._steps + 1)],
-            first=self._start.values if self._start else None,
+            first=self._found.start.values if self._found.start else None,
         )
         feedback: Any = {}
         if not all(each.static for each in self._declared.values()):
@@ -264,30 +260,30 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
-        return self._state() | {
-            "size": self._size,
-            "statistics": self._mixed and self._mixed.state(),
-            "static": self._static and self._static.state(),
-            "start": self._start and self._start.state(),
-        }
+        found = dict.fromkeys((*_STATE, "start")) if self._found is None else self._found.state()
+        return self._state() | found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
-        mixed = static = start = posterior = None
-        if state["size"] is not None:
-            size = require_count("size", state["size"])
-            mixed = MixedStatistics.from_state(state["statistics"], self._declared)
-            posterior = self._m_step(mixed, size)
+        found = static = start = posterior = None
         if state["static"] is not None:
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
         if state.get("start") is not None:  # older states have none
             start = MixedStatistics.from_state(state["start"], self._declared)
+        if state["size"] is not None:
+            size = require_count("size", state["size"])
+            mixed = MixedStatistics.from_state(state["statistics"], self._declared)
+            found, posterior = Progress(size, mixed, static, start), self._m_step(mixed, size)
         self._load_state(state)
-        self._prepared = self._first = None  # to look at the data anew
-        self._size, self._mixed, self._static, self._start = state["size"], mixed, static, start
-        self._posterior, self._aware = posterior, None
+        self._kept = Preparation("none")  # to look at the data anew
+        self._found, self._posterior, self._aware = found, posterior, None
+
+    @property
+    def _has_static(self) -> bool:
+        """Whether static statistics were released."""
+        return self._found is not None and self._found.static is not None
 
     def _once_multiplier(self, sigma: float) -> float:
         """Noise multiplier of the release of static statistics, from that of a step."""
@@ -295,12 +291,12 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         events = super()._to_release(rate, sigma) if self._each else Counter[Event]()
-        if self._once and self._static is None:
+        if self._once and not self._has_static:
             events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1
         return events
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        if self._reservation.whole or not (self._once and self._each) or self._static is not None:
+        if self._reservation.whole or not (self._once and self._each) or self._has_static:
             return super()._to_reserve(rate)
         # The first step has two releases: refuse both where only one of them fits the budget.
         sigma = self._reservation.calibrate(rate)
@@ -319,24 +315,21 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
-        known = self._prepared
-        if self._looks_anew(known is None or not known.records.same_as(args, kwargs)):
+        known = self._kept.current(args, kwargs)
+        if self._looks_anew(known is None):
             records = self._checked(args, kwargs)
-            size = records.plate.size
-            sampler = RecordSampler(self.sampling.kind, size, self._rate, records.count)
-            if self._mixed is None:
+            size, rate = records.plate.size, self.sampling.rate
+            assert rate is not None
+            sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
+            if self._found is None:
                 initial = dict(self.model.initial_statistics(size))
-                self._mixed = MixedStatistics(initial, dict.fromkeys(self._declared, 0.0))
-            self._size = size
-            self._mixed = self._mixed.to(records.device)
-            self._static = self._static and self._static.to(records.device)
-            self._start = self._start and self._start.to(records.device)
-            self._posterior, self._aware = self._m_step(self._mixed, size), None
+                noise = dict.fromkeys(self._declared, 0.0)
+                self._found = Progress(size, MixedStatistics(initial, noise))
+            self._found = self._found.to(records.device)
+            self._posterior, self._aware = self._m_step(self._found.mixed, size), None
             if self._own is not None:
                 self._e_step.check(self._posterior, records)
-            if not self._steps or self._first is None:
-                self._first = records
-            known = self._prepared = Prepared(records, sampler)
+            known = self._kept.keep(Prepared(records, sampler), self._steps)
         assert known is not None
         return known
 
@@ -353,13 +346,14 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             names = argument_names(self.model.model, data, {})
             shard = find_shards(names, (data, {}), self._ranks.exchange)[0]
             size = shard.size
-        if self._size not in (None, size):
+        if self._found is not None and self._found.size != size:
             raise ModelError("The number of records is not that of the first step.")
         plate = PrivatePlate("data", size, size)
         model, own = self.model.model, (given, dict[str, Any]())
         records = Records(model, plate, data, {}, Reading.WHOLE, given=own, shard=shard)
-        if self._steps and self._first is not None:
-            self._first.require_same_data(records)
+        first = self._kept.first(self._steps)
+        if first is not None:
+            first.require_same_data(records)
         state = self._own or CapturedState(*_methods(self.model))
         if self._own is not None:
             refuse_rows(state.references, size)
@@ -373,13 +367,13 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         require_no_changes(kept)
         return records
 
-    def _release_static(self, once: StatisticsSum, prepared: Prepared) -> None:
+    def _release_static(self, once: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
         indices = self._sample(sampler, position, prepared.ahead)
         clipped = once.static_sum(prepared.records, indices)
         sigma = self._once_multiplier(self._reservation.calibrate(sampler.sample_rate))
         released = self._release(clipped, sampler, sigma)
-        self._static = once.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
+        return once.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
@@ -392,8 +386,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         )
 
     def _public(self) -> Sequence[Tensor]:
-        known = self._mixed
-        return () if known is None else list(known.values.values())
+        return () if self._found is None else list(self._found.mixed.values.values())
 
     def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
         with _finite():

@@ -728,7 +728,7 @@ def test_state_round_trip(monkeypatch, private):
         waiting = resumed.state_dict(include_private_local_state=True)["private_local_state"]
         assert torch.equal(waiting["own_loc"]["value"], kept["own_loc"])
     resumed._prepare(data, {})
-    moments = resumed._rows.state_dict()
+    moments = resumed._moves.rows.state_dict()
     for name, value in rows(resumed).items():
         assert torch.equal(value, kept[name] if private else torch.zeros(SIZE))
         assert (moments[name]["steps"] == (3 if private else 0)).all()

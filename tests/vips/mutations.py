@@ -27,9 +27,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: static statistics released in every step",
         "VIPS.step",
-        "if self._once and self._static is None:\n"
-        "            self._release_static(self._once, prepared)",
-        "if self._once:\n            self._release_static(self._once, prepared)",
+        "if self._once and not self._has_static:",
+        "if self._once:",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
@@ -112,8 +111,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: data are looked at once",
         "VIPS._look_at",
-        "known is None or not known.records.same_as(args, kwargs)",
-        "known is None",
+        "self._kept.current(args, kwargs)",
+        "self._kept.prepared",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
@@ -365,8 +364,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: an old noise-aware posterior after a step",
         "VIPS.step",
-        "self._posterior, self._aware = self._m_step(after, size), None",
-        "self._posterior = self._m_step(after, size)",
+        "self._posterior, self._aware = self._m_step(after, before.size), None",
+        "self._posterior = self._m_step(after, before.size)",
         "test_noise_aware.py",
     ),
     Mutation(
