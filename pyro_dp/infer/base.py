@@ -175,14 +175,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """Whether the preparation still holds, as far as parameters are concerned."""
         return True
 
-    def _note_earlier_values(self) -> None:
-        if self._steps == 0:
-            self.accountant.note_earlier_values(
-                "Parameters or optimizer had values before the first step of "
-                f"{self._name}. If those came from the data, this ledger does not cover "
-                "it. To start afresh, call pyro.clear_param_store() and make a new guide."
-            )
-
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
         indices = self._sample(prepared.sampler, position, prepared.ahead)

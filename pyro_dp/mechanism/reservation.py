@@ -1,12 +1,13 @@
 """A run's part of the budget: the noise of its releases, and what the ledger reserves for them."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import Event
+from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.events.event import require_short_text
 from pyro_dp.accounting.origins import OPEN, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
@@ -78,6 +79,16 @@ class Reservation:
         except PrivacyBudgetExceeded as error:
             text = _RESULTS_LOST.format(lost=self.lost) if self.lost else ""
             raise PrivacyBudgetExceeded(f"{error}{text}") from None
+
+    def held(self, noise_multiplier: float) -> float:
+        """The part that the ledger holds for this run, of one such release on all records."""
+        return math.fsum(
+            count * (noise_multiplier / event.noise_multiplier) ** 2
+            for origin, events in self.accountant.reserved
+            if origin.reservation == self.name
+            for event, count in events.items()
+            if isinstance(event, SubsampledGaussian)
+        )
 
     def plan(self) -> None:
         """The next release reserves all that are left, also without calibration."""

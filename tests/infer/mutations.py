@@ -1064,7 +1064,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI's bound: a user's may be far too large in silence",
-        "Clipping.status",
+        "Measured.status",
         "if times > _MUCH_LOOSER:",
         "if False:",
         "test_histogram_bound.py",

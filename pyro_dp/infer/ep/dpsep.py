@@ -339,25 +339,15 @@ class DPSEP(StochasticEP[EPState]):
 
         Ranks go on with the largest share that one of them has spent.
         """
-        known = self._approximation
-        spent = max(known.spent, 1.0 - self._left()) if self._reservation.lost else known.spent
+        known, ours, spent = self._approximation, self._reservation, self._approximation.spent
+        if ours.lost:
+            left = ours.held(ours.calibrate(1.0))
+            if left <= _LEAST_SHARE:
+                raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=ours.lost))
+            spent = max(spent, 1.0 - left)
         spent = max(each.value for each in self._ranks.exchange(Share(spent)))
         share = min(known.share, 1.0 - spent)
         self._known, self._behind = replace(known, spent=spent, share=share), False
-
-    def _left(self) -> float:
-        """The share of the budget that the ledger holds for looks to come."""
-        sigma = self._reservation.calibrate(1.0)
-        left = math.fsum(
-            count * (sigma / event.noise_multiplier) ** 2
-            for origin, events in self.accountant.reserved
-            if origin.reservation == self._reservation.name
-            for event, count in events.items()
-            if isinstance(event, SubsampledGaussian)
-        )
-        if left <= _LEAST_SHARE:
-            raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._reservation.lost))
-        return left
 
     def _refuse_steps_beyond_calibration(self) -> None:
         if self._finished and self._reservation.noise_multiplier != 0:

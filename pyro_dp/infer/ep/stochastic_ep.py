@@ -24,6 +24,7 @@ from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
+from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
@@ -71,9 +72,9 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     _exact = MappingProxyType[str, Callable[..., Any]](
         {"gradient_norms": lambda *given: _exact_norms(*given)}
     )
-    _remedy: str  # for a posterior that left the finite numbers
+    _remedy = ""  # for a posterior that left the finite numbers
     _remedies = REMEDIES  # for a posterior that is not ok
-    _state_names: tuple[str, ...]
+    _state_names = tuple[str, ...]()
     _differs = "{name} differs from that of the saved run."
 
     def __init__(
@@ -241,8 +242,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         if known is not None and problem.moments.name != known.problem.moments.name:
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
-        if used:
-            self._note_earlier_values()
+        if used and not self._steps:
+            note_earlier_values(self.accountant, self._name)
         if known is None:
             approximation = self._start(problem, records.plate.size, new=not used)
         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.eager_step import GradientStep, Report
-from pyro_dp.infer.svi.histogram_bound import Clipping, HistogramBound
+from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.step_plan import StepPlan
 from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.clipped_fraction import (
@@ -27,6 +27,19 @@ from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError
 from pyro_dp.utils.validation import same
 
+_TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
+_CLIPPED = (
+    "about {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
+    "at this budget"
+)
+_CUT = (
+    "clip={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
+    "posterior by more than the noise (clip=None would clip at about {better:.2g})"
+)
+_LOOSE = (
+    "clip={bound:.3g} is far above the records' gradients, and makes the noise about "
+    "{times:,.0f} times too large (clip=None would clip at about {better:.2g})"
+)
 _LEAVE_OUT = "Leave clip out, and DPSVI chooses the bound."
 
 
@@ -232,11 +245,30 @@ class Measured(Unmeasured):
 
     @property
     def clipped(self) -> ClippedFraction:
-        return Clipping(self.histogram, self.bound).fraction()
+        return self.histogram.clipped(self.bound)
+
+    @property
+    def _is_tight(self) -> bool:
+        """Whether C is well below the best bound, and cuts off more than the noise hides."""
+        noise = self.bound * self.histogram.noise  # a coordinate's, all gradients together
+        tighter = self.bound < self.histogram.bound / _TIGHTER
+        return tighter and self.histogram.lost(self.bound) > noise
 
     @property
     def status(self) -> Status:
-        return Clipping(self.histogram, self.bound).status()
+        """Whether C is far from the best bound, or cuts off many records."""
+        clipped, better = self.clipped, self.histogram.bound
+        times = self.bound / better
+        if self._is_tight:
+            text = _CUT
+        elif times > _MUCH_LOOSER:
+            text = _LOOSE
+        elif clipped.is_large and not self.histogram.of_many:
+            text = _CLIPPED
+        else:
+            return NOTHING_TO_CHECK
+        numbers = {"bound": self.bound, "better": better, "times": times}
+        return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
 
     def warnings(self, status: Status) -> list[Warning]:
         if status.cause != CLIPPING:

@@ -24,6 +24,7 @@ from pyro_dp.infer.posterior.summary import (
     STEPS,
     Status,
 )
+from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.infer.svi.averaged_guide import guide_posterior
 from pyro_dp.infer.svi.clip_policy import Reading, by_histogram
 from pyro_dp.infer.svi.eager_step import (
@@ -303,8 +304,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._moves.rows.use(term.local)
         if term.local:
             self.accountant.note(NOTE.format(names=term.local.listed))
-        if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
-            self._note_earlier_values()
+        used = started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys()
+        if used and not self._steps:
+            note_earlier_values(self.accountant, self._name)
         self._moves.require(parameters)
         eager = EagerStep(
             *users,
