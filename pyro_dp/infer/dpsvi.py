@@ -95,12 +95,12 @@ class Looks(DPSEP):
 
     def finish(self) -> None:
         """As :meth:`DPSVI.finish`."""
-        self._note_result()
+        self._conclude()
         for warning in self._warnings():
             warn_user(warning)
 
-    def _note_result(self, status: str | None = None) -> None:
-        super()._note_result(status)
+    def _conclude(self, status: str | None = None) -> None:
+        super()._conclude(status)
         guide = self._known.problem.guide if self._known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)

@@ -12,7 +12,6 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.accounting.origins import PLANNED, Origin
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
@@ -76,6 +75,7 @@ class IterativeMechanism(abc.ABC):
         execution: Execution | None = None,
         plans: bool = False,
     ):
+        self._name = self._known_as or type(self).__name__  # to users
         self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
         self.noise, self.sampling = Noise.read(noise), Sampling.read(sampling)
         self.execution = Execution.read(execution)
@@ -105,11 +105,6 @@ class IterativeMechanism(abc.ABC):
     # Functions for nonprivate(), by the names of its methods. The ledger notes a call first. The
     # arguments are the inference, the result of _look_at, all indices in batches, and a stream.
     _exact = MappingProxyType[str, Callable[..., Any]]({})
-
-    @property
-    def _name(self) -> str:
-        """Its name to users."""
-        return self._known_as or type(self).__name__
 
     @property
     def accountant(self) -> PrivacyAccountant:
@@ -156,9 +151,9 @@ class IterativeMechanism(abc.ABC):
         """
         return walk(self, args, kwargs, progress, callbacks)
 
-    def _note_result(self, status: str | None = None) -> None:
+    def _conclude(self, status: str | None = None) -> None:
         """Tell the ledger the fraction clipped, and whether the result can be published."""
-        self._reservation.note_result(self.clipped_fraction, status)
+        self._reservation.note_result(getattr(self, "clipped_fraction", None), status)
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """``num_steps`` of a run that can begin, or go on."""
@@ -173,10 +168,6 @@ class IterativeMechanism(abc.ABC):
     def _finished(self) -> bool:
         """Whether no planned step is left."""
         return self.num_steps is not None and self._steps >= self.num_steps
-
-    def _stop_early(self) -> None:
-        """A callback has stopped the run. An inference may have more to do then."""
-        self._releases.interrupts.hold()
 
     def __reduce__(self) -> NoReturn:
         name = self._name
@@ -219,18 +210,9 @@ class IterativeMechanism(abc.ABC):
             raise ConfigurationError("noise_multiplier is calibrated by the first step.")
         return self._reservation.least(rate)
 
-    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Build the objects of a step on these data, for :func:`nonprivate`."""
-        raise NotImplementedError
-
     def _next_bound(self) -> float:
         """The bound to which a record's part is clipped in the next step."""
         return self._bound
-
-    @property
-    def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of clipped records; None: it is not estimated."""
-        return None
 
     def _warnings(self) -> list[Warning]:
         """Warnings about a finished run, from released numbers."""

@@ -95,7 +95,7 @@ class NonPrivate:
 
         :param kinds: inferences that have such numbers.
         """
-        inference = self._inference
+        inference: Any = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
         kind, read = inference._name, inference._exact.get(name)

@@ -52,7 +52,7 @@ def walk(
                     with interrupts.within():
                         step = _timed_step(inference, result, args, kwargs)
                 except Stopped:  # on another rank
-                    _stop_early(inference, result)
+                    result.stopped = BY_CALLBACK
                     break
                 if not math.isnan(step.value):
                     text = f"{inference._measure} {step.value:.4g}"
@@ -61,7 +61,7 @@ def walk(
                 stops = [wants_to_stop(callback, step) for callback in callbacks]
                 if any(stops) and not inference._finished:
                     peers.stop()
-                    _stop_early(inference, result)
+                    result.stopped = BY_CALLBACK
                     result.read_clipped(step)
                     break
             else:
@@ -69,7 +69,7 @@ def walk(
                 bar.total = inference._steps
                 bar.refresh()
         inference._releases.forget()
-        inference._note_result()
+        inference._conclude()
         for warning in [*inference._warnings(), *peers.warnings()]:
             warn_user(warning)
         return result
@@ -88,13 +88,7 @@ def _timed_step(
         inference.noise_multiplier,
         inference._releases.noise,
         inference.accountant,
-        lambda: inference.clipped_fraction,
+        lambda: getattr(inference, "clipped_fraction", None),
     )
     result.add(step, time.perf_counter() - start)
     return step
-
-
-def _stop_early(inference: Any, result: RunResult) -> None:
-    with inference._releases.interrupts.within():
-        inference._stop_early()
-    result.stopped = BY_CALLBACK

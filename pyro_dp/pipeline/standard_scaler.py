@@ -94,15 +94,15 @@ class DPStandardScaler:
             raise ConfigurationError(
                 "Noise.multiplier must be a number: scaling should not take all that remains."
             )
-        moments = _MomentRelease(
+        inference = _MomentRelease(
             accountant=self.accountant,
             num_steps=1,
             bound=math.sqrt(rows.shape[1]),
             noise=noise,
             sampling=FullBatch(),
         )
-        moments.step(scaled)
-        mean, variance = moments.mean.cpu(), moments.variance.cpu()
+        inference.step(scaled)
+        mean, variance = inference.moments
         self.mean_ = (middle + half * mean).numpy()
         self.var_ = (half.square() * variance).numpy()
         self.scale_ = (half * variance.sqrt()).numpy()
@@ -234,10 +234,11 @@ class _MomentRelease(IterativeMechanism):
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
         sums, squares = self._release(clipped, RecordSampler(self.sampling.kind, size, 1.0))
-        self.mean = (sums / size).clamp(-1.0, 1.0)
-        variance = squares / size + 0.5 - self.mean.square()
+        mean = (sums / size).clamp(-1.0, 1.0)
+        variance = squares / size + 0.5 - mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size
-        self.variance = variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
+        variance = variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
+        self.moments = mean.cpu(), variance.cpu()
         return math.nan
 
 

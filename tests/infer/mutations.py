@@ -756,7 +756,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: a guide of another family stays where it started",
-        "Looks._note_result",
+        "Looks._conclude",
         "isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR",
         "False",
         "test_fitted_guide.py",
@@ -799,7 +799,7 @@ MUTATIONS = [
     Mutation(
         "a loop that keeps its status from the report",
         "Looks.finish",
-        "self._note_result()",
+        "self._conclude()",
         "pass",
         "test_dpsvi.py",
     ),
@@ -1079,7 +1079,7 @@ MUTATIONS = [
     Mutation(
         "DPSVI: a loop that is stopped leaves an iterate",
         "StochasticGradientVI.finish",
-        "        self._moves.conclude(self._kept.prepared.parameters)\n",
+        "        self._conclude()\n",
         "",
         "test_literal_swap.py",
     ),
@@ -1155,7 +1155,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stopped run whose guide holds an iterate",
-        "StochasticGradientVI._stop_early",
+        "StochasticGradientVI._conclude",
         "            self._moves.conclude(self._kept.prepared.parameters)\n",
         "            pass\n",
         "test_run.py",

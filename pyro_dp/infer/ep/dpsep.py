@@ -203,8 +203,8 @@ class DPSEP(StochasticEP[EPState]):
             return sites.fit(self.evidence)
         return 0.0
 
-    def _note_result(self, status: str | None = None) -> None:
-        super()._note_result(status)
+    def _conclude(self, status: str | None = None) -> None:
+        super()._conclude(status)
         self._fit()
 
     @property

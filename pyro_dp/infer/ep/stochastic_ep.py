@@ -218,8 +218,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             self._known = resumed
             known.problem.guide.write(*resumed.moments(True))
 
-    def _note_result(self, status: str | None = None) -> None:
-        super()._note_result(str(self._status()))
+    def _conclude(self, status: str | None = None) -> None:
+        super()._conclude(str(self._status()))
 
     def _shown(self) -> dict[str, Any]:
         known = self._known

@@ -194,15 +194,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         """
         if self._kept.prepared is None or not self._steps:
             raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
-        self._moves.conclude(self._kept.prepared.parameters)
-        self._note_result()
+        self._conclude()
         for warning in self._warnings():
             warn_user(warning)
-
-    def _stop_early(self) -> None:
-        super()._stop_early()
-        if self._kept.prepared is not None:
-            self._moves.conclude(self._kept.prepared.parameters)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The guide as it is. No interval of gradient steps includes the noise."""
@@ -216,8 +210,10 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             return NOTHING_TO_CHECK
         return self._policy.judged(_WITHOUT_NOISE)
 
-    def _note_result(self, status: str | None = None) -> None:
-        super()._note_result(self._moves.status_line(self._status))
+    def _conclude(self, status: str | None = None) -> None:
+        if self._kept.prepared is not None:
+            self._moves.conclude(self._kept.prepared.parameters)
+        super()._conclude(self._moves.status_line(self._status))
 
     def _next_bound(self) -> float:
         return self._policy.bound
