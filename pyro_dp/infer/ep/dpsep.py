@@ -20,7 +20,7 @@ from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_sum import OpeningSum, WhitenedSum
+from pyro_dp.infer.ep.site_sum import WhitenedSum
 from pyro_dp.infer.ep.stochastic_ep import PreparedSites, StochasticEP
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
@@ -265,21 +265,16 @@ class DPSEP(StochasticEP[EPState]):
         return EPState.start(problem, size, sigma, new=new)
 
     def _site_sum(self, problem: EPProblem, approximation: EPState) -> WhitenedSum:
-        return self._sums(WhitenedSum, problem, approximation.num_blocks)
-
-    def _sums(self, kind: type[WhitenedSum], problem: EPProblem, num_blocks: int) -> WhitenedSum:
-        return kind(
+        return WhitenedSum(
             problem=problem,
-            structure=self._approximation.structure,
-            num_blocks=num_blocks,
+            structure=approximation.structure,
+            num_blocks=approximation.num_blocks,
             microbatch_size=self.execution.microbatch_size,
         )
 
     def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:
         if self._approximation.frame is None:
-            groups = len(prepared.problem.groups)
-            opening = self._sums(OpeningSum, prepared.problem, groups)
-            prepared = replace(prepared, sites=opening)
+            prepared = replace(prepared, sites=prepared.sites.opening())
         return super()._clipped_sum(prepared, at, indices, position)
 
     def _updated(self) -> Callable[..., tuple[float, EPState]]:
