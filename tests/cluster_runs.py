@@ -27,6 +27,7 @@ import torch
 import torch.distributed
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
+import pyro_dp.vips.inference
 from pyro_dp import (
     DPSEP,
     DPSVI,
@@ -48,6 +49,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Ranks
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Flag
+from pyro_dp.mechanism.releases import Releases
 from pyro_dp.vips import LogisticRegression
 
 SIZE, DIM = 60, 2
@@ -298,7 +300,7 @@ def samples() -> list[dict[str, Any]]:
 
     def body(rank):
         drawn, noises = [], []
-        own, noisy = PaperDPSVI._sample, ClippedSum._noisy
+        own, noisy = Releases.sample, ClippedSum._noisy
 
         def sample(self, sampler, *place):
             drawn.append(own(self, sampler, *place))
@@ -308,7 +310,7 @@ def samples() -> list[dict[str, Any]]:
             noises.append(tuple(sigmas))
             return noisy(self, sigmas, stream)
 
-        PaperDPSVI._sample, ClippedSum._noisy = sample, noise
+        Releases.sample, ClippedSum._noisy = sample, noise
         accountant, cluster = PrivacyAccountant(), Cluster(timeout=30)
         options = dict(noise=Noise(1.0, source=7), sampling=0.5, num_steps=20)
         svi = make("svi with an optim", accountant, cluster, **options, jit="none")
@@ -527,8 +529,9 @@ def _set_up(failure: Failure, inference_type: type, steps: Callable[[], int], fo
     vips = inference_type is VIPS
     around(Cluster, "__init__", "meeting")
     around(inference_type, "_checked" if vips else "_look_anew", "looking")
-    around(inference_type, "_m_step" if vips else "_build", "building")
-    around(inference_type, "_sample", "sampling")
+    owner, name = (pyro_dp.vips.inference, "_m_step") if vips else (inference_type, "_build")
+    around(owner, name, "building")
+    around(Releases, "sample", "sampling")
     around(Ranks, "add_up", "agreeing")
     around(Cluster, "reduce", "adding up", "added up")
     around(ClippedSum, "_noisy", "counted")

@@ -177,7 +177,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
-        indices = self._sample(prepared.sampler, position, prepared.ahead)
+        left = None if self.num_steps is None else self.num_steps - self._steps
+        indices = self._releases.sample(prepared.sampler, position, prepared.ahead, left)
         device = prepared.records.device
         # Their number decides shapes, which the host must know: it draws them.
         return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)

@@ -16,11 +16,11 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.releases import ONE_BY_ONE, Releases, gaussian
+from pyro_dp.mechanism.releases import Releases, gaussian
 from pyro_dp.mechanism.reservation import Reservation
 from pyro_dp.mechanism.run import walk
 from pyro_dp.mechanism.run_result import Callback, RunResult
-from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
@@ -285,16 +285,6 @@ class IterativeMechanism(abc.ABC):
     def _public(self) -> Sequence[Tensor]:
         """Inputs of a release beside the data. They must be equal on all ranks of a cluster."""
         return ()
-
-    def _sample(
-        self, sampler: RecordSampler, position: int, ahead: DrawnAhead = ONE_BY_ONE
-    ) -> Indices:
-        """The records of this step: indices, ascending.
-
-        :param ahead: may draw those of other steps, too, except in secure mode.
-        """
-        left = None if self.num_steps is None else self.num_steps - self._steps
-        return self._releases.sample(sampler, position, ahead, left)
 
     def _release(
         self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None

@@ -53,7 +53,11 @@ class Releases:
             accountant.note(note)
 
     def sample(
-        self, sampler: RecordSampler, position: int, ahead: DrawnAhead, left: int | None
+        self,
+        sampler: RecordSampler,
+        position: int,
+        ahead: DrawnAhead = ONE_BY_ONE,
+        left: int | None = None,
     ) -> Indices:
         """The records of a step: indices, ascending.
 

@@ -180,9 +180,15 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
-        prepared = self._prepare(data)
+        self._refuse_steps_beyond_calibration()
+        if not self._each and self._steps:
+            raise ConfigurationError(
+                f"All statistics of {type(self.model).__name__} are static: there is no second "
+                "step."
+            )
+        prepared = self._look_at(data, {})
         assert self._found is not None  # from the first look on
-        if self._once and not self._has_static:
+        if self._once and not self._found.static:
             self._found = replace(self._found, static=self._release_static(self._once, prepared))
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
@@ -192,7 +198,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
         after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior, self._aware = self._m_step(after, before.size), None
+        self._posterior, self._aware = _m_step(self.model, after, before.size), None
         start = after if self._steps == 1 else before.start
         self._found = replace(before, mixed=after, start=start)
         return after.change(before.mixed, self._declared) / before.size
@@ -212,12 +218,13 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
-        current = self._current()
+        if not self._steps:
+            raise ConfigurationError("There is no posterior before the first step.")
         with _finite():
             if not noise_aware or self.noise_multiplier == 0:
-                return SitePosterior(self.model.marginals(current))
+                return SitePosterior(self.model.marginals(self._posterior))
             if self._aware is None:
-                self._aware = self._noise_aware(current)
+                self._aware = _noise_aware(self)
                 self._reservation.note_result(None, str(self._aware.status))
             return self._aware
 
@@ -235,28 +242,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 pyro.sample(site, marginal)
         else:
             with _finite():
-                self.model.guide(self._current())
+                self.model.guide(self._posterior)
 
     def _new_records(self) -> NewRecords | None:
         first = self._kept.first(self._steps)
         return None if first is None else NewRecords(self.model.model, self.guide, first)
-
-    def _noise_aware(self, current: Any) -> SitePosterior:
-        assert self._found is not None
-        mixed, size, model = self._found.mixed, self._found.size, self.model
-        tau0, kappa = self.step_size
-        response = NoiseResponse(
-            lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
-            mixed,
-            static=self._once.statistics if self._once else (),
-            weights=[(tau0 + step) ** -kappa for step in range(1, self._steps + 1)],
-            first=self._found.start.values if self._found.start else None,
-        )
-        feedback: Any = {}
-        if not all(each.static for each in self._declared.values()):
-            feedback = model.feedback(current, mixed.values, mixed.noise, size)
-        hidden = model.hidden(current, mixed.values, mixed.noise)
-        return noise_aware(model.marginals(current), response, feedback, hidden)
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
@@ -275,43 +265,27 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         if state["size"] is not None:
             size = require_count("size", state["size"])
             mixed = MixedStatistics.from_state(state["statistics"], self._declared)
-            found, posterior = Progress(size, mixed, static, start), self._m_step(mixed, size)
+            found = Progress(size, mixed, static, start)
+            posterior = _m_step(self.model, mixed, size)
         self._load_state(state)
         self._kept = Preparation("none")  # to look at the data anew
         self._found, self._posterior, self._aware = found, posterior, None
 
-    @property
-    def _has_static(self) -> bool:
-        """Whether static statistics were released."""
-        return self._found is not None and self._found.static is not None
-
-    def _once_multiplier(self, sigma: float) -> float:
-        """Noise multiplier of the release of static statistics, from that of a step."""
-        return sigma / math.sqrt(self.num_steps)
-
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         events = super()._to_release(rate, sigma) if self._each else Counter[Event]()
-        if self._once and not self._has_static:
-            events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1
+        if self._once and not (self._found and self._found.static):
+            of_static = _of_static(sigma, self.num_steps)
+            events[SubsampledGaussian(of_static, rate, self.sampling.kind)] += 1
         return events
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        if self._reservation.whole or not (self._once and self._each) or self._has_static:
+        static = self._found and self._found.static
+        if self._reservation.whole or not (self._once and self._each) or static:
             return super()._to_reserve(rate)
         # The first step has two releases: refuse both where only one of them fits the budget.
         sigma = self._reservation.calibrate(rate)
-        both = (self._once_multiplier(sigma), sigma)
+        both = (_of_static(sigma, self.num_steps), sigma)
         return Counter(SubsampledGaussian(each, rate, self.sampling.kind) for each in both)
-
-    def _prepare(self, data: tuple[Tensor, ...]) -> Prepared:
-        """Refuse a step too many, and check new data. It spends nothing."""
-        self._refuse_steps_beyond_calibration()
-        if not self._each and self._steps:
-            raise ConfigurationError(
-                f"All statistics of {type(self.model).__name__} are static: there is no second "
-                "step."
-            )
-        return self._look_at(data, {})
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
@@ -326,7 +300,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 noise = dict.fromkeys(self._declared, 0.0)
                 self._found = Progress(size, MixedStatistics(initial, noise))
             self._found = self._found.to(records.device)
-            self._posterior, self._aware = self._m_step(self._found.mixed, size), None
+            self._posterior, self._aware = _m_step(self.model, self._found.mixed, size), None
             if self._own is not None:
                 self._e_step.check(self._posterior, records)
             known = self._kept.keep(Prepared(records, sampler), self._steps)
@@ -369,16 +343,18 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _release_static(self, once: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
-        indices = self._sample(sampler, position, prepared.ahead)
+        left = self.num_steps - self._steps
+        indices = self._releases.sample(sampler, position, prepared.ahead, left)
         clipped = once.static_sum(prepared.records, indices)
-        sigma = self._once_multiplier(self._reservation.calibrate(sampler.sample_rate))
+        sigma = _of_static(self._reservation.calibrate(sampler.sample_rate), self.num_steps)
         released = self._release(clipped, sampler, sigma)
         return once.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
         local = LocalStream(self._releases.randomness.stream("local", position))
-        indices = self._sample(sampler, position, prepared.ahead)
+        left = self.num_steps - self._steps
+        indices = self._releases.sample(sampler, position, prepared.ahead, left)
         clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
         released = self._release(clipped, sampler)
         return each.estimates(
@@ -388,14 +364,23 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def _public(self) -> Sequence[Tensor]:
         return () if self._found is None else list(self._found.mixed.values.values())
 
-    def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
-        with _finite():
-            return self.model.posterior(mixed.values, mixed.noise, size)
 
-    def _current(self) -> Any:
-        if not self._steps:
-            raise ConfigurationError("There is no posterior before the first step.")
-        return self._posterior
+def _noise_aware(vips: VIPS) -> SitePosterior:
+    found, model, current = vips._found, vips.model, vips._posterior
+    assert found is not None
+    mixed, size, (tau0, kappa) = found.mixed, found.size, vips.step_size
+    response = NoiseResponse(
+        lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
+        mixed,
+        static=found.static.values if found.static else (),
+        weights=[(tau0 + step) ** -kappa for step in range(1, vips._steps + 1)],
+        first=found.start.values if found.start else None,
+    )
+    feedback: Any = {}
+    if not all(each.static for each in model.statistics.values()):
+        feedback = model.feedback(current, mixed.values, mixed.noise, size)
+    hidden = model.hidden(current, mixed.values, mixed.noise)
+    return noise_aware(model.marginals(current), response, feedback, hidden)
 
 
 def _exact_norms(
@@ -413,6 +398,16 @@ def _exact_norms(
         for name, found in norms.items():
             found.append(row_norms(parts[name]))
     return {name: torch.cat(found) for name, found in norms.items()}
+
+
+def _m_step(model: ConjugateModel, mixed: MixedStatistics, size: int) -> Any:
+    with _finite():
+        return model.posterior(mixed.values, mixed.noise, size)
+
+
+def _of_static(sigma: float, num_steps: int) -> float:
+    """Noise multiplier of the release of static statistics, from that of a step."""
+    return sigma / math.sqrt(num_steps)
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:

@@ -27,7 +27,7 @@ MUTATIONS = [
     Mutation(
         "VIPS: static statistics released in every step",
         "VIPS.step",
-        "if self._once and not self._has_static:",
+        "if self._once and not self._found.static:",
         "if self._once:",
         "test_vips.py test_vips_models.py",
     ),
@@ -41,7 +41,7 @@ MUTATIONS = [
     Mutation(
         "VIPS: calibrated without the static release",
         "VIPS._to_release",
-        "events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1",
+        "events[SubsampledGaussian(of_static, rate, self.sampling.kind)] += 1",
         "pass",
         "test_vips.py test_vips_models.py",
     ),
@@ -364,8 +364,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: an old noise-aware posterior after a step",
         "VIPS.step",
-        "self._posterior, self._aware = self._m_step(after, before.size), None",
-        "self._posterior = self._m_step(after, before.size)",
+        "self._posterior, self._aware = _m_step(self.model, after, before.size), None",
+        "self._posterior = _m_step(self.model, after, before.size)",
         "test_noise_aware.py",
     ),
     Mutation(
