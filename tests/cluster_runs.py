@@ -370,7 +370,7 @@ def differences() -> dict[str, Any]:
         if rank == 0:
             svi.step(x, y)
         else:
-            svi._ranks.exchange(Flag(True))
+            svi._releases.peers.exchange(Flag(True))
 
     def earlier_releases(rank, svi, x, y):
         svi.step(x, y)
@@ -442,15 +442,15 @@ def differences() -> dict[str, Any]:
 def last_sums(inference: Any) -> tuple[torch.Tensor, ...]:
     """A rank's own sums after they were added up elsewhere."""
     kept: list[ClippedSum] = []
-    add = inference._ranks.add_up
+    add = inference._releases.peers.add_up
 
     def add_up(clipped, *given):
         kept.append(clipped)
         add(clipped, *given)
 
-    inference._ranks.add_up = add_up
+    inference._releases.peers.add_up = add_up
     inference.num_steps += 1
-    inference.step(*shard(inference._ranks.rank, [0, 30, 60]))
+    inference.step(*shard(inference._releases.peers.rank, [0, 30, 60]))
     return kept[0]._exact_sums
 
 

@@ -135,7 +135,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             plate=self.sampling.plate,
             slice_data=self.execution.slice_data,
             others=self._others,
-            exchange=None if self._ranks.alone else self._ranks.exchange,
+            exchange=None if self._releases.peers.alone else self._releases.peers.exchange,
         )
         first = self._kept.first(self._steps)
         if first is not None:
@@ -166,7 +166,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             return ()
         constants = [value for _, value in self._kept.prepared.records.constants]
         tensors = [each for each in constants if isinstance(each, Tensor)]
-        if self._ranks.own_ledgers:
+        if self._releases.peers.own_ledgers:
             return tensors  # a digest of a single number would tell it to other owners
         numbers = [each for each in constants if isinstance(each, (int, float, str))]
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]

@@ -406,8 +406,8 @@ class DPSVI(Readable, Forecasted):
         return self._gradients
 
     @property
-    def _ranks(self) -> Any:
-        return self._inference._ranks
+    def _releases(self) -> Any:
+        return self._inference._releases
 
     @property
     def _steps(self) -> int:

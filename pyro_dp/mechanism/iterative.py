@@ -49,8 +49,9 @@ def whole_step(step: Step) -> Step:
 
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
-        with inference._releases.interrupts.within():
-            return inference._ranks.step(functools.partial(step, inference, *args, **kwargs))
+        own = inference._releases
+        with own.interrupts.within():
+            return own.peers.step(functools.partial(step, inference, *args, **kwargs))
 
     return whole  # type: ignore[return-value]
 
@@ -82,14 +83,14 @@ class IterativeMechanism(abc.ABC):
         own = (accountant, self.num_steps, self.noise, self.sampling, self.execution)
         require_fit(*own, bound=bound, plans=plans)
         self._bound = bound
-        self._ranks = _peers(self.execution.peers, accountant)
-        self._releases = Releases(accountant, self._ranks, self.noise)
-        if not self._ranks.counts:
+        peers = _peers(self.execution.peers, accountant)
+        self._releases = Releases(accountant, peers, self.noise)
+        if not peers.counts:
             accountant.follow()
         seeded, secure = self._releases.randomness.seeded, self.noise.is_secure
         self._reservation = Reservation(
             accountant,
-            self._ranks,
+            peers,
             self.noise.multiplier,
             lambda rate, sigma: self._to_release(rate, sigma),
             self._plan_kind,
@@ -203,7 +204,7 @@ class IterativeMechanism(abc.ABC):
         """
         if self._reservation.noise_multiplier is not None:
             return self._reservation.noise_multiplier
-        if self._ranks.own_ledgers:
+        if self._releases.peers.own_ledgers:
             raise ConfigurationError(_AGREED)
         rate = self.sampling.rate
         if rate is None or self.sampling.kind == "fixed" or self.num_steps is None:
@@ -265,9 +266,9 @@ class IterativeMechanism(abc.ABC):
 
         Then all ranks have the same settings, and in a cluster the ledger of rank 0.
         """
-        ours = self._reservation
-        if self._ranks.alone or not self._ranks.look_anew(needed):
-            return self._ranks.alone and needed
+        ours, peers = self._reservation, self._releases.peers
+        if peers.alone or not peers.look_anew(needed):
+            return peers.alone and needed
         ours.share(
             {
                 "num_steps": self.num_steps,

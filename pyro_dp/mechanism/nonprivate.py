@@ -36,8 +36,8 @@ class Readable(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _ranks(self) -> Any:
-        """The peers with which it makes its steps."""
+    def _releases(self) -> Any:
+        """Those of its steps."""
 
     @property
     @abc.abstractmethod
@@ -57,7 +57,7 @@ class NonPrivate:
     def __init__(self, inference: IterativeMechanism | Readable):
         if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
-        if not inference._ranks.alone:
+        if not inference._releases.peers.alone:
             raise ConfigurationError(_PEERS)
         self._inference = inference
 

@@ -41,7 +41,7 @@ class Releases:
     """
 
     def __init__(self, accountant: PrivacyAccountant, peers: Alone, noise: Noise):
-        self.accountant, self._peers = accountant, peers
+        self.accountant, self.peers = accountant, peers
         self.randomness = Randomness(noise.source, peers.rank)
         self.sum_type = FixedPointSum if noise.is_secure else ClippedSum
         self.interrupts = Interrupts()
@@ -79,7 +79,7 @@ class Releases:
 
     def in_sums(self, noise_multiplier: float) -> float:
         """sigma in the released sums. It is larger if several owners add their shares."""
-        return noise_multiplier * self._peers.noise_factor
+        return noise_multiplier * self.peers.noise_factor
 
     def begin(
         self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
@@ -93,9 +93,10 @@ class Releases:
                 f"The noise would have a standard deviation beyond {LARGEST:g}: lower the noise or "
                 "the bound of a record, or raise the sample rate."
             )
+        event = gaussian(noise_multiplier, rate, sampler.sampling)
         if self.last is None and noise_multiplier:
             self._warn_of_delta(sampler.size)
-        self.last = event = gaussian(noise_multiplier, rate, sampler.sampling)
+        self.last = event
         self.noise = clipped.blocks[0].noise(self.in_sums(noise_multiplier))
         self.interrupts.hold()
         return event
@@ -125,7 +126,7 @@ class Releases:
         :param position: in the ledger.
         :param public: parameters, and other inputs of the release.
         """
-        self._peers.add_up(clipped, event, step, public)
+        self.peers.add_up(clipped, event, step, public)
         door = functools.partial(
             release,
             clipped,
@@ -133,4 +134,4 @@ class Releases:
             event=event,
             noise=self.randomness.stream("noise", position),
         )
-        return self._peers.released(door, clipped, event)
+        return self.peers.released(door, clipped, event)

@@ -33,7 +33,7 @@ def walk(
     :param inference: an :class:`IterativeMechanism`; the arguments are those of its ``run``.
     """
     require_callbacks(callbacks)
-    peers, interrupts = inference._ranks, inference._releases.interrupts
+    peers, interrupts = inference._releases.peers, inference._releases.interrupts
     with peers.together():
         num_steps = peers.step(partial(inference._planned, args, kwargs))
         inference._reservation.plan()

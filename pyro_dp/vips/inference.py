@@ -309,16 +309,16 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        some = self._ranks.alone  # a shard may be empty
+        some = self._releases.peers.alone  # a shard may be empty
         if kwargs or not data or not all(has_rows(x) and (len(x) or not some) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):
             raise ModelError("All arguments of step() must have one row per record, the same N.")
         shard = None
-        if not self._ranks.alone:
+        if not self._releases.peers.alone:
             names = argument_names(self.model.model, data, {})
-            shard = find_shards(names, (data, {}), self._ranks.exchange)[0]
+            shard = find_shards(names, (data, {}), self._releases.peers.exchange)[0]
             size = shard.size
         if self._found is not None and self._found.size != size:
             raise ModelError("The number of records is not that of the first step.")

@@ -729,8 +729,8 @@ MUTATIONS = [
     Mutation(
         "DPSEP: ranks that go on with their own shares of the budget",
         "DPSEP._catch_up",
-        "spent = max(each.value for each in self._ranks.exchange(Share(spent)))",
-        "self._ranks.exchange(Share(spent))",
+        "spent = max(each.value for each in self._releases.peers.exchange(Share(spent)))",
+        "self._releases.peers.exchange(Share(spent))",
         "test_federation.py",
     ),
     Mutation(
@@ -1184,14 +1184,14 @@ MUTATIONS = [
     Mutation(
         "latents of a record in a cluster",
         "StochasticGradientVI._build",
-        "not self._ranks.alone and (term.local or",
+        "not self._releases.peers.alone and (term.local or",
         "False and (term.local or",
         "test_cluster.py",
     ),
     Mutation(
         "graphs on some ranks only",
         "StochasticGradientVI._build",
-        "not self._ranks.all_have(kind)",
+        "not self._releases.peers.all_have(kind)",
         "False",
         "test_cluster.py",
     ),

@@ -591,7 +591,7 @@ MUTATIONS = [
     Mutation(
         "a posterior that does not know how much noise holders add",
         "Releases.in_sums",
-        "noise_multiplier * self._peers.noise_factor",
+        "noise_multiplier * self.peers.noise_factor",
         "noise_multiplier",
         "test_federation.py",
     ),
@@ -754,7 +754,7 @@ MUTATIONS = [
     Mutation(
         "a look without noise in a cluster",
         "NonPrivate.__init__",
-        "not inference._ranks.alone",
+        "not inference._releases.peers.alone",
         "False",
         "test_cluster.py",
     ),

@@ -326,7 +326,8 @@ class DPSEP(StochasticEP[EPState]):
     def _looks_anew(self, needed: bool) -> bool:
         anew = super()._looks_anew(needed)
         if anew:
-            self._behind = any(each.value for each in self._ranks.exchange(Flag(self._behind)))
+            flags = self._releases.peers.exchange(Flag(self._behind))
+            self._behind = any(each.value for each in flags)
         return anew
 
     def _catch_up(self) -> None:
@@ -340,7 +341,7 @@ class DPSEP(StochasticEP[EPState]):
             if left <= _LEAST_SHARE:
                 raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=ours.lost))
             spent = max(spent, 1.0 - left)
-        spent = max(each.value for each in self._ranks.exchange(Share(spent)))
+        spent = max(each.value for each in self._releases.peers.exchange(Share(spent)))
         share = min(known.share, 1.0 - spent)
         self._known, self._behind = replace(known, spent=spent, share=share), False
 

@@ -295,7 +295,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if term.local and self.sampling.kind == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
-        if not self._ranks.alone and (term.local or term.draws or term.samples):
+        if not self._releases.peers.alone and (term.local or term.draws or term.samples):
             raise ConfigurationError(_PER_RECORD)
         self._moves.rows.use(term.local)
         if term.local:
@@ -316,7 +316,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         graphs = partial(step_from_graphs, eager, self._releases.sum_type, sampler.usual_size)
         step = self._kept.traced(graphs, term, self.model, self.guide)
         kind = None if step is None else type(step)
-        if not self._ranks.all_have(kind):
+        if not self._releases.peers.all_have(kind):
             step = None
         self.num_steps = self._moves.begin(self.num_steps)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
