@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,7 @@ from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
 from pyro_dp.infer.preparation import Preparation
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -189,10 +191,15 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         prepared = self._look_at(data, {})
         assert self._found is not None  # from the first look on
         if self._once and not self._found.static:
-            self._found = replace(self._found, static=self._release_static(self._once, prepared))
+            sigma = self._reservation.calibrate(prepared.sampler.sample_rate)
+            sigma = _of_static(sigma, self.num_steps)
+            static = self._released(self._once, self._once.static_sum, prepared, sigma)
+            self._found = replace(self._found, static=static)
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
-            estimates = estimates.joined(self._release_expected(self._each, prepared))
+            local = self._releases.randomness.stream("local", self.accountant.position)
+            total = partial(self._each.expected_sum, self._posterior, LocalStream(local))
+            estimates = estimates.joined(self._released(self._each, total, prepared))
         else:
             self._steps += 1
         tau0, kappa = self.step_size
@@ -341,25 +348,24 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         require_no_changes(kept)
         return records
 
-    def _release_static(self, once: StatisticsSum, prepared: Prepared) -> MixedStatistics:
-        sampler, position = prepared.sampler, self.accountant.position
-        left = self.num_steps - self._steps
-        indices = self._releases.sample(sampler, position, prepared.ahead, left)
-        clipped = once.static_sum(prepared.records, indices)
-        sigma = _of_static(self._reservation.calibrate(sampler.sample_rate), self.num_steps)
-        released = self._release(clipped, sampler, sigma)
-        return once.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
+    def _released(
+        self,
+        sums: StatisticsSum,
+        total: Callable[..., ClippedSum],
+        prepared: Prepared,
+        sigma: float | None = None,
+    ) -> MixedStatistics:
+        """A release of these statistics.
 
-    def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
+        :param total: their sum over records.
+        :param sigma: its noise multiplier; None: that of a step.
+        """
         sampler, position = prepared.sampler, self.accountant.position
-        local = LocalStream(self._releases.randomness.stream("local", position))
         left = self.num_steps - self._steps
         indices = self._releases.sample(sampler, position, prepared.ahead, left)
-        clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
-        released = self._release(clipped, sampler)
-        return each.estimates(
-            released, self._releases.in_sums(self.noise_multiplier), sampler.sample_rate
-        )
+        released = self._release(total(prepared.records, indices), sampler, sigma)
+        sigma = self.noise_multiplier if sigma is None else sigma
+        return sums.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
     def _public(self) -> Sequence[Tensor]:
         return () if self._found is None else list(self._found.mixed.values.values())

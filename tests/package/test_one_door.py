@@ -113,7 +113,7 @@ USES = {
         mechanism.releases.Releases.make mechanism.releases.Releases.sample
         infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
         infer.ep.stochastic_ep.StochasticEP._clipped_sum
-        vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
+        vips.inference.VIPS.step mechanism.nonprivate.NonPrivate._read
         records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection

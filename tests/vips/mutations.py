@@ -19,9 +19,9 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: the static release of a step's noise, in the ledger half of it",
-        "VIPS._release_static",
-        "released = self._release(clipped, sampler, sigma)",
-        "released = self._release(clipped, sampler, sigma / 2)",
+        "VIPS._released",
+        "self._release(total(prepared.records, indices), sampler, sigma)",
+        "self._release(total(prepared.records, indices), sampler, sigma and sigma / 2)",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
@@ -313,7 +313,7 @@ MUTATIONS = [
     ),
     Mutation(
         "door: a release of its own",
-        "VIPS._release_static",
+        "VIPS._released",
         "        sampler, position = prepared.sampler, self.accountant.position\n",
         "        from pyro_dp.mechanism.release import release as show\n"
         "        sampler, position = prepared.sampler, self.accountant.position\n",
@@ -321,9 +321,9 @@ MUTATIONS = [
     ),
     Mutation(
         "door: a noise stream for something else",
-        "VIPS._release_expected",
-        'LocalStream(self._releases.randomness.stream("local", position))',
-        'LocalStream(self._releases.randomness.stream("noise", position))',
+        "VIPS.step",
+        'self._releases.randomness.stream("local", self.accountant.position)',
+        'self._releases.randomness.stream("noise", self.accountant.position)',
         "test_one_door.py",
     ),
     Mutation(
