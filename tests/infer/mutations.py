@@ -980,7 +980,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: a histogram with half its noise",
-        "Unmeasured.side",
+        "by_histogram",
         "Block(SIZE, 1.0, norm_histogram.SHARE)",
         "Block(SIZE, 0.5, norm_histogram.SHARE)",
         "test_stochastic_gradient_vi.py",

@@ -63,11 +63,15 @@ class ClipPolicy:
 
     :param clip: settings.
     :param bound: C.
-    :param fractions: estimates, for each step, of the fraction of the records beyond it.
+    :param side: the block that reports clipping, if there is one.
+    :param report: makes a record's part of that block.
+    :param fractions: estimates, for each step, of the fraction of the records beyond C.
     """
 
     clip: Clip
     bound: float
+    side: Sequence[Block] = ()
+    report: Report | None = None
     fractions: ClippedFractions = field(default_factory=ClippedFractions)
 
     _named = ""  # the block beside the gradient
@@ -81,16 +85,6 @@ class ClipPolicy:
                 f"Clip.loss_share={self._of_loss:g} and {of_report:g} for {self._named} "
                 "must sum to less than 1: the gradient needs a part of the privacy cost."
             )
-
-    @property
-    def side(self) -> Sequence[Block]:
-        """The block that reports clipping, if there is one."""
-        return self.fractions.blocks
-
-    @property
-    def report(self) -> Report | None:
-        """Makes a record's part of that block."""
-        return None
 
     @property
     def _of_loss(self) -> float:
@@ -159,10 +153,6 @@ class Counted(ClipPolicy):
 
     _named = "the bit of being clipped"
 
-    @property
-    def report(self) -> Report | None:
-        return with_bit
-
     def learned(self, read: Reading) -> ClipPolicy:
         self.fractions.add(read.released[-1:], read.sampler, read.noise_multiplier)
         return self
@@ -209,14 +199,6 @@ class Unmeasured(ClipPolicy):
     _named = "the histogram of the norms"
     names = ("histogram",)
 
-    @property
-    def side(self) -> Sequence[Block]:
-        return (Block(SIZE, 1.0, norm_histogram.SHARE),)
-
-    @property
-    def report(self) -> Report | None:
-        return with_bins
-
     def learned(self, read: Reading) -> ClipPolicy:
         size, plan = read.sampler.size, replace(read.plan, dim=max(read.plan.dim, 1))
         first = HistogramBound(size, plan.dim, plan.noise, of_many=plan.is_of_many)
@@ -224,8 +206,8 @@ class Unmeasured(ClipPolicy):
 
     def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
         if histogram is None:
-            return Unmeasured(self.clip, bound)
-        return Measured(self.clip, bound, histogram=histogram)
+            return Unmeasured(self.clip, bound, self.side, self.report)
+        return Measured(self.clip, bound, self.side, self.report, histogram=histogram)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,8 +272,8 @@ class Opening(Unmeasured):
 
     def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
         if histogram is None:
-            return Opening(self.clip, bound)
-        return Chosen(self.clip, bound, histogram=histogram)
+            return Opening(self.clip, bound, self.side, self.report)
+        return Chosen(self.clip, bound, self.side, self.report, histogram=histogram)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +285,7 @@ class Chosen(Measured):
         return replace(found, bound=found.histogram.bound)
 
     def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
-        return Opening(self.clip, bound).resumed(bound, histogram)
+        return Opening(self.clip, bound, self.side, self.report).resumed(bound, histogram)
 
     def judged(self, found: Status) -> Status:
         return found if self.status.is_ok else _joined(found, self.status)
@@ -313,17 +295,19 @@ def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
     """The policy of DPSVI."""
     if same(noise.multiplier, 0):
         return ClipPolicy(clip, math.inf if clip.first_bound is None else clip.first_bound)
+    side = [Block(SIZE, 1.0, norm_histogram.SHARE)]
     if clip.first_bound is None:
-        return Opening(clip, 1.0)
-    return Unmeasured(clip, clip.first_bound)
+        return Opening(clip, 1.0, side, with_bins)
+    return Unmeasured(clip, clip.first_bound, side, with_bins)
 
 
 def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
     """The policy of PaperDPSVI."""
     bound = clip.first_bound
     assert bound is not None
+    bits = ClippedFractions(clip.adaptive.share if clip.adaptive else SHARE)
     if clip.adaptive:
-        return Adaptive(clip, bound, ClippedFractions(clip.adaptive.share))
+        return Adaptive(clip, bound, bits.blocks, with_bit, bits)
     if clip.report and bound != math.inf:
-        return Counted(clip, bound, ClippedFractions(SHARE))
+        return Counted(clip, bound, bits.blocks, with_bit, bits)
     return ClipPolicy(clip, bound)
