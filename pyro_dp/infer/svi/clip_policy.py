@@ -4,7 +4,7 @@ A policy is a value: :meth:`ClipPolicy.learned` is the next one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,7 +25,7 @@ from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError
-from pyro_dp.utils.validation import same
+from pyro_dp.utils.validation import require_scale, same
 
 _TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
 _CLIPPED = (
@@ -311,3 +311,13 @@ def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
     if clip.report and bound != math.inf:
         return Counted(clip, bound, bits.blocks, with_bit, bits)
     return ClipPolicy(clip, bound)
+
+
+def resumed(policy: ClipPolicy, state: Mapping[str, Any]) -> ClipPolicy:
+    """The policy of a saved run.
+
+    :raises ConfigurationError: its part of the state is damaged.
+    """
+    bound = require_scale("bound", state["bound"], infinite=True)
+    saved = state.get("histogram")
+    return policy.resumed(bound, None if saved is None else HistogramBound.resumed(saved))

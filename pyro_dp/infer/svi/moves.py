@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyro
+import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -11,10 +12,9 @@ from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.infer.svi.averaged_guide import IterateAverages
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
-from pyro_dp.infer.svi.saved_run import SavedParameters, SavedRun
 from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, usual_rate
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
-from pyro_dp.utils.validation import same
+from pyro_dp.utils.validation import require_count, require_tensors, same
 
 _DONE = (
     "All num_steps={steps} steps of the plan are done, and the guide holds the result. For a "
@@ -28,6 +28,54 @@ _IN_ITS_PLACE = (
     "The guide holds {what}. Looks at all records give intervals that include the noise: leave out "
     "settings of gradient steps, or use DPSEP."
 )
+_OTHER_SHAPE = (
+    "Parameter {name!r} has another shape than when it was saved: the state is of another model."
+)
+_OTHER_NAMES = (
+    "load_state_dict: the state is of another model. It has parameters {names}, which model and "
+    "guide have not."
+)
+
+
+class SavedParameters:
+    """Unconstrained values by name: Pyro's store takes them once it has the parameters.
+
+    :param values: those that wait.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor] | None = None):
+        self.waiting = dict(values or {})
+
+    @torch.no_grad()
+    def take_up(self) -> None:
+        """:raises ConfigurationError: the store's parameter has another shape."""
+        store = pyro.get_param_store()
+        for name in [name for name in self.waiting if name in store]:
+            leaf = store[name].unconstrained()
+            if leaf.shape != self.waiting[name].shape:
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+            leaf.copy_(self.waiting[name])
+            del self.waiting[name]
+
+    def require_none(self) -> None:
+        """:raises ConfigurationError: some still wait, although all parameters exist."""
+        if self.waiting:
+            names = ", ".join(map(repr, self.waiting))
+            raise ConfigurationError(_OTHER_NAMES.format(names=names))
+
+
+def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it is today: version 0.2.0 also kept released gradients and lengths of steps.
+
+    :raises ConfigurationError: its history is damaged.
+    """
+    kept = {name: value for name, value in state.items() if name not in ("history", "lengths")}
+    if "history" in state:
+        history = state["history"]
+        if not isinstance(history, Mapping) or "averages" not in history:
+            raise ConfigurationError("load_state_dict: history is damaged.")
+        kept["averages"] = history["averages"]
+    return kept
 
 
 def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
@@ -123,17 +171,27 @@ class Moves:
     def require_own(self, state: Any) -> None:
         """:raises ConfigurationError: the state is that of a run of another kind."""
 
-    def require_plan(self, saved: SavedRun, num_steps: int | None) -> None:
-        """:raises ConfigurationError: the saved run has another plan."""
-        if saved.num_steps is not None:
+    def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
+        """:raises ConfigurationError: a part is damaged, or of another model or plan."""
+        saved, store = require_tensors("parameters", state["parameters"]), pyro.get_param_store()
+        for name, value in saved.items():
+            if name in store and store[name].unconstrained().shape != value.shape:
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+        if not isinstance(state["optimizer"], dict):
+            raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
+        RowOptimizer.check(state.get("private_local_state", {}))
+        self._require_plan(state.get("num_steps"), num_steps)
+
+    def _require_plan(self, saved: Any, num_steps: int | None) -> None:
+        if saved is not None:
             raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
 
-    def load(self, saved: SavedRun) -> None:
-        """Go on from a saved run."""
-        self.rows.load_state_dict(saved.local)
-        self.loaded = saved.parameters
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that was found sound."""
+        self.rows.load_state_dict(state.get("private_local_state", {}))
+        self.loaded = SavedParameters(state["parameters"])
         self.loaded.take_up()
-        self.optimizer.load(saved.optimizer)
+        self.optimizer.load(state["optimizer"])
 
 
 class PlannedMoves(Moves):
@@ -202,10 +260,20 @@ class PlannedMoves(Moves):
         if isinstance(state, dict) and "num_steps" not in state:
             raise ConfigurationError(_OF_PAPER)
 
-    def require_plan(self, saved: SavedRun, num_steps: int | None) -> None:
-        if num_steps is not None and not same(num_steps, saved.num_steps):
+    def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
+        super().require_state(state, num_steps)
+        _averages(state)
+
+    def _require_plan(self, saved: Any, num_steps: int | None) -> None:
+        if saved is not None:
+            require_count("num_steps", saved)
+        if num_steps is not None and not same(num_steps, saved):
             raise ConfigurationError("num_steps differs from that of the saved run.")
 
-    def load(self, saved: SavedRun) -> None:
-        super().load(saved)
-        self.averages = saved.averages
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self.averages = _averages(state)
+
+
+def _averages(state: Mapping[str, Any]) -> IterateAverages | None:
+    return None if state["averages"] is None else IterateAverages.resumed(state["averages"])

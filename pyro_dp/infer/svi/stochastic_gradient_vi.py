@@ -26,21 +26,16 @@ from pyro_dp.infer.posterior.summary import (
 )
 from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.infer.svi.averaged_guide import guide_posterior
-from pyro_dp.infer.svi.clip_policy import Reading, by_histogram
+from pyro_dp.infer.svi.clip_policy import Reading, by_histogram, resumed
 from pyro_dp.infer.svi.eager_step import (
     EagerStep,
     PreparedGradient,
     exact_loss,
     exact_norms,
 )
-from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers
+from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.saved_run import (
-    NAMES,
-    SavedRun,
-    without_history,
-)
 from pyro_dp.infer.svi.step_plan import USUAL_STEPS, StepPlan
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.contributions import Block
@@ -260,13 +255,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._moves.require_own(state)
         if isinstance(state, dict):
             state = without_history(state)
-        self._require_state(state, (*NAMES, *self._moves.names, *self._policy.names))
-        saved = SavedRun.read(state)
-        self._moves.require_plan(saved, self.num_steps)
+        names = (*self._moves.names, *self._policy.names)
+        self._require_state(state, ("parameters", "optimizer", "bound", *names))
+        policy = resumed(self._policy, state)
+        self._moves.require_state(state, self.num_steps)
         self._load_state(state)
-        self._moves.load(saved)
-        self._policy = self._policy.resumed(saved.bound, saved.histogram)
-        self.num_steps = self.num_steps if saved.num_steps is None else saved.num_steps
+        self._moves.load(state)
+        self._policy = policy
+        self.num_steps = state.get("num_steps") or self.num_steps
 
     @property
     def optim(self) -> PyroOptim:
