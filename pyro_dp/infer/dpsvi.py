@@ -72,7 +72,6 @@ class Looks(DPSEP):
     """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
 
     _known_as = "DPSVI"
-    _loops = True  # over step(), as long as run() is not called
 
     @whole_step
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -86,10 +85,11 @@ class Looks(DPSEP):
             self._look_at(args, kwargs)  # other data are refused
             return math.nan
         self._prepare(args, kwargs)
-        if self._loops and self._steps == 0:
+        loops = self.last_run is None  # over step()
+        if loops and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
         super().step(*args, **kwargs)
-        if self._loops and self._finished:
+        if loops and self._finished:
             self.finish()
         return math.nan
 
@@ -105,10 +105,6 @@ class Looks(DPSEP):
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-
-    def _planned(self, args: tuple, kwargs: dict) -> int:
-        self._loops = False
-        return super()._planned(args, kwargs)
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""

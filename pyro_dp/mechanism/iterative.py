@@ -92,7 +92,7 @@ class IterativeMechanism(abc.ABC):
             accountant,
             peers,
             self.noise.multiplier,
-            lambda rate, sigma: self._to_release(rate, sigma),
+            self._to_release,
             self._plan_kind,
             functools.partial(Origin.now, self._method or self._name, seeded=seeded, secure=secure),
         )

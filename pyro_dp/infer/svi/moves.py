@@ -96,7 +96,6 @@ class Moves:
 
     :param optim: the user's; None: ours.
     :param local: the user's, of rows of parameters per record; None: each has usual settings.
-    :ivar loops: over ``step()``, as long as ``run()`` is not called.
     """
 
     plans = False  # whether the noise is for a planned number of steps
@@ -108,7 +107,6 @@ class Moves:
         self.local = local
         self.rows = RowOptimizer(self._row_adam)
         self.loaded = SavedParameters()
-        self.loops = self.plans
 
     def _row_adam(self, name: str) -> RowAdam:
         """Moves the rows of this parameter."""

@@ -136,7 +136,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             NaN or infinite.
         """
         prepared = self._prepare(args, kwargs)
-        if self._moves.loops and self._steps == 0 and self.clip.loss is None:
+        loops = self._moves.plans and self.last_run is None  # over step()
+        if loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
         policy = self._policy
         step = policy.of(prepared.step)
@@ -161,7 +162,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self._moves.rows.step(indices, own)
         self._policy = policy.learned(read)
         if self._steps == self.num_steps:
-            self.finish() if self._moves.loops else self._moves.conclude(prepared.parameters)
+            self.finish() if loops else self._moves.conclude(prepared.parameters)
         loss = math.nan
         if self.clip.loss is not None:
             loss = released[1].item() + gradients.outside.item()
@@ -175,7 +176,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
                 "Clip.loss, use another scheduler, or call step() and optim.step(...) yourself."
             )
-        self._moves.loops = False
         if self.num_steps is None:
             self._prepare(args, kwargs)  # which chooses it
         return super()._planned(args, kwargs)
