@@ -57,7 +57,7 @@ from pyro_dp import (
     audit_one_run,
 )
 from pyro_dp.infer.ep.look_plan import Frame
-from pyro_dp.mechanism import clipping, iterative
+from pyro_dp.mechanism import clipping, releases
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
@@ -263,12 +263,12 @@ class Attacked(DPSEP):
         self.part = super()._clipped_sum(prepared, at, records[:1], position)
         return super()._clipped_sum(prepared, at, records[int(not self.canary) :], position)
 
-    def _account_and_release(self, clipped, noise_multiplier, sampler):
+    def _release(self, clipped, sampler, noise_multiplier=None):
         totals = [total.clone() for total in clipped._totals]
-        released = super()._account_and_release(clipped, noise_multiplier, sampler)
+        released = super()._release(clipped, sampler, noise_multiplier)
         parts = self.part._totals
         for block, total, part, noisy in zip(clipped.blocks, totals, parts, released, strict=True):
-            way = part / block.noise(noise_multiplier) ** 2
+            way = part / block.noise(self._releases.last.noise_multiplier) ** 2
             middle = total + (0.5 - self.canary) * part
             self.ratio += (way @ (noisy - middle)).item()
         return released
@@ -483,7 +483,7 @@ def consistent(row: dict) -> dict:
 @contextlib.contextmanager
 def noise_scaled(scale: float):
     """The release draws this part of the noise that it accounts for."""
-    original = iterative.release
+    original = releases.release
 
     class Scaled:
         def __init__(self, noise):
@@ -495,7 +495,7 @@ def noise_scaled(scale: float):
     def release(clipped, *, accountant, event, noise):
         return original(clipped, accountant=accountant, event=event, noise=Scaled(noise))
 
-    with mock.patch.object(iterative, "release", release):
+    with mock.patch.object(releases, "release", release):
         yield
 
 

@@ -52,6 +52,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal
 from scipy import optimize, stats
 
+import pyro_dp.mechanism.releases
 from pyro_dp import (
     DPSEP,
     DPSVI,
@@ -69,7 +70,6 @@ from pyro_dp import (
     audit,
     private_selection,
 )
-from pyro_dp.mechanism import iterative
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.release import release
@@ -170,7 +170,7 @@ def kept() -> Iterator[list]:
         releases.append((clipped, event))
         return release(clipped, event=event, **settings)
 
-    with mock.patch.object(iterative, "release", keeping):
+    with mock.patch.object(pyro_dp.mechanism.releases, "release", keeping):
         yield releases
 
 

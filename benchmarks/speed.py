@@ -214,7 +214,7 @@ def gradient_times(contender: Contender, setting: str, batch: int, device: str) 
 
     inputs = [*latents, *rows]
     floor = Compiler(enabled=True)(trace(gradient, inputs), inputs)
-    passes = contender.inference._prepared.step._passes
+    passes = contender.inference._kept.prepared.step._passes
     captured = []
     graph, passes._graph = passes._graph, lambda *given: captured.append(given) or graph(*given)
     contender.times(1, device)

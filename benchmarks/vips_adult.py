@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 from pyro_dp import Clip, Noise, PaperDPSVI, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.vips import VIPS, LogisticRegression
 
@@ -208,7 +208,7 @@ def repeat(folder: Path, seeds: int, path: Path) -> pd.DataFrame:
 def ablate(folder: Path, seeds: int) -> None:
     """Print VIPS's AUC where only one of its two statistics is noisy: no private runs."""
     x, y, order = rows(folder)
-    method, noisy = METHODS[0], pyro_dp.mechanism.iterative.release
+    method, noisy = METHODS[0], pyro_dp.mechanism.releases.release
     for sigma, exact in itertools.product((1.0, 6.0), ((), ("curvature",), ("labels",))):
         names = list(LogisticRegression(x.shape[1]).statistics)
 
@@ -218,7 +218,7 @@ def ablate(folder: Path, seeds: int) -> None:
             pairs = zip(names, released, sums, strict=True)
             return [total if name in exact else r for name, r, total in pairs]
 
-        pyro_dp.mechanism.iterative.release = release
+        pyro_dp.mechanism.releases.release = release
         aucs = []
         for seed in range(seeds):
             train, test = split(order, seed)
@@ -226,7 +226,7 @@ def ablate(folder: Path, seeds: int) -> None:
             aucs.append(scores(q, x[test], y[test])[1])
         found = pd.Series(aucs)
         print(sigma, "exact:", exact, f"{found.mean():.4f} ({found.sem():.4f})", flush=True)
-    pyro_dp.mechanism.iterative.release = noisy
+    pyro_dp.mechanism.releases.release = noisy
 
 
 def report(runs: pd.DataFrame) -> str:

@@ -143,7 +143,7 @@ def fitted(entry: Entry, name: str, patience: float) -> Fit:
 
 def _is_traced(inference: DPSVI) -> bool:
     """Whether gradient steps run in a graph; looks have none."""
-    prepared = inference._gradients._prepared
+    prepared = inference._gradients._kept.prepared
     return prepared is not None and isinstance(prepared.step, TracedStep)
 
 
@@ -202,7 +202,7 @@ def timed(entry: Entry) -> Fit:
                 run[2] = _block(*run)
             if time.perf_counter() - began > TIMED:
                 break
-        if runs["epsilon 4"][0]._gradients._prepared is None:
+        if runs["epsilon 4"][0]._gradients._kept.prepared is None:
             return fit  # after the looks, steps cost nothing
         fit.graph = _is_traced(runs["epsilon 4"][0])
         fit.svi_ms, fit.ms = (1e3 * statistics.median(run[3]) for run in runs.values())

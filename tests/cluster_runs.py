@@ -27,6 +27,7 @@ import torch
 import torch.distributed
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
+import pyro_dp.vips.inference
 from pyro_dp import (
     DPSEP,
     DPSVI,
@@ -48,6 +49,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Ranks
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Flag
+from pyro_dp.mechanism.releases import Releases
 from pyro_dp.vips import LogisticRegression
 
 SIZE, DIM = 60, 2
@@ -269,13 +271,13 @@ def secure() -> dict[str, Any]:
         torch.manual_seed(3)
         options = dict(noise=Noise(1.0, source="system"), num_steps=1, **_eager(method))
         inference = make(method, PrivacyAccountant(), cluster, **options)
-        kept, released = [], inference._account_and_release
+        kept, released = [], inference._release
 
         def release(*given):
             kept.append([each.tolist() for each in released(*given)])
             return [torch.zeros(len(each)) for each in kept[-1]]
 
-        inference._account_and_release = release
+        inference._release = release
         with without_noise_in_units(), contextlib.suppress(Exception):
             inference.step(*data)
         return kept
@@ -298,7 +300,7 @@ def samples() -> list[dict[str, Any]]:
 
     def body(rank):
         drawn, noises = [], []
-        own, noisy = PaperDPSVI._sample, ClippedSum._noisy
+        own, noisy = Releases.sample, ClippedSum._noisy
 
         def sample(self, sampler, *place):
             drawn.append(own(self, sampler, *place))
@@ -308,7 +310,7 @@ def samples() -> list[dict[str, Any]]:
             noises.append(tuple(sigmas))
             return noisy(self, sigmas, stream)
 
-        PaperDPSVI._sample, ClippedSum._noisy = sample, noise
+        Releases.sample, ClippedSum._noisy = sample, noise
         accountant, cluster = PrivacyAccountant(), Cluster(timeout=30)
         options = dict(noise=Noise(1.0, source=7), sampling=0.5, num_steps=20)
         svi = make("svi with an optim", accountant, cluster, **options, jit="none")
@@ -340,7 +342,7 @@ def differences() -> dict[str, Any]:
     """Two ranks whose second does something else; their errors, or their results."""
 
     def other_settings(rank, svi, x, y):
-        svi._noise_multiplier += rank
+        svi._reservation.noise_multiplier += rank
         svi.run(x, y, progress=False)
 
     def other_parameters(rank, svi, x, y):
@@ -368,7 +370,7 @@ def differences() -> dict[str, Any]:
         if rank == 0:
             svi.step(x, y)
         else:
-            svi._ranks.exchange(Flag(True))
+            svi._releases.peers.exchange(Flag(True))
 
     def earlier_releases(rank, svi, x, y):
         svi.step(x, y)
@@ -396,9 +398,9 @@ def differences() -> dict[str, Any]:
         return [*found(svi), result.steps, result.stopped, len(svi.accountant.notes)]
 
     def graphs_on_one(rank, svi, x, y):
-        svi._traces_left = 4 * (1 - rank)
+        svi._kept.traces_left = 4 * (1 - rank)
         svi.step(x, y)
-        return type(svi._prepared.step).__name__
+        return type(svi._kept.prepared.step).__name__
 
     def refused_by_first(rank, svi, x, y):
         def refuse(event):
@@ -440,15 +442,15 @@ def differences() -> dict[str, Any]:
 def last_sums(inference: Any) -> tuple[torch.Tensor, ...]:
     """A rank's own sums after they were added up elsewhere."""
     kept: list[ClippedSum] = []
-    add = inference._ranks.add_up
+    add = inference._releases.peers.add_up
 
     def add_up(clipped, *given):
         kept.append(clipped)
         add(clipped, *given)
 
-    inference._ranks.add_up = add_up
+    inference._releases.peers.add_up = add_up
     inference.num_steps += 1
-    inference.step(*shard(inference._ranks.rank, [0, 30, 60]))
+    inference.step(*shard(inference._releases.peers.rank, [0, 30, 60]))
     return kept[0]._exact_sums
 
 
@@ -527,8 +529,9 @@ def _set_up(failure: Failure, inference_type: type, steps: Callable[[], int], fo
     vips = inference_type is VIPS
     around(Cluster, "__init__", "meeting")
     around(inference_type, "_checked" if vips else "_look_anew", "looking")
-    around(inference_type, "_m_step" if vips else "_build", "building")
-    around(inference_type, "_sample", "sampling")
+    owner, name = (pyro_dp.vips.inference, "_m_step") if vips else (inference_type, "_build")
+    around(owner, name, "building")
+    around(Releases, "sample", "sampling")
     around(Ranks, "add_up", "agreeing")
     around(Cluster, "reduce", "adding up", "added up")
     around(ClippedSum, "_noisy", "counted")

@@ -223,7 +223,7 @@ def nothing_set() -> list[dict[str, Any]]:
             "found": [*cluster_runs.found(sep), *values],
             "releases": accountant.num_releases,
             "epsilon": accountant.get_epsilon(),
-            "noise factor": sep._noise_in_sums / sep.noise_multiplier,
+            "noise factor": sep._releases.in_sums(1.0),
         }
 
     return [each.value for each in holders(3, body, dropouts=1)]
@@ -328,8 +328,8 @@ def dropouts() -> dict[str, Any]:
 def _lose_release(inference: VIPS | DPSEP) -> None:
     """As a step that fails between ledger and noise."""
     reserved = inference._to_reserve(1.0)
-    event = next(iter(reserved)) if isinstance(inference, DPSEP) else inference._last_event
-    with inference.accountant.next_position(inference._run_of_releases(), 1.0, reserved):
+    event = next(iter(reserved)) if isinstance(inference, DPSEP) else inference._releases.last
+    with inference.accountant.next_position(inference._reservation.begin(), 1.0, reserved):
         inference.accountant.record(event)
 
 

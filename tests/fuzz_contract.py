@@ -17,7 +17,7 @@ import pyro
 import torch
 from torch import Tensor
 
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 from pyro_dp import PrivacyAccountant, PrivacyError
 from pyro_dp.mechanism.release import release
 
@@ -187,7 +187,7 @@ def _counted(watch: Watch) -> Iterator[None]:
         watch.released += 1
         return released
 
-    with mock.patch.object(pyro_dp.mechanism.iterative, "release", counting):
+    with mock.patch.object(pyro_dp.mechanism.releases, "release", counting):
         yield
 
 

@@ -18,7 +18,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import Execution, PaperDPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
-from pyro_dp.mechanism import iterative
+from pyro_dp.mechanism import releases
 
 EVENT = SubsampledGaussian(5.0, 0.5)
 KILLS_PER_JOURNAL = 10
@@ -33,14 +33,14 @@ def model(x):
 def train(folder, steps):
     """Goes on from journal and checkpoint. Every released value is written down at once."""
     released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    exact = iterative.release
+    exact = releases.release
 
     def release(*args, **kwargs):
         values = exact(*args, **kwargs)
         os.write(released, f"{values[0][0].item()}\n".encode())
         return values
 
-    iterative.release = release
+    releases.release = release
     accountant = PrivacyAccountant()
     accountant.journal(folder / "journal")
     svi = PaperDPSVI(
@@ -162,8 +162,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     (folder / "first").mkdir()
-    exact = iterative.release
+    exact = releases.release
     train(folder / "first", 1)  # what is imported late is imported once
-    iterative.release = exact
+    releases.release = exact
     pyro.clear_param_store()
     print(json.dumps(shared_journals(folder) | killed_runs(folder, int(sys.argv[2]))))

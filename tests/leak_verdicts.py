@@ -20,7 +20,7 @@ from leaks import STEPS, Case, Leak
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 import pyro_dp.mechanism.sampling
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError
 from pyro_dp.mechanism.release import release
@@ -227,7 +227,7 @@ def _watched(found: Run, like: Run | None) -> Iterator[_Watch]:
     draw = lambda self, stream: watch.draw(self, stream)  # noqa: E731
     with (
         mock.patch.object(sampler, "draw", draw),
-        mock.patch.object(pyro_dp.mechanism.iterative, "release", watch.release),
+        mock.patch.object(pyro_dp.mechanism.releases, "release", watch.release),
     ):
         yield watch
 

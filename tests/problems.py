@@ -318,7 +318,7 @@ def in_turns(*lists: Iterable) -> list:
 
 def eager(svi: DPSVI) -> EagerStep:
     """The step of a prepared DPSVI, or what was traced to make it."""
-    return svi._prepared.step.eager
+    return svi._kept.prepared.step.eager
 
 
 def take_one_by_one(moments: LinearMoments | SteinMoments) -> None:

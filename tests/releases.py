@@ -3,7 +3,7 @@
 import torch
 from sums import exact_sums
 
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 import pyro_dp.mechanism.sampling
 from pyro_dp.mechanism.release import release
 
@@ -33,7 +33,7 @@ class Releases:
             self.streams.append(noise)
             return values
 
-        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
+        monkeypatch.setattr(pyro_dp.mechanism.releases, "release", spy)
 
     @property
     def noise(self):

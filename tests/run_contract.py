@@ -12,7 +12,7 @@ import torch
 from releases import Releases
 
 import pyro_dp.mechanism.clipping
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 import pyro_dp.mechanism.sampling
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyBudgetExceeded, RunResult
 
@@ -139,9 +139,9 @@ class RunContract:
         assert 0.995 < whole <= 1.0 and accountant.remaining < 0.005
         assert accountant.num_releases == 3 + self.first - 1
         with pytest.raises(PrivacyBudgetExceeded):
-            accountant.record(inference._last_event)
+            accountant.record(inference._releases.last)
         ((origin, left),) = accountant.reserved
-        assert origin.reservation == inference._reservation
+        assert origin.reservation == inference._reservation.name
         assert sum(left.values()) == (1 if self.at_once else STEPS - 3)
         inference.run(*data, progress=False)
         assert accountant.get_epsilon() == whole and accountant.reserved == []
@@ -300,14 +300,14 @@ def _before(owner, name):
 
 
 def _after_release(patch, interrupt):
-    original = pyro_dp.mechanism.iterative.release
+    original = pyro_dp.mechanism.releases.release
 
     def then(*args, **kwargs):
         released = original(*args, **kwargs)
         interrupt()
         return released
 
-    patch.setattr(pyro_dp.mechanism.iterative, "release", then)
+    patch.setattr(pyro_dp.mechanism.releases, "release", then)
 
 
 def _after_record(patch, interrupt):

@@ -103,8 +103,8 @@ class DPEM(IterativeMechanism):
         self._refuse_steps_beyond_calibration()
         self._require_rows(x)
         sampler = RecordSampler(self.sampling.kind, len(x), self.sampling.rate or 1.0)
-        clipped = self._sum_type(self._blocks(), x.device)
-        indices = self._sample(sampler, self.accountant.position)
+        clipped = self._releases.sum_type(self._blocks(), x.device)
+        indices = self._releases.sample(sampler, self.accountant.position)
         for chosen in indices.split(self.execution.microbatch_size or max(len(indices), 1)):
             clipped.add(*self._moments(x[chosen]))
         before = self.locs

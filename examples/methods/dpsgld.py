@@ -135,8 +135,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
             position = self.accountant.position
             draws = prepared.step.draw()
             blocks = [Block(prepared.step.size(draws), self._bound)]
-            clipped = self._sum_type(blocks, prepared.records.device)
-            stream = partial(self._randomness.stream, "local", position)
+            clipped = self._releases.sum_type(blocks, prepared.records.device)
+            stream = partial(self._releases.randomness.stream, "local", position)
             prepared.step.add(clipped, draws, self._draw_records(prepared, position), stream)
             (released,) = self._release(clipped, prepared.sampler)
             gradients = prepared.step.gradients(draws, released)
@@ -168,8 +168,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
             seen[latent.start : latent.stop] = latent.name in term.latents
         own = (loss, self.model, self.guide, term, parameters)
         eager = EagerStep(*own, privatize="latents", microbatch_size=size)
-        graphs = partial(step_from_graphs, eager, self._sum_type, sampler.usual_size)
-        step = self._traced(graphs, term) or eager
+        graphs = partial(step_from_graphs, eager, self._releases.sum_type, sampler.usual_size)
+        step = self._kept.traced(graphs, term, self.model, self.guide) or eager
         return PreparedChain(records, sampler, latents, leaf, seen, step)
 
     @property

@@ -1,54 +1,38 @@
 """The base of the inferences from a Pyro model with a private plate."""
 
 import abc
-import math
-import warnings
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import pyro
 import torch
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
-from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.graphs.tracing import Compiler, NotTraceable
+from pyro_dp.infer.preparation import P, Preparation
 from pyro_dp.mechanism.clipped_fraction import (
-    SHARE,
     ClippedFraction,
     ClippedFractions,
     require_fractions,
 )
-from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
-from pyro_dp.records.initial_values import initialised
-from pyro_dp.records.losses import user_code
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
-from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError, warn_not_private
+from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.torch_state import sent
 
-_MOST_TRACES = 4  # tracing more often takes longer than it saves
-_CHANGING = (
-    "arguments, parameters or Python values that the model refers to keep changing, and a graph "
-    "would be traced anew each time"
-)
 _LOCAL_PARAMETERS = (
     "pyro.settings: module_local_params=True keeps parameters out of Pyro's parameter store, where "
     "they are found, moved and saved. Write pyro.settings.set(module_local_params=False) before "
     "model and guide are made."
 )
 _PRIVATE_GAUSSIAN = "the posterior() of a run with AutoMultivariateNormal(model) as guide"
-
-
-P = TypeVar("P", bound=Prepared)
 
 
 def laplace_approximation(guide: AutoLaplaceApproximation, *args: Any, **kwargs: Any) -> AutoGuide:
@@ -62,7 +46,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
 
-    :param report: a bit of each record, whether it was clipped, joins the release.
+    :param clipped: the bit of each record, whether it was clipped, that joins the release.
     """
 
     _usual_jit = "trace"
@@ -72,7 +56,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         model: Callable,
         guide: Callable,
         *,
-        report: bool = False,
+        clipped: ClippedFractions | None = None,
         **settings: Any,
     ):
         for name, function in (("model", model), ("guide", guide)):
@@ -90,16 +74,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self.model = model
         self.guide = guide
         jit = self.execution.jit
-        self._jit = self._usual_jit if jit == "auto" else jit
-        self._traces_left = 0 if self._jit == "none" else _MOST_TRACES
-        # An infinite bound clips nothing.
-        self._bit = Block(1, 0.5, SHARE) if report and self._bound < math.inf else None
-        self._fractions = ClippedFractions()
-        self._watched: CapturedState | None = None  # state of the traced code
-        self._before: tuple[bool, set[str]] | None = None  # values before the last build
-        self._handed: tuple[bool, set[str]] | None = None  # the same, from another inference
-        self._prepared: P | None = None  # for the arguments of the last step
-        self._first: Records | None = None  # the first step's
+        self._kept = Preparation[P](self._usual_jit if jit == "auto" else jit)
+        self._fractions = clipped or ClippedFractions()
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
@@ -112,25 +88,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         first step, with ``Clip(report=False)``, and with an infinite bound.
         """
         return self._fractions.mean()
-
-    def _add_bit(self, bit: Block, released: Tensor, prepared: Prepared) -> None:
-        rate, size = prepared.sampler.sample_rate, prepared.records.plate.size
-        self._fractions.add(released, size, rate, self._noise_in_sums, bit.share)
-
-    def _warnings(self) -> list[Warning]:
-        clipped = self.clipped_fraction
-        if not (clipped and clipped.is_large):
-            return []
-        return [
-            ClippingWarning(
-                f"About {clipped.fraction:.0%} of the records were clipped at "
-                f"clip={self._bound:g}, which biases the posterior. Raise clip until few are "
-                "clipped; the noise grows with it."
-            )
-        ]
-
-    def _clipped_now(self) -> ClippedFraction | None:
-        return self.clipped_fraction
 
     def _shown(self) -> dict[str, Any]:
         clipped = self.clipped_fraction
@@ -154,13 +111,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""
-        known = self._prepared
-        current = known is not None and (
-            known.records.same_as(args, kwargs) and self._is_current(known)
-        )
-        if self._looks_anew(not current):
+        known = self._kept.current(args, kwargs)
+        known = known if known is not None and self._is_current(known) else None
+        if self._looks_anew(known is None):
             try:
-                known = self._prepared = self._look_anew(args, kwargs)
+                known = self._look_anew(args, kwargs)
             except ModelError as error:
                 raised = isinstance(error, RaisedOnPlaceholders)
                 shapes = described(self.model, args, kwargs) if raised else ""
@@ -180,21 +135,18 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             plate=self.sampling.plate,
             slice_data=self.execution.slice_data,
             others=self._others,
-            exchange=None if self._ranks.alone else self._ranks.exchange,
+            exchange=None if self._releases.peers.alone else self._releases.peers.exchange,
         )
-        if self._steps and self._first is not None:
-            self._first.require_same_data(records)
+        first = self._kept.first(self._steps)
+        if first is not None:
+            first.require_same_data(records)
         rate = self._rate(records.plate)
         sampler = RecordSampler(self.sampling.kind, records.plate.size, rate, records.count)
-        prepared = self._build(records, sampler)
-        if not self._steps or self._first is None:
-            self._first = records
-        return prepared
+        return self._kept.keep(self._build(records, sampler), self._steps)
 
     def _new_records(self) -> NewRecords | None:
-        if not self._steps or self._first is None:
-            return None
-        return NewRecords(self.model, self.guide, self._first)
+        first = self._kept.first(self._steps)
+        return None if first is None else NewRecords(self.model, self.guide, first)
 
     def _rate(self, plate: PrivatePlate) -> float:
         """The sample rate, which may be that of the plate."""
@@ -210,72 +162,23 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return ()
 
     def _public(self) -> Sequence[Tensor]:
-        if self._prepared is None:
+        if self._kept.prepared is None:
             return ()
-        constants = [value for _, value in self._prepared.records.constants]
+        constants = [value for _, value in self._kept.prepared.records.constants]
         tensors = [each for each in constants if isinstance(each, Tensor)]
-        if self._ranks.own_ledgers:
+        if self._releases.peers.own_ledgers:
             return tensors  # a digest of a single number would tell it to other owners
         numbers = [each for each in constants if isinstance(each, (int, float, str))]
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
     def _is_current(self, prepared: P) -> bool:
-        """Whether the preparation still holds."""
-        return not (self._traces_left and self._watched and self._watched.changed)
-
-    def _traced(self, trace: Callable[[Compiler], Any], term: RecordTerm) -> Any:
-        """The result of tracing, or None: with a warning, if no graph can be had.
-
-        That records are taken one at a time, had a warning of its own.
-        """
-        if not (self._traces_left and term.vectorizes):
-            return None
-        users = (self.model, self.guide, *user_code(term.loss))
-        self._watched = CapturedState(*users, *term.records.constants)
-        self._traces_left -= 1
-        try:
-            if not self._traces_left:
-                raise NotTraceable(_CHANGING)
-            return trace(Compiler(self._jit == "compile"))
-        except NotTraceable as reason:
-            self._traces_left = 0
-            warnings.warn(
-                f"jit={self._jit!r} does not apply, and every step runs Pyro code: {reason}.",
-                stacklevel=2,
-            )
-            return None
-
-    def _values_before(self) -> tuple[bool, set[str]]:
-        """Whether the guide has been run, and the parameters there are, before a first build."""
-        handed, self._handed = self._handed, None
-        self._before = handed or (initialised(self.guide), set(pyro.get_param_store().keys()))
-        return self._before
-
-    def take_over(self, other: "PrivateInference") -> None:
-        """Start where another inference of the same call has begun to look.
-
-        :param other: parameters that its look made are not earlier values here.
-        """
-        self._handed = other._before
-
-    def start_anew(self) -> None:
-        """Drop parameters that the other inference's look made. They may have its shapes."""
-        if self._handed is not None and not initialised(self.guide):
-            store = pyro.get_param_store()
-            for name in store.keys() - self._handed[1]:
-                del store[name]
-
-    def _note_earlier_values(self) -> None:
-        if self._steps == 0:
-            self.accountant.note_earlier_values(
-                "Parameters or optimizer had values before the first step of "
-                f"{self._name}. If those came from the data, this ledger does not cover "
-                "it. To start afresh, call pyro.clear_param_store() and make a new guide."
-            )
+        """Whether the preparation still holds, as far as parameters are concerned."""
+        return True
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
-        indices = self._sample(prepared.sampler, position, prepared.ahead)
+        left = None if self.num_steps is None else self.num_steps - self._steps
+        indices = self._releases.sample(prepared.sampler, position, prepared.ahead, left)
         device = prepared.records.device
         # Their number decides shapes, which the host must know: it draws them.
         return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)

@@ -72,7 +72,6 @@ class Looks(DPSEP):
     """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
 
     _known_as = "DPSVI"
-    _loops = True  # over step(), as long as run() is not called
 
     @whole_step
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -86,29 +85,26 @@ class Looks(DPSEP):
             self._look_at(args, kwargs)  # other data are refused
             return math.nan
         self._prepare(args, kwargs)
-        if self._loops and self._steps == 0:
+        loops = self.last_run is None  # over step()
+        if loops and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
         super().step(*args, **kwargs)
-        if self._loops and self._finished:
+        if loops and self._finished:
             self.finish()
         return math.nan
 
     def finish(self) -> None:
         """As :meth:`DPSVI.finish`."""
-        self._note_result()
+        self._conclude()
         for warning in self._warnings():
             warn_user(warning)
 
-    def _note_result(self) -> None:
-        super()._note_result()
+    def _conclude(self, status: str | None = None) -> None:
+        super()._conclude(status)
         guide = self._known.problem.guide if self._known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-
-    def _planned(self, args: tuple, kwargs: dict) -> int:
-        self._loops = False
-        return super()._planned(args, kwargs)
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
@@ -260,7 +256,7 @@ class DPSVI(Readable, Forecasted):
             "A noise multiplier": bool(noises.multiplier),
             "A bound": clips.bound is not None,
             "Clip.loss": clips.loss is not None,
-            "A RowAdam": self._gradients._local_optim is not None,
+            "A RowAdam": self._gradients._moves.local is not None,
             'Clip(of="parameters")': clips.of == "parameters",
             "A loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
         }
@@ -393,8 +389,8 @@ class DPSVI(Readable, Forecasted):
             if self._inference is self._gradients or self._steps:
                 raise
             self._reason = str(error).split(". ")[0].removesuffix(".")
-        self._gradients.take_over(self._inference)
-        self._gradients.start_anew()
+        self._gradients._kept.take_over(self._inference._kept)
+        self._gradients._kept.start_anew(self._gradients.guide)
         self._inference = self._gradients
         return call(self._inference)
 
@@ -402,12 +398,12 @@ class DPSVI(Readable, Forecasted):
         self._on_data(lambda each: each._look_at(args, kwargs))
         if name != "loss" or self._inference is self._gradients:
             return self._inference
-        self._gradients.take_over(self._inference)
+        self._gradients._kept.take_over(self._inference._kept)
         return self._gradients
 
     @property
-    def _ranks(self) -> Any:
-        return self._inference._ranks
+    def _releases(self) -> Any:
+        return self._inference._releases
 
     @property
     def _steps(self) -> int:

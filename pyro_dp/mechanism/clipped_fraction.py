@@ -1,13 +1,15 @@
 """The fraction of clipped records, by a bit that joins the release, and a bound that follows it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import LEAST_BOUND
+from pyro_dp.mechanism.contributions import LEAST_BOUND, Block
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 
@@ -45,28 +47,31 @@ class ClippedFraction(NamedTuple):
 
 
 class ClippedFractions:
-    """An estimate for each step, from the released sum of the bits +1/2 (within) and -1/2."""
+    """An estimate for each step, from the released sum of the bits +1/2 (within) and -1/2.
 
-    def __init__(self) -> None:
+    :param shares: the bit's share of the cost of each release; empty: no bit joins them.
+    """
+
+    def __init__(self, *shares: float) -> None:
+        self.blocks = [Block(1, 0.5, share) for share in shares]
         self._steps: list[tuple[float, float]] = []  # fraction, variance
         # As they were released: to look at one means to wait for a device.
         self._pending: list[tuple[Tensor, int, float]] = []
 
     def add(
-        self, released: Tensor, size: int, rate: float, noise_multiplier: float, share: float
+        self, released: Sequence[Tensor], sampler: RecordSampler, noise_multiplier: float
     ) -> None:
         """Add one step.
 
-        :param released: estimate of the sum of all records' bits, (1,).
-        :param size: number N of records.
-        :param rate: sample rate.
+        :param released: an estimate of the sum of all bits, (1,), for each of the blocks.
         :param noise_multiplier: the whole release's.
-        :param share: the bit's share of its cost.
         """
-        noise = noise_multiplier / (2 * math.sqrt(share) * rate * size)
-        # A sum of Poisson sampled +-1/2 has variance N rate (1 - rate) / 4, whatever they are.
-        variance = noise**2 + (1 - rate) / (4 * rate * size)
-        self._pending.append((released, size, variance))
+        rate, size = sampler.sample_rate, sampler.size
+        for block, each in zip(self.blocks, released, strict=True):
+            noise = noise_multiplier / (2 * math.sqrt(block.share) * rate * size)
+            # A sum of Poisson sampled +-1/2 has variance N rate (1 - rate) / 4, whatever they are.
+            variance = noise**2 + (1 - rate) / (4 * rate * size)
+            self._pending.append((each, size, variance))
         if len(self._pending) >= _MOST_PENDING:
             self._look()
 

@@ -2,65 +2,31 @@
 
 import abc
 import functools
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import Event, SubsampledGaussian
-from pyro_dp.accounting.events.event import require_short_text
-from pyro_dp.accounting.ledger import SECURE, SEEDED
-from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.accounting.events import Event
+from pyro_dp.accounting.origins import PLANNED, Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
-from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
-from pyro_dp.mechanism.peers import Alone, Stopped
-from pyro_dp.mechanism.release import release
-from pyro_dp.mechanism.run_result import (
-    BY_CALLBACK,
-    DONE,
-    Callback,
-    ReleasedStep,
-    RunResult,
-    require_callbacks,
-    wants_to_stop,
-)
-from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
+from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.releases import Releases, gaussian
+from pyro_dp.mechanism.reservation import Reservation
+from pyro_dp.mechanism.run import walk
+from pyro_dp.mechanism.run_result import Callback, RunResult
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
-from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils import display
-from pyro_dp.utils.errors import (
-    ClusterError,
-    ConfigurationError,
-    PrivacyBudgetExceeded,
-    PrivacyError,
-    PrivacyWarning,
-    warn_user,
-)
-from pyro_dp.utils.interrupts import Interrupts
-from pyro_dp.utils.validation import LARGEST, require_count, same
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.validation import require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
-_event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
-_ONE_BY_ONE = DrawnAhead(1, [])  # each sample when it is needed
-
-_LARGE_DELTA = (
-    "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
-    "one of them as it is, picked at random, has delta = 1 / N. Stay below, best at a tenth: "
-    "PrivacyAccountant(..., delta={better:.0e})."
-)
-_RESULTS_LOST = (
-    " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
-    "and their results are lost. The present result can be used as it is."
-)
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
@@ -83,8 +49,9 @@ def whole_step(step: Step) -> Step:
 
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
-        with inference._interrupts.within():
-            return inference._ranks.step(functools.partial(step, inference, *args, **kwargs))
+        own = inference._releases
+        with own.interrupts.within():
+            return own.peers.step(functools.partial(step, inference, *args, **kwargs))
 
     return whole  # type: ignore[return-value]
 
@@ -109,46 +76,41 @@ class IterativeMechanism(abc.ABC):
         execution: Execution | None = None,
         plans: bool = False,
     ):
-        self.accountant = accountant
+        self._name = self._known_as or type(self).__name__  # to users
         self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
         self.noise, self.sampling = Noise.read(noise), Sampling.read(sampling)
         self.execution = Execution.read(execution)
         own = (accountant, self.num_steps, self.noise, self.sampling, self.execution)
         require_fit(*own, bound=bound, plans=plans)
-        self._noise_multiplier = self.noise.multiplier
-        self._calibrates = self._noise_multiplier is None
         self._bound = bound
-        self._ranks = _peers(self.execution.peers, accountant)
-        self._randomness = Randomness(self.noise.source, self._ranks.rank)
-        self._sum_type = FixedPointSum if self.noise.is_secure else ClippedSum
-        if self._randomness.seeded:
-            self.accountant.note(SEEDED)
-        if self.noise.is_secure:
-            self.accountant.note(SECURE)
-        if self._ranks.note:
-            self.accountant.note(self._ranks.note)
-        if not self._ranks.counts:
-            self.accountant.follow()
-        self._origin: Origin | None = None  # the run's origin, from its first release on
-        self._reservation = new_name()  # under which its steps are reserved
-        self._reserves = self._calibrates  # the steps that are left, with the next release
+        peers = _peers(self.execution.peers, accountant)
+        self._releases = Releases(accountant, peers, self.noise)
+        if not peers.counts:
+            accountant.follow()
+        seeded, secure = self._releases.randomness.seeded, self.noise.is_secure
+        self._reservation = Reservation(
+            accountant,
+            peers,
+            self.noise.multiplier,
+            self._to_release,
+            self._plan_kind,
+            functools.partial(Origin.now, self._method or self._name, seeded=seeded, secure=secure),
+        )
         self._steps = 0
-        self._lost = 0  # releases that the ledger counts, but without a result
-        self._ahead = _ONE_BY_ONE  # the sampler of the last sample
-        self._interrupts = Interrupts()
-        self._last_event: SubsampledGaussian | None = None
-        self._last_noise = 0.0  # in the first block
-        self._last_run: RunResult | None = None
 
+    last_run: RunResult | None = None  # the last run's, even if it was interrupted
     _measure = "change"  # the name of a step's result
     _plan_kind = PLANNED  # the plan of a run that reserves its releases
     _method = ""  # in reports, if that is not the name
     _known_as = ""  # to users, if that is not the name of the class
+    # Functions for nonprivate(), by the names of its methods. The ledger notes a call first. The
+    # arguments are the inference, the result of _look_at, all indices in batches, and a stream.
+    _exact = MappingProxyType[str, Callable[..., Any]]({})
 
     @property
-    def _name(self) -> str:
-        """Its name to users."""
-        return self._known_as or type(self).__name__
+    def accountant(self) -> PrivacyAccountant:
+        """It pays for all releases."""
+        return self._reservation.accountant
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -188,89 +150,11 @@ class IterativeMechanism(abc.ABC):
             metric, and there is no private loss.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
-        require_callbacks(callbacks)
-        with self._ranks.together():
-            return self._run(args, kwargs, progress, callbacks)
+        return walk(self, args, kwargs, progress, callbacks)
 
-    def _run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        progress: bool,
-        callbacks: Sequence[Callback],
-    ) -> RunResult:
-        num_steps = self._ranks.step(functools.partial(self._planned, args, kwargs))
-        self._reserves = self._reserves or not self._calibrates
-        name = self._name
-        hidden = not progress or self.accountant.silent or not self._ranks.counts
-        result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
-        bar = tqdm(
-            total=num_steps,
-            initial=self._steps,
-            desc=f"Fitting with {name}",
-            unit="step",
-            disable=hidden,
-        )
-        with self._interrupts.installed(), result.timed(), bar:
-            while not self._finished:
-                try:
-                    with self._interrupts.within():
-                        step = self._timed_step(result, args, kwargs)
-                except Stopped:  # on another rank
-                    self._stopped_by_callback(result)
-                    break
-                if not math.isnan(step.value):
-                    bar.set_postfix_str(f"{self._measure} {step.value:.4g}", refresh=False)
-                bar.update()
-                stops = [wants_to_stop(callback, step) for callback in callbacks]
-                if any(stops) and not self._finished:
-                    self._ranks.stop()
-                    self._stopped_by_callback(result)
-                    result.read_clipped(step)
-                    break
-            else:
-                result.stopped, result.num_steps, bar.total = DONE, self._steps, self._steps
-                bar.refresh()
-        self._ahead.forget()
-        self._note_result()
-        for warning in [*self._warnings(), *self._ranks.warnings()]:
-            warn_user(warning)
-        return result
-
-    @property
-    def last_run(self) -> RunResult | None:
-        """The result of the last :meth:`run`, even if it was interrupted; None before the first.
-
-        A state does not hold it.
-        """
-        return self._last_run
-
-    def _note_result(self) -> None:
+    def _conclude(self, status: str | None = None) -> None:
         """Tell the ledger the fraction clipped, and whether the result can be published."""
-        if self._origin is not None:
-            self.accountant.note_result(self._origin, self._clipped_now(), self._status_line())
-
-    def _status_line(self) -> str | None:
-        """Whether the result can be published; None: nothing judges it."""
-        return None
-
-    def _timed_step(
-        self, result: RunResult, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ReleasedStep:
-        start = time.perf_counter()
-        value = self._step_of_run(args, kwargs)
-        step = ReleasedStep(
-            self._steps,
-            result.num_steps,
-            value,
-            self._next_bound(),
-            self.noise_multiplier,
-            self._last_noise,
-            self.accountant,
-            self._clipped_now,
-        )
-        result.add(step, time.perf_counter() - start)
-        return step
+        self._reservation.note_result(getattr(self, "clipped_fraction", None), status)
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """``num_steps`` of a run that can begin, or go on."""
@@ -286,18 +170,6 @@ class IterativeMechanism(abc.ABC):
         """Whether no planned step is left."""
         return self.num_steps is not None and self._steps >= self.num_steps
 
-    def _stopped_by_callback(self, result: RunResult) -> None:
-        with self._interrupts.within():
-            self._stop_early(result.num_steps)
-        result.stopped = BY_CALLBACK
-
-    def _stop_early(self, num_steps: int) -> None:
-        """A callback has stopped the run. An inference may have more to do then.
-
-        :param num_steps: planned.
-        """
-        self._interrupts.hold()
-
     def __reduce__(self) -> NoReturn:
         name = self._name
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
@@ -309,14 +181,14 @@ class IterativeMechanism(abc.ABC):
     def _repr_html_(self) -> str:
         """Settings and progress, for notebooks."""
         facts = [(name, str(value)) for name, value in self._shown().items()]
-        if self._last_run is not None:
-            facts.append(("last run", self._last_run.headline))
+        if self.last_run is not None:
+            facts.append(("last run", self.last_run.headline))
         return display.facts(self._name, facts)
 
     def _shown(self) -> dict[str, Any]:
         return {
             "num_steps": self.num_steps,
-            "noise_multiplier": self._noise_multiplier,
+            "noise_multiplier": self._reservation.noise_multiplier,
             "steps_done": self._steps,
         }
 
@@ -330,80 +202,26 @@ class IterativeMechanism(abc.ABC):
             sample rate or the number of steps, or agrees on it with other owners.
         :raises PrivacyBudgetExceeded: nothing is left of the budget.
         """
-        if self._noise_multiplier is not None:
-            return self._noise_multiplier
-        if self._ranks.own_ledgers:
+        if self._reservation.noise_multiplier is not None:
+            return self._reservation.noise_multiplier
+        if self._releases.peers.own_ledgers:
             raise ConfigurationError(_AGREED)
         rate = self.sampling.rate
         if rate is None or self.sampling.kind == "fixed" or self.num_steps is None:
             raise ConfigurationError("noise_multiplier is calibrated by the first step.")
-        return self._calibrated(rate)
-
-    @property
-    def _noise_in_sums(self) -> float:
-        """sigma in the released sums. It is larger if several owners add their shares."""
-        return self._in_sums(self.noise_multiplier)
-
-    def _agreed(self, noise_multiplier: float) -> float:
-        """The noise multiplier on which all ranks agree, after calibration to a budget."""
-        return self._ranks.agreed_noise(noise_multiplier)
-
-    def _in_sums(self, noise_multiplier: float) -> float:
-        return noise_multiplier * self._ranks.noise_factor
-
-    def _calibrate(self, rate: float) -> float:
-        """sigma. If needed, it is calibrated once, to the rest of the budget.
-
-        :param rate: the sample rate.
-        """
-        if self._noise_multiplier is None:
-            self._noise_multiplier = self._agreed(self._calibrated(rate))
-        return self._noise_multiplier
-
-    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Build the objects of a step on these data, for :func:`nonprivate`."""
-        raise NotImplementedError
-
-    def _exact(self) -> dict[str, Callable[..., Any]]:
-        """Functions for :func:`nonprivate`, by the names of its methods.
-
-        The ledger notes a call first. The arguments are the result of :meth:`_look_at`, indices
-        of all records in batches, and a private stream.
-        """
-        return {}
-
-    def _step_of_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        return self.step(*args, **kwargs)
+        return self._reservation.least(rate)
 
     def _next_bound(self) -> float:
         """The bound to which a record's part is clipped in the next step."""
         return self._bound
-
-    def _clipped_now(self) -> ClippedFraction | None:
-        """The fraction of clipped records, if there is an estimate."""
-        return None
 
     def _warnings(self) -> list[Warning]:
         """Warnings about a finished run, from released numbers."""
         return []
 
     def _state(self) -> dict[str, Any]:
-        """The common part of all states.
-
-        :raises PrivacyError: on a rank of a cluster whose accountant does not count.
-        """
-        if not self._ranks.counts:
-            raise PrivacyError(
-                "state_dict: the ledger of a cluster is on rank 0. Save there, as in "
-                "`if cluster.rank == 0: torch.save(...)`, and load it on all."
-            )
-        return {
-            "version": 1,
-            "steps": self._steps,
-            "noise_multiplier": self._noise_multiplier,
-            "reservation": self._reservation,
-            "accountant": self.accountant.state_dict(),
-        }
+        """The common part of all states."""
+        return {"version": 1, "steps": self._steps} | self._reservation.state()
 
     def _require_state(self, state: Any, names: Sequence[str]) -> None:
         """
@@ -415,64 +233,29 @@ class IterativeMechanism(abc.ABC):
             isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
         ):
             raise ConfigurationError(f"load_state_dict: this is no state_dict() of {self._name}.")
-        sigma = state["noise_multiplier"]
-        if not self._calibrates and not same(sigma, self._noise_multiplier):
-            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        self._reservation.require(state)
         require_count("steps", state["steps"], least=0)
-        require_short_text("reservation", state.get("reservation", self._reservation))
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load the ledger first: it refuses a state that would lower it.
-
-        Releases in a journal beyond the state are paid for and lost. Then the noise of a calibrated
-        run is calibrated again, for the steps and the budget that are left.
-        """
-        self.accountant.load_state_dict(state["accountant"])
-        counted = sum(line["count"] for line in state["accountant"]["ledger"])
-        self._lost = self.accountant.num_releases - counted
-        self._ranks.due = True
+        self._reservation.load(state)
         self._steps = state["steps"]
-        self._take_over(state.get("reservation", self._reservation))
-        self._reserves = self._calibrates
-        again = self._calibrates and self._lost
-        self._noise_multiplier = None if again else state["noise_multiplier"]
-
-    def _take_over(self, reservation: str) -> None:
-        """Go on with the reservation of an earlier run, or of this one."""
-        if reservation != self._reservation:
-            self._reservation, self._origin = reservation, None
-
-    def _calibrated(self, rate: float) -> float:
-        """The smallest noise with which the steps that are left fit the rest of the budget."""
-        releases = functools.partial(self._to_release, rate)
-        try:
-            return self.accountant.least_noise(releases, self._reservation)
-        except PrivacyBudgetExceeded as error:
-            text = _RESULTS_LOST.format(lost=self._lost) if self._lost else ""
-            raise PrivacyBudgetExceeded(f"{error}{text}") from None
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         """The releases of the steps that are left."""
         assert self.num_steps is not None  # calibration and runs have a number
-        return Counter({_event(sigma, rate, self.sampling.kind): self.num_steps - self._steps})
+        return Counter({gaussian(sigma, rate, self.sampling.kind): self.num_steps - self._steps})
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
         """The run's reservation with its next release; None: it does not change."""
-        return self._to_release(rate, self._calibrate(rate)) if self._reserves else None
+        ours = self._reservation
+        return self._to_release(rate, ours.calibrate(rate)) if ours.whole else None
 
     def _lose_release(self) -> None:
-        """Count a release that failed. The steps that are left share the rest of the budget.
-
-        Owners do not calibrate again: another one may not have paid, and noise must be equal.
-        """
-        self._lost += 1
-        if self._calibrates and not self._ranks.own_ledgers:
-            self._noise_multiplier = None
-        else:
-            self._reserves = False  # one step more would not fit the budget: the last is refused
+        """Count a release that failed."""
+        self._reservation.lose()
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self._calibrates and self._finished:
+        if self._reservation.calibrates and self._finished:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
                 "anew with the remaining budget."
@@ -483,126 +266,47 @@ class IterativeMechanism(abc.ABC):
 
         Then all ranks have the same settings, and in a cluster the ledger of rank 0.
         """
-        if self._ranks.alone or not self._ranks.look_anew(needed):
-            return self._ranks.alone and needed
-        ours = self.accountant
-        ledger = Ledger(ours.state_dict(), self._noise_multiplier, self._lost, self._reservation)
-        if self._ranks.own_ledgers:
-            self._ranks.common(Settings(self._in_common()), ledger)
-            known = self._ranks.exchange(NoiseMultiplier(self._noise_multiplier))
-            if any(each != known[0] for each in known):
-                self._noise_multiplier = None  # and is agreed anew
-            return True
-        budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
-        budget = {f"accountant.{name}": value for name, value in budget.items()}
-        first = self._ranks.common(Settings(self._in_common() | budget), ledger)
-        if not self._ranks.counts:
-            try:
-                ours.follow(first.accountant)
-            except ConfigurationError as error:
-                raise ClusterError(f"The ledger of rank 0 cannot be read. {error}") from error
-            self._noise_multiplier, self._lost = first.noise_multiplier, first.lost
-            self._take_over(first.reservation)
+        ours, peers = self._reservation, self._releases.peers
+        if peers.alone or not peers.look_anew(needed):
+            return peers.alone and needed
+        ours.share(
+            {
+                "num_steps": self.num_steps,
+                "sample_rate": self.sampling.rate,
+                "sampling": self.sampling.kind,
+                "The inference": self._name,
+                "noise_multiplier": None if ours.calibrates else ours.noise_multiplier,
+                "The bound": float(self._next_bound()),
+                "secure": self._releases.sum_type.__name__,
+                "The number of steps taken": self._steps,
+            }
+        )
         return True
-
-    def _in_common(self) -> dict[str, Any]:
-        """Settings on which all ranks of a cluster must agree before the first look, by name."""
-        return {
-            "num_steps": self.num_steps,
-            "sample_rate": self.sampling.rate,
-            "sampling": self.sampling.kind,
-            "The inference": self._name,
-            "noise_multiplier": None if self._calibrates else self._noise_multiplier,
-            "The bound": float(self._bound),
-            "secure": self._sum_type.__name__,
-            "The number of steps taken": self._steps,
-        }
 
     def _public(self) -> Sequence[Tensor]:
         """Inputs of a release beside the data. They must be equal on all ranks of a cluster."""
         return ()
 
-    def _sample(
-        self, sampler: RecordSampler, position: int, ahead: DrawnAhead = _ONE_BY_ONE
-    ) -> Indices:
-        """The records of this step: indices, ascending.
-
-        :param ahead: may draw those of other steps, too, except in secure mode.
-        """
-        self._interrupts.check()
-        stream = functools.partial(self._randomness.stream, "sampling")
-        if self._randomness.secure:
-            return sampler.draw(stream(position))
-        if ahead is not self._ahead:  # other data
-            self._ahead.forget()
-            self._ahead = ahead
-        left = None if self.num_steps is None else self.num_steps - self._steps
-        return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
-
-    def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
-        """The release of a step: estimates of the sums over all records."""
-        sigma = self._calibrate(sampler.sample_rate)
-        estimates = self._account_and_release(clipped, sigma, sampler)
-        self._steps += 1
-        return estimates
-
-    def _run_of_releases(self) -> Origin:
-        """The run's origin in the ledger."""
-        if self._origin is None:
-            secure = self._sum_type is FixedPointSum
-            self._origin = Origin.now(
-                self._method or self._name,
-                seeded=self._randomness.seeded,
-                secure=secure,
-                reservation=self._reservation,
-                plan=self._plan_kind if self._reserves else OPEN,
-            )
-        return self._origin
-
-    def _warn_of_delta(self, size: int) -> None:
-        """
-        :param size: N, which is public.
-        """
-        times = self.accountant.delta * size
-        if times >= 1.0:
-            delta, better = self.accountant.delta, 0.1 / size
-            text = _LARGE_DELTA.format(delta=delta, times=times, size=size, better=better)
-            self.accountant.note(text)
-            warn_user(PrivacyWarning(text))
-
-    def _account_and_release(
-        self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
+    def _release(
+        self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None
     ) -> list[Tensor]:
-        """Sums over the batch become estimates of sums over all records."""
-        rate = sampler.sample_rate
-        bound = max(block.bound for block in clipped.blocks)
-        # Powers of the estimates must not overflow.
-        if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
-            raise ConfigurationError(
-                f"The noise would have a standard deviation beyond {LARGEST:g}: lower the noise or "
-                "the bound of a record, or raise the sample rate."
-            )
-        event = _event(noise_multiplier, rate, sampler.sampling)
-        if self._last_event is None and noise_multiplier:
-            self._warn_of_delta(sampler.size)
-        self._last_event = event
-        self._last_noise = clipped.blocks[0].noise(self._in_sums(noise_multiplier))
-        self._interrupts.hold()
+        """The release of a step: estimates of the sums over all records.
+
+        :param noise_multiplier: None: that of the steps, and the release counts as one.
+        """
+        rate, sigma = sampler.sample_rate, noise_multiplier
+        if sigma is None:
+            sigma = self._reservation.calibrate(rate)
+        event = self._releases.begin(clipped, sigma, sampler)
         # Two threads with equal seeds must not find the same position, and draw the same noise.
-        ours = self._run_of_releases(), self._next_bound(), self._to_reserve(rate)
+        ours = self._reservation.begin(), self._next_bound(), self._to_reserve(rate)
         with self.accountant.next_position(*ours) as position:
-            self._ranks.add_up(clipped, event, self._steps, self._public())
-            door = functools.partial(
-                release,
-                clipped,
-                accountant=self.accountant,
-                event=event,
-                noise=self._randomness.stream("noise", position),
-            )
+            public = self._public()
             try:
-                released = self._ranks.released(door, clipped, event)
+                released = self._releases.make(clipped, event, position, self._steps, public)
             except BaseException:
                 if self.accountant.position != position:
                     self._lose_release()
                 raise
+        self._steps += noise_multiplier is None
         return [block.div_(rate) for block in released]  # which have memory of their own

@@ -36,8 +36,8 @@ class Readable(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _ranks(self) -> Any:
-        """The peers with which it makes its steps."""
+    def _releases(self) -> Any:
+        """Those of its steps."""
 
     @property
     @abc.abstractmethod
@@ -57,7 +57,7 @@ class NonPrivate:
     def __init__(self, inference: IterativeMechanism | Readable):
         if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
-        if not inference._ranks.alone:
+        if not inference._releases.peers.alone:
             raise ConfigurationError(_PEERS)
         self._inference = inference
 
@@ -95,10 +95,10 @@ class NonPrivate:
 
         :param kinds: inferences that have such numbers.
         """
-        inference = self._inference
+        inference: Any = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
-        kind, read = inference._name, inference._exact().get(name)
+        kind, read = inference._name, inference._exact.get(name)
         if read is None:
             raise ConfigurationError(
                 f"nonprivate(...).{name} reads from {kinds}, not from a {kind}."
@@ -108,10 +108,10 @@ class NonPrivate:
             looked_at = f"{what} of {kind} after {self._inference._steps} steps"
             with inference.accountant.next_position() as position:
                 mark_look(inference.accountant, looked_at, stacklevel=3)
-            stream = inference._randomness.stream("local", position)
+            stream = inference._releases.randomness.stream("local", position)
             everyone = AllRecords(prepared.records.plate.size, prepared.records.device)
             batches = everyone.split(inference.execution.microbatch_size or _AT_A_TIME)
-            return read(prepared, batches, stream)
+            return read(inference, prepared, batches, stream)
 
 
 def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:

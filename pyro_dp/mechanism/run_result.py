@@ -237,6 +237,11 @@ class RunResult(Sequence[float]):
             yield self.measure, f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it has not ended."""
+        return self.stopped == _RUNNING
+
+    @property
     def headline(self) -> str:
         """How far it came, and why no farther."""
         return f"{self.earlier + self.steps} of {self.num_steps} steps, {self.stopped}"

@@ -94,15 +94,15 @@ class DPStandardScaler:
             raise ConfigurationError(
                 "Noise.multiplier must be a number: scaling should not take all that remains."
             )
-        moments = _MomentRelease(
+        inference = _MomentRelease(
             accountant=self.accountant,
             num_steps=1,
             bound=math.sqrt(rows.shape[1]),
             noise=noise,
             sampling=FullBatch(),
         )
-        moments.step(scaled)
-        mean, variance = moments.mean.cpu(), moments.variance.cpu()
+        inference.step(scaled)
+        mean, variance = inference.moments
         self.mean_ = (middle + half * mean).numpy()
         self.var_ = (half.square() * variance).numpy()
         self.scale_ = (half * variance.sqrt()).numpy()
@@ -230,14 +230,15 @@ class _MomentRelease(IterativeMechanism):
         size, dim = scaled.shape
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
-        clipped = self._sum_type(blocks, scaled.device)
+        clipped = self._releases.sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
         sums, squares = self._release(clipped, RecordSampler(self.sampling.kind, size, 1.0))
-        self.mean = (sums / size).clamp(-1.0, 1.0)
-        variance = squares / size + 0.5 - self.mean.square()
+        mean = (sums / size).clamp(-1.0, 1.0)
+        variance = squares / size + 0.5 - mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size
-        self.variance = variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
+        variance = variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
+        self.moments = mean.cpu(), variance.cpu()
         return math.nan
 
 

@@ -12,6 +12,9 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,8 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
+from pyro_dp.infer.preparation import Preparation
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -42,7 +47,7 @@ from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
-from pyro_dp.vips.statistics_sum import MixedStatistics, StatisticsSum, require_step_size
+from pyro_dp.vips.statistics_sum import MixedStatistics, Progress, StatisticsSum, require_step_size
 
 _STATE = ("size", "statistics", "static")
 
@@ -139,14 +144,14 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             sampling=sampled,
             execution=Execution.read(execution).only("VIPS", "microbatch_size", "peers"),
         )
-        self._rate, full = sampled.rate, sampled.rate == 1.0
+        full = sampled.rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
         # Models of users run behind a wall; those of this package are written for one.
         self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
-        own = (self.execution.microbatch_size, self._sum_type)
+        own = (self.execution.microbatch_size, self._releases.sum_type)
         self._once = StatisticsSum(e_step, once, *own) if once else None
         self._each = StatisticsSum(e_step, each, *own) if each else None
         if not each and num_steps != 1:
@@ -154,16 +159,15 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
                 "one release of all records is all that there is to know."
             )
-        self._prepared: Prepared | None = None  # for the arguments of the last step
-        self._first: Records | None = None  # the first step's
-        self._size: int | None = None
-        self._mixed: MixedStatistics | None = None
-        self._start: MixedStatistics | None = None  # after the first step
-        self._static: MixedStatistics | None = None  # what was released once
+        self._kept = Preparation[Prepared]("none")
+        self._found: Progress | None = None  # from the first look on
         self._posterior: Any = None
         self._aware: SitePosterior | None = None  # for this posterior, once computed
 
     _measure = "change of the statistics"
+    _exact = MappingProxyType[str, Callable[..., Any]](
+        {"gradient_norms": lambda *given: _exact_norms(*given)}
+    )
 
     @whole_step
     @torch.no_grad()
@@ -178,23 +182,33 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
-        prepared = self._prepare(data)
-        if self._once and self._static is None:
-            self._release_static(self._once, prepared)
-        estimates = self._static or MixedStatistics({}, {})
+        self._refuse_steps_beyond_calibration()
+        if not self._each and self._steps:
+            raise ConfigurationError(
+                f"All statistics of {type(self.model).__name__} are static: there is no second "
+                "step."
+            )
+        prepared = self._look_at(data, {})
+        assert self._found is not None  # from the first look on
+        if self._once and not self._found.static:
+            sigma = self._reservation.calibrate(prepared.sampler.sample_rate)
+            sigma = _of_static(sigma, self.num_steps)
+            static = self._released(self._once, self._once.static_sum, prepared, sigma)
+            self._found = replace(self._found, static=static)
+        estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
-            estimates = estimates.joined(self._release_expected(self._each, prepared))
+            local = self._releases.randomness.stream("local", self.accountant.position)
+            total = partial(self._each.expected_sum, self._posterior, LocalStream(local))
+            estimates = estimates.joined(self._released(self._each, total, prepared))
         else:
             self._steps += 1
-        before, size = self._mixed, prepared.records.plate.size
-        assert before is not None  # from the first look on
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
-        after = before.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior, self._aware = self._m_step(after, size), None
-        self._mixed = after
-        self._start = after if self._steps == 1 else self._start
-        return after.change(before, self._declared) / size
+        after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
+        self._posterior, self._aware = _m_step(self.model, after, before.size), None
+        start = after if self._steps == 1 else before.start
+        self._found = replace(before, mixed=after, start=start)
+        return after.change(before.mixed, self._declared) / before.size
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> SitePosterior:
@@ -211,14 +225,14 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
-        current = self._current()
+        if not self._steps:
+            raise ConfigurationError("There is no posterior before the first step.")
         with _finite():
             if not noise_aware or self.noise_multiplier == 0:
-                return SitePosterior(self.model.marginals(current))
+                return SitePosterior(self.model.marginals(self._posterior))
             if self._aware is None:
-                self._aware = self._noise_aware(current)
-                if self._origin is not None:
-                    self.accountant.note_result(self._origin, status=str(self._aware.status))
+                self._aware = _noise_aware(self)
+                self._reservation.note_result(None, str(self._aware.status))
             return self._aware
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
@@ -235,128 +249,92 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 pyro.sample(site, marginal)
         else:
             with _finite():
-                self.model.guide(self._current())
+                self.model.guide(self._posterior)
 
     def _new_records(self) -> NewRecords | None:
-        if not self._steps or self._first is None:
-            return None
-        return NewRecords(self.model.model, self.guide, self._first)
-
-    def _noise_aware(self, current: Any) -> SitePosterior:
-        mixed, size, model = self._mixed, self._size, self.model
-        assert mixed is not None and size is not None
-        tau0, kappa = self.step_size
-        response = NoiseResponse(
-            lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
-            mixed,
-            static=self._once.statistics if self._once else (),
-            weights=[(tau0 + step) ** -kappa for step in range(1, self._steps + 1)],
-            first=self._start.values if self._start else None,
-        )
-        feedback: Any = {}
-        if not all(each.static for each in self._declared.values()):
-            feedback = model.feedback(current, mixed.values, mixed.noise, size)
-        hidden = model.hidden(current, mixed.values, mixed.noise)
-        return noise_aware(model.marginals(current), response, feedback, hidden)
+        first = self._kept.first(self._steps)
+        return None if first is None else NewRecords(self.model.model, self.guide, first)
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
-        return self._state() | {
-            "size": self._size,
-            "statistics": self._mixed and self._mixed.state(),
-            "static": self._static and self._static.state(),
-            "start": self._start and self._start.state(),
-        }
+        found = dict.fromkeys((*_STATE, "start")) if self._found is None else self._found.state()
+        return self._state() | found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
-        mixed = static = start = posterior = None
-        if state["size"] is not None:
-            size = require_count("size", state["size"])
-            mixed = MixedStatistics.from_state(state["statistics"], self._declared)
-            posterior = self._m_step(mixed, size)
+        found = static = start = posterior = None
         if state["static"] is not None:
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
         if state.get("start") is not None:  # older states have none
             start = MixedStatistics.from_state(state["start"], self._declared)
+        if state["size"] is not None:
+            size = require_count("size", state["size"])
+            mixed = MixedStatistics.from_state(state["statistics"], self._declared)
+            found = Progress(size, mixed, static, start)
+            posterior = _m_step(self.model, mixed, size)
         self._load_state(state)
-        self._prepared = self._first = None  # to look at the data anew
-        self._size, self._mixed, self._static, self._start = state["size"], mixed, static, start
-        self._posterior, self._aware = posterior, None
-
-    def _once_multiplier(self, sigma: float) -> float:
-        """Noise multiplier of the release of static statistics, from that of a step."""
-        return sigma / math.sqrt(self.num_steps)
+        self._kept = Preparation("none")  # to look at the data anew
+        self._found, self._posterior, self._aware = found, posterior, None
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         events = super()._to_release(rate, sigma) if self._each else Counter[Event]()
-        if self._once and self._static is None:
-            events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1
+        if self._once and not (self._found and self._found.static):
+            of_static = _of_static(sigma, self.num_steps)
+            events[SubsampledGaussian(of_static, rate, self.sampling.kind)] += 1
         return events
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        if self._reserves or not (self._once and self._each) or self._static is not None:
+        static = self._found and self._found.static
+        if self._reservation.whole or not (self._once and self._each) or static:
             return super()._to_reserve(rate)
         # The first step has two releases: refuse both where only one of them fits the budget.
-        sigma = self._calibrate(rate)
-        both = (self._once_multiplier(sigma), sigma)
+        sigma = self._reservation.calibrate(rate)
+        both = (_of_static(sigma, self.num_steps), sigma)
         return Counter(SubsampledGaussian(each, rate, self.sampling.kind) for each in both)
-
-    def _prepare(self, data: tuple[Tensor, ...]) -> Prepared:
-        """Refuse a step too many, and check new data. It spends nothing."""
-        self._refuse_steps_beyond_calibration()
-        if not self._each and self._steps:
-            raise ConfigurationError(
-                f"All statistics of {type(self.model).__name__} are static: there is no second "
-                "step."
-            )
-        return self._look_at(data, {})
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
-        known = self._prepared
-        if self._looks_anew(known is None or not known.records.same_as(args, kwargs)):
+        known = self._kept.current(args, kwargs)
+        if self._looks_anew(known is None):
             records = self._checked(args, kwargs)
-            size = records.plate.size
-            sampler = RecordSampler(self.sampling.kind, size, self._rate, records.count)
-            if self._mixed is None:
+            size, rate = records.plate.size, self.sampling.rate
+            assert rate is not None
+            sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
+            if self._found is None:
                 initial = dict(self.model.initial_statistics(size))
-                self._mixed = MixedStatistics(initial, dict.fromkeys(self._declared, 0.0))
-            self._size = size
-            self._mixed = self._mixed.to(records.device)
-            self._static = self._static and self._static.to(records.device)
-            self._start = self._start and self._start.to(records.device)
-            self._posterior, self._aware = self._m_step(self._mixed, size), None
+                noise = dict.fromkeys(self._declared, 0.0)
+                self._found = Progress(size, MixedStatistics(initial, noise))
+            self._found = self._found.to(records.device)
+            self._posterior, self._aware = _m_step(self.model, self._found.mixed, size), None
             if self._own is not None:
                 self._e_step.check(self._posterior, records)
-            if not self._steps or self._first is None:
-                self._first = records
-            known = self._prepared = Prepared(records, sampler)
+            known = self._kept.keep(Prepared(records, sampler), self._steps)
         assert known is not None
         return known
 
     def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        some = self._ranks.alone  # a shard may be empty
+        some = self._releases.peers.alone  # a shard may be empty
         if kwargs or not data or not all(has_rows(x) and (len(x) or not some) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):
             raise ModelError("All arguments of step() must have one row per record, the same N.")
         shard = None
-        if not self._ranks.alone:
+        if not self._releases.peers.alone:
             names = argument_names(self.model.model, data, {})
-            shard = find_shards(names, (data, {}), self._ranks.exchange)[0]
+            shard = find_shards(names, (data, {}), self._releases.peers.exchange)[0]
             size = shard.size
-        if self._size not in (None, size):
+        if self._found is not None and self._found.size != size:
             raise ModelError("The number of records is not that of the first step.")
         plate = PrivatePlate("data", size, size)
         model, own = self.model.model, (given, dict[str, Any]())
         records = Records(model, plate, data, {}, Reading.WHOLE, given=own, shard=shard)
-        if self._steps and self._first is not None:
-            self._first.require_same_data(records)
+        first = self._kept.first(self._steps)
+        if first is not None:
+            first.require_same_data(records)
         state = self._own or CapturedState(*_methods(self.model))
         if self._own is not None:
             refuse_rows(state.references, size)
@@ -370,54 +348,72 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         require_no_changes(kept)
         return records
 
-    def _release_static(self, once: StatisticsSum, prepared: Prepared) -> None:
+    def _released(
+        self,
+        sums: StatisticsSum,
+        total: Callable[..., ClippedSum],
+        prepared: Prepared,
+        sigma: float | None = None,
+    ) -> MixedStatistics:
+        """A release of these statistics.
+
+        :param total: their sum over records.
+        :param sigma: its noise multiplier; None: that of a step.
+        """
         sampler, position = prepared.sampler, self.accountant.position
-        indices = self._sample(sampler, position, prepared.ahead)
-        clipped = once.static_sum(prepared.records, indices)
-        sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
-        released = self._account_and_release(clipped, sigma, sampler)
-        self._static = once.estimates(released, self._in_sums(sigma), sampler.sample_rate)
-
-    def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
-        sampler, position = prepared.sampler, self.accountant.position
-        local = LocalStream(self._randomness.stream("local", position))
-        indices = self._sample(sampler, position, prepared.ahead)
-        clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
-        released = self._release(clipped, sampler)
-        return each.estimates(released, self._noise_in_sums, sampler.sample_rate)
-
-    def _exact(self) -> dict[str, Callable]:
-        return {"gradient_norms": self._exact_norms}
-
-    @torch.no_grad()
-    def _exact_norms(
-        self, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
-    ) -> dict[str, Tensor]:
-        """Norms of the records' statistics before they are clipped, (N,) each."""
-        model, local = self._e_step, LocalStream(stream)
-        norms: dict[str, list[Tensor]] = {name: [] for name in self.model.statistics}
-        for chosen in batches:
-            rows = prepared.records.rows(chosen)
-            with guarded("The E-step"):
-                parts = dict(model.static_statistics(*rows))
-                draws = Draws(local, chosen)
-                parts |= model.expected_statistics(self._posterior, draws, *rows)
-            for name, found in norms.items():
-                found.append(row_norms(parts[name]))
-        return {name: torch.cat(found) for name, found in norms.items()}
+        left = self.num_steps - self._steps
+        indices = self._releases.sample(sampler, position, prepared.ahead, left)
+        released = self._release(total(prepared.records, indices), sampler, sigma)
+        sigma = self.noise_multiplier if sigma is None else sigma
+        return sums.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
     def _public(self) -> Sequence[Tensor]:
-        known = self._mixed
-        return () if known is None else list(known.values.values())
+        return () if self._found is None else list(self._found.mixed.values.values())
 
-    def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
-        with _finite():
-            return self.model.posterior(mixed.values, mixed.noise, size)
 
-    def _current(self) -> Any:
-        if not self._steps:
-            raise ConfigurationError("There is no posterior before the first step.")
-        return self._posterior
+def _noise_aware(vips: VIPS) -> SitePosterior:
+    found, model, current = vips._found, vips.model, vips._posterior
+    assert found is not None
+    mixed, size, (tau0, kappa) = found.mixed, found.size, vips.step_size
+    response = NoiseResponse(
+        lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
+        mixed,
+        static=found.static.values if found.static else (),
+        weights=[(tau0 + step) ** -kappa for step in range(1, vips._steps + 1)],
+        first=found.start.values if found.start else None,
+    )
+    feedback: Any = {}
+    if not all(each.static for each in model.statistics.values()):
+        feedback = model.feedback(current, mixed.values, mixed.noise, size)
+    hidden = model.hidden(current, mixed.values, mixed.noise)
+    return noise_aware(model.marginals(current), response, feedback, hidden)
+
+
+def _exact_norms(
+    vips: VIPS, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
+) -> dict[str, Tensor]:
+    """Norms of the records' statistics before they are clipped, (N,) each."""
+    model, local = vips._e_step, LocalStream(stream)
+    norms: dict[str, list[Tensor]] = {name: [] for name in vips.model.statistics}
+    for chosen in batches:
+        rows = prepared.records.rows(chosen)
+        with torch.no_grad(), guarded("The E-step"):
+            parts = dict(model.static_statistics(*rows))
+            draws = Draws(local, chosen)
+            parts |= model.expected_statistics(vips._posterior, draws, *rows)
+        for name, found in norms.items():
+            found.append(row_norms(parts[name]))
+    return {name: torch.cat(found) for name, found in norms.items()}
+
+
+def _m_step(model: ConjugateModel, mixed: MixedStatistics, size: int) -> Any:
+    with _finite():
+        return model.posterior(mixed.values, mixed.noise, size)
+
+
+def _of_static(sigma: float, num_steps: int) -> float:
+    """Noise multiplier of the release of static statistics, from that of a step."""
+    return sigma / math.sqrt(num_steps)
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:

@@ -79,6 +79,31 @@ class MixedStatistics:
         return MixedStatistics({name: x.to(device) for name, x in self.values.items()}, self.noise)
 
 
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """The released statistics of a run so far.
+
+    :param size: N.
+    :param mixed: averages over the steps.
+    :param static: estimates that were released once; None: not yet.
+    :param start: averages after the first step; None: there was none.
+    """
+
+    size: int
+    mixed: MixedStatistics
+    static: MixedStatistics | None = None
+    start: MixedStatistics | None = None
+
+    def to(self, device: torch.device) -> "Progress":
+        static, start = (each and each.to(device) for each in (self.static, self.start))
+        return Progress(self.size, self.mixed.to(device), static, start)
+
+    def state(self) -> dict[str, Any]:
+        """As tensors, numbers and dictionaries."""
+        parts = {"statistics": self.mixed, "static": self.static, "start": self.start}
+        return {"size": self.size} | {name: each and each.state() for name, each in parts.items()}
+
+
 def require_step_size(value: Any) -> tuple[float, float]:
     """:raises ConfigurationError: not (tau0, kappa) with tau0 >= 0 and kappa in [0, 1]."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:

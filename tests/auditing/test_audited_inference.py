@@ -31,7 +31,7 @@ from pyro_dp import (
     audit_one_run,
 )
 from pyro_dp.infer.ep.look_plan import Frame
-from pyro_dp.mechanism import clipping, iterative
+from pyro_dp.mechanism import clipping, releases
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.vips import VIPS, LogisticRegression
@@ -119,7 +119,7 @@ def run(make_run, claim, **settings):
 
 def with_noise(scale):
     """The release with its noise scaled, and accounted as if it were not."""
-    original = iterative.release
+    original = releases.release
 
     class Scaled:
         def __init__(self, noise):
@@ -148,7 +148,7 @@ class TestOneStep:
         """Found with certainty: 240 right guesses show log(240 / 7) = 3.5."""
         claim, sigma = claimed(2.0)
         with monkeypatch.context() as patch:
-            patch.setattr(iterative, "release", with_noise(0.0))
+            patch.setattr(releases, "release", with_noise(0.0))
             assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
 
     @pytest.mark.long
@@ -197,7 +197,7 @@ class TestOneStep:
         )
         assert result.bound < 4.0
         with monkeypatch.context() as patch:
-            patch.setattr(iterative, "release", with_noise(0.0))
+            patch.setattr(releases, "release", with_noise(0.0))
             claim, sigma = claimed(2.0)
             result = audit_one_run(
                 OneStep(sigma), data, canaries, lambda w: w, claim=claim, seed=0, negative=50
@@ -267,7 +267,7 @@ class TestLook:
 
         def make_run(x, y):
             clipped = sums[int(x[0].any())]
-            released = iterative.release(clipped, accountant=accountant, event=event, noise=stream)
+            released = releases.release(clipped, accountant=accountant, event=event, noise=stream)
             return (way @ released[block]).item()
 
         settings = dict(num_trials=trials, score=float, claim=claim, seed=0, progress=False)
@@ -305,7 +305,7 @@ class TestWholeRuns:
     @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
     def test_vips(self, monkeypatch, scale):
         """Without noise all of 60 guesses are right, which shows 2.1."""
-        monkeypatch.setattr(iterative, "release", with_noise(scale))
+        monkeypatch.setattr(releases, "release", with_noise(scale))
         generator = torch.Generator().manual_seed(0)
         accountants = []
 
@@ -328,7 +328,7 @@ class TestWholeRuns:
     def test_dpsep_without_noise(self, monkeypatch):
         """All of 80 guesses are right, which shows 2.4. Only public draws differ between runs on
         the same data: ten runs on each of both take turns."""
-        monkeypatch.setattr(iterative, "release", with_noise(0.0))
+        monkeypatch.setattr(releases, "release", with_noise(0.0))
         accountants, turns = [], {}
 
         def make_run(x, y):

@@ -20,7 +20,7 @@ MUTATIONS = [
     Mutation(
         "DPSVI: intervals of gradient steps are ok",
         "StochasticGradientVI._status",
-        "return found",
+        "return self._policy.judged(_WITHOUT_NOISE)",
         "return NOTHING_TO_CHECK",
         "test_stochastic_gradient_vi.py",
     ),
@@ -95,30 +95,16 @@ MUTATIONS = [
         "test_fitted_guide.py",
     ),
     Mutation(
-        "PaperDPSEP: a bit with half its noise",
-        "PrivateInference.__init__",
-        "self._bit = Block(1, 0.5, SHARE)",
-        "self._bit = Block(1, 0.25, SHARE)",
-        "test_clipped_fraction.py test_dpsep.py",
-    ),
-    Mutation(
-        "PaperDPSVI: a bit with half its noise",
-        "PaperDPSVI.__init__",
-        "self._report_bit = Block(1, 0.5,",
-        "self._report_bit = Block(1, 0.25,",
-        "test_clipped_fraction.py test_paper_dpsvi.py",
-    ),
-    Mutation(
         "a bit without its share of the cost",
-        "StochasticGradientVI.__init__",
-        "of_report = self._report_block.share if self._report_block else 0.0",
-        "of_report = 0.0",
+        "ClipPolicy.share",
+        " - sum(block.share for block in self.side)",
+        "",
         "test_clipped_fraction.py",
     ),
     Mutation(
         "PaperDPSEP: a bit without its share of the cost",
         "Approximation.start",
-        "1.0 - (bit.share if bit else 0.0)",
+        "1.0 - sum(each.share for each in bits)",
         "1.0",
         "test_clipped_fraction.py",
     ),
@@ -153,11 +139,10 @@ MUTATIONS = [
     Mutation(
         "dividing by the realised batch",
         "StochasticGradientVI.step",
-        "gradient, *others = self._release(clipped, prepared.sampler)",
+        "released = self._release(clipped, prepared.sampler)",
         "rate, size = prepared.sampler.sample_rate, prepared.records.plate.size\n"
         "        found = self._release(clipped, prepared.sampler)\n"
-        "        gradient, *others = [b * rate * size / max(len(batch), 1) for b in "
-        "found]",
+        "        released = [b * rate * size / max(len(batch), 1) for b in found]",
         "test_paper_dpsvi.py",
     ),
     Mutation(
@@ -170,8 +155,8 @@ MUTATIONS = [
     Mutation(
         "local draws and noise from one stream",
         "StochasticGradientVI.step",
-        'partial(self._randomness.stream, "local", position)',
-        'partial(self._randomness.stream, "noise", position)',
+        'partial(self._releases.randomness.stream, "local", position)',
+        'partial(self._releases.randomness.stream, "noise", position)',
         "test_paper_dpsvi.py",
     ),
     Mutation(
@@ -183,15 +168,15 @@ MUTATIONS = [
     ),
     Mutation(
         "an adaptive bound that is not used",
-        "StochasticGradientVI._blocks",
-        "blocks = [Block(size, self._bound, self._gradient_share)]",
-        "blocks = [Block(size, 20.0, self._gradient_share)]",
+        "ClipPolicy.blocks",
+        "Block(size, self.bound, self.share)",
+        "Block(size, 20.0, self.share)",
         "test_paper_dpsvi.py",
     ),
     Mutation(
         "a later step may have other data",
         "PrivateInference._look_anew",
-        "            self._first.require_same_data(records)\n",
+        "            first.require_same_data(records)\n",
         "            pass\n",
         "test_first_attempts.py",
     ),
@@ -484,9 +469,9 @@ MUTATIONS = [
     Mutation(
         "door: a step that shows the exact sums",
         "StochasticGradientVI.step",
-        "        gradient, *others = self._release(clipped, prepared.sampler)\n",
+        "        released = self._release(clipped, prepared.sampler)\n",
         "        self.last = clipped._exact_sums\n"
-        "        gradient, *others = self._release(clipped, prepared.sampler)\n",
+        "        released = self._release(clipped, prepared.sampler)\n",
         "test_one_door.py",
     ),
     Mutation(
@@ -512,8 +497,8 @@ MUTATIONS = [
     ),
     Mutation(
         "an optimizer that cannot be made is noticed after the release",
-        "StochasticGradientVI._build",
-        "        self._optimizer.require(parameters)\n",
+        "Moves.require",
+        "        self.optimizer.require(parameters)\n",
         "",
         "test_paper_dpsvi.py::test_an_optimizer_that_cannot_be_made_spends_nothing",
     ),
@@ -709,8 +694,8 @@ MUTATIONS = [
     Mutation(
         "DPSEP: a look takes more than its share",
         "DPSEP._release",
-        "_noise(self._calibrate(1.0), self._approximation.share)",
-        "_noise(self._calibrate(1.0), 2 * self._approximation.share)",
+        "_noise(self._reservation.calibrate(1.0), self._approximation.share)",
+        "_noise(self._reservation.calibrate(1.0), 2 * self._approximation.share)",
         "test_dpsep_budget.py",
     ),
     Mutation(
@@ -737,15 +722,15 @@ MUTATIONS = [
     Mutation(
         "DPSEP: an older state has its share of the budget again",
         "DPSEP._load_state",
-        "self._behind = self._lost > 0",
+        "self._behind = ours.lost > 0",
         "self._behind = False",
         "test_dpsep_budget.py",
     ),
     Mutation(
         "DPSEP: ranks that go on with their own shares of the budget",
         "DPSEP._catch_up",
-        "spent = max(each.value for each in self._ranks.exchange(Share(spent)))",
-        "self._ranks.exchange(Share(spent))",
+        "spent = max(each.value for each in self._releases.peers.exchange(Share(spent)))",
+        "self._releases.peers.exchange(Share(spent))",
         "test_federation.py",
     ),
     Mutation(
@@ -771,7 +756,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: a guide of another family stays where it started",
-        "Looks._note_result",
+        "Looks._conclude",
         "isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR",
         "False",
         "test_fitted_guide.py",
@@ -814,7 +799,7 @@ MUTATIONS = [
     Mutation(
         "a loop that keeps its status from the report",
         "Looks.finish",
-        "self._note_result()",
+        "self._conclude()",
         "pass",
         "test_dpsvi.py",
     ),
@@ -827,14 +812,14 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI's second method takes its own attempt for earlier values",
-        "PrivateInference.take_over",
+        "Preparation.take_over",
         "self._handed = other._before",
         "self._handed = None",
         "test_dpsvi.py",
     ),
     Mutation(
         "DPSVI's second method keeps parameters of the attempt",
-        "PrivateInference.start_anew",
+        "Preparation.start_anew",
         "del store[name]",
         "pass",
         "test_dpsvi.py",
@@ -995,30 +980,30 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: a histogram with half its noise",
-        "StochasticGradientVI._report_block",
+        "by_histogram",
         "Block(SIZE, 1.0, norm_histogram.SHARE)",
         "Block(SIZE, 0.5, norm_histogram.SHARE)",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "DPSVI: norms alone, with half their noise",
-        "StochasticGradientVI.step",
-        "blocks = [Block(SIZE, 1.0)] if opens",
-        "blocks = [Block(SIZE, 0.5)] if opens",
+        "Opening.blocks",
+        "Block(SIZE, 1.0)",
+        "Block(SIZE, 0.5)",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "DPSVI: a histogram without its share of the cost",
-        "StochasticGradientVI.__init__",
-        "self._gradient_share = 1.0 - of_loss - of_report",
-        "self._gradient_share = 1.0 - of_loss",
+        "ClipPolicy.blocks",
+        "return [*blocks, *self.side]",
+        "return [replace(blocks[0], share=blocks[0].share + 0.05), *blocks[1:], *self.side]",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "PaperDPSVI: it chooses the number of steps",
-        "PaperDPSVI",
-        "_usual_steps = None",
-        "_usual_steps = 500",
+        "Moves.begin",
+        "return num_steps",
+        "return num_steps or 500",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
@@ -1079,7 +1064,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI's bound: a user's may be far too large in silence",
-        "Clipping.status",
+        "Measured.status",
         "if times > _MUCH_LOOSER:",
         "if False:",
         "test_histogram_bound.py",
@@ -1094,15 +1079,15 @@ MUTATIONS = [
     Mutation(
         "DPSVI: a loop that is stopped leaves an iterate",
         "StochasticGradientVI.finish",
-        "        self._conclude(self._prepared)\n",
+        "        self._conclude()\n",
         "",
         "test_literal_swap.py",
     ),
     Mutation(
         "PaperDPSVI: its states have a plan",
-        "PaperDPSVI.state_dict",
-        "if name not in _OF_PLAN",
-        "if name",
+        "Moves.state",
+        "return {}",
+        'return {"averages": None, "num_steps": num_steps, "histogram": histogram}',
         "test_literal_swap.py",
     ),
     Mutation(
@@ -1170,8 +1155,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a stopped run whose guide holds an iterate",
-        "StochasticGradientVI._stop_early",
-        "            self._conclude(self._prepared)\n",
+        "StochasticGradientVI._conclude",
+        "            self._moves.conclude(self._kept.prepared.parameters)\n",
         "            pass\n",
         "test_run.py",
     ),
@@ -1199,14 +1184,14 @@ MUTATIONS = [
     Mutation(
         "latents of a record in a cluster",
         "StochasticGradientVI._build",
-        "not self._ranks.alone and (term.local or",
+        "not self._releases.peers.alone and (term.local or",
         "False and (term.local or",
         "test_cluster.py",
     ),
     Mutation(
         "graphs on some ranks only",
         "StochasticGradientVI._build",
-        "not self._ranks.all_have(kind)",
+        "not self._releases.peers.all_have(kind)",
         "False",
         "test_cluster.py",
     ),

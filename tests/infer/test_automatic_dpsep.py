@@ -505,7 +505,7 @@ def test_too_many_latents_are_refused_before_anything_is_spent():
 def test_what_was_clipped_is_known_without_a_bit():
     x, y = gaussian_data()
     sep = fitted(linear, (x, y), epsilon=3.0)
-    assert sep._bit is None
+    assert sep._fractions.blocks == []
     clipped, bound = sep.clipped_fraction, sep._known.frame.bound
     assert "clipped" in repr(sep)
     with pytest.warns(NotPrivateWarning):

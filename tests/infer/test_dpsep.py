@@ -338,7 +338,7 @@ def test_a_likelihood_that_is_not_in_the_parameters_alone():
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.5 * torch.randn(200)
     sep = new_sep(residuals)
     sep.run(x, y, progress=False)
-    assert sep._prepared.problem.moments.name == "stein"
+    assert sep._kept.prepared.problem.moments.name == "stein"
     mean, covariance = conjugate(x, y)
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=2e-3)
 
@@ -351,7 +351,7 @@ def test_mixture_finds_its_components():
     x = centres[z] + 0.5 * torch.randn(300, 2)
     sep = new_sep(mixture, mixture_guide(mixture), num_steps=10)
     sep.run(x, progress=False)
-    assert sep._prepared.problem.moments.name == "stein"
+    assert sep._kept.prepared.problem.moments.name == "stein"
     median = sep.guide.median()
     exact = torch.stack([x[z == k].mean(0) for k in range(3)])
     torch.testing.assert_close(median["locs"].detach(), exact, rtol=0.0, atol=0.02)

@@ -12,7 +12,7 @@ from problems import logistic, mixture, mixture_guide, points, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 from pyro_dp import DPSEP, ConfigurationError, Noise, PrivacyAccountant, PrivacyBudgetExceeded
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -100,7 +100,7 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
         sep.step(*data)
     before = 0.0 if sep._known is None else sep._known.spent
     with monkeypatch.context() as patch:
-        patch.setattr(pyro_dp.mechanism.iterative, "release", fails)
+        patch.setattr(pyro_dp.mechanism.releases, "release", fails)
         with pytest.raises(ZeroDivisionError):
             sep.step(*data)
     assert sep.accountant.num_releases == place + 1 and sep._known.spent > before
@@ -123,7 +123,7 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
         sep.step(*data)
     sep._known = replace(sep._known, share=0.4 * (1 - sep._known.spent))
     with monkeypatch.context() as patch:
-        patch.setattr(pyro_dp.mechanism.iterative, "release", fails)
+        patch.setattr(pyro_dp.mechanism.releases, "release", fails)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 sep.step(*data)

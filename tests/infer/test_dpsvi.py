@@ -109,7 +109,7 @@ def test_the_report_has_the_status(model, loop):
         svi.finish()
     else:
         svi.run(*data, progress=False)
-    assert f"| DPSVI | {svi._inference._origin.time} | {svi.posterior().status} |" in (
+    assert f"| DPSVI | {svi._inference._reservation.origin.time} | {svi.posterior().status} |" in (
         svi.accountant.report()
     )
 

@@ -10,7 +10,7 @@ import torch
 from problems import logistic, regression_data
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
 
-import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.releases
 from pyro_dp import (
     DPSEP,
     DPSVI,
@@ -120,7 +120,7 @@ class Replayed:
 
     def __init__(self, monkeypatch):
         self.released, self.place = [], None
-        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", self)
+        monkeypatch.setattr(pyro_dp.mechanism.releases, "release", self)
 
     def __call__(self, clipped, **options):
         found = release(clipped, **options)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dp import ConfigurationError
-from pyro_dp.infer.svi.histogram_bound import Clipping, HistogramBound
+from pyro_dp import Clip, ConfigurationError
+from pyro_dp.infer.svi.clip_policy import Measured
+from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.mechanism.norm_histogram import SIZE, Bins
 
 _N = 4000
@@ -121,9 +122,9 @@ def test_a_state_goes_on():
 
 def test_a_tight_bound_and_one_that_is_far_above():
     found = after(30)
-    own = Clipping(found, 0.5)
-    assert own.is_tight and own.status().cause == "clipping"
-    assert "far above" in str(Clipping(found, 100.0).status())
+    own = Measured(Clip(), 0.5, histogram=found)
+    assert own._is_tight and own.status.cause == "clipping"
+    assert "far above" in str(Measured(Clip(), 100.0, histogram=found).status)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,6 @@ def test_a_tight_bound_and_one_that_is_far_above():
 def test_a_bound_of_ones_own_is_compared(factor, words):
     """With the one that costs least."""
     found = after(30)
-    status = Clipping(found, factor * found.bound).status()
+    status = Measured(Clip(), factor * found.bound, histogram=found).status
     assert status.is_ok == (words is None)
     assert status.is_ok or re.search(f"^check: clip=[0-9.]+.*{words}", str(status))

@@ -110,11 +110,11 @@ def test_a_loop_averages_at_its_end():
         svi, data = swapped(num_steps=60, optim=OPTIMIZERS["SGD, 1e-6"]), regression_data(200)
         for _ in range(steps - 1):
             svi.step(*data)
-        assert svi._gradients._concluded is None
+        assert svi._gradients._moves.concluded == ""
         svi.step(*data)
         if steps < 60:
             svi.finish()
-        assert "mean of the last half" in svi._gradients._concluded
+        assert "mean of the last half" in svi._gradients._moves.concluded
         assert svi.accountant.num_releases == steps
 
 
@@ -166,7 +166,7 @@ def test_a_bound_that_is_far_too_small(as_users_run_it):
 def test_a_bound_that_is_far_too_large(as_users_run_it):
     svi, texts = fitted(1e3)
     assert len(texts) == 1 and "far above the records' gradients" in texts[0]
-    assert "clip=None" in texts[0] and svi._gradients._bound == svi.clip.bound == 1e3
+    assert "clip=None" in texts[0] and svi._gradients._policy.bound == svi.clip.bound == 1e3
 
 
 @pytest.mark.long
@@ -180,7 +180,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
     svi, texts = fitted(bound, scaled)
     if bound is None:
-        assert texts == [] and svi._gradients._bound < 0.01
+        assert texts == [] and svi._gradients._policy.bound < 0.01
     else:
         (text,) = texts
         times = float(text.split("about ")[1].split(" times")[0].replace(",", ""))
@@ -190,7 +190,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 @pytest.mark.long
 def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
     svi, texts = fitted(4.0)
-    assert texts == [] and svi._gradients._bound == 4.0
+    assert texts == [] and svi._gradients._policy.bound == 4.0
     assert svi.clipped_fraction.fraction < 0.05
 
 
@@ -215,7 +215,7 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     texts = told(lambda: svi.run(*problem.data, progress=False), ConvergenceWarning)
     assert len(texts) == 1 and NOT_IN in texts[0]
     averaged = []
-    for key, leaf in svi._gradients._prepared.parameters.items():
+    for key, leaf in svi._gradients._kept.prepared.parameters.items():
         mean = torch.stack([each[key] for each in iterates[-40:]]).mean(0)
         averaged.append(torch.allclose(leaf, mean, rtol=1e-9))
         assert averaged[-1] or torch.equal(leaf, iterates[-1][key])

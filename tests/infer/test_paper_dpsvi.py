@@ -153,8 +153,8 @@ def test_streams_of_one_step_are_distinct(monkeypatch):
     for position in range(3):
         for purpose in ("noise", "sampling"):
             assert asked.count((purpose, position)) == 1
-    local = fixture.svi._randomness.stream("local", 2).integers(2**62)
-    assert local != fixture.svi._randomness.stream("noise", 2).integers(2**62)
+    local = fixture.svi._releases.randomness.stream("local", 2).integers(2**62)
+    assert local != fixture.svi._releases.randomness.stream("noise", 2).integers(2**62)
 
 
 def test_particles_draw_locally_on_their_own(monkeypatch):
@@ -190,7 +190,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     )
     estimates, drawn, data = [], batches(monkeypatch), regression_data()
     fixture.svi._prepare(data, {})
-    step = fixture.svi._prepared.step
+    step = fixture.svi._kept.prepared.step
     step._unchecked = 0  # to check a traced step, more gradients would be taken
     gradients = step.gradients
     monkeypatch.setattr(
@@ -283,7 +283,7 @@ def test_adaptive_clip(monkeypatch):
         fixture.svi.step(*data)
     fraction = fixture.sums[-1][1].item() / 30 + 0.5
     assert fraction == pytest.approx(0.5, abs=0.15)
-    assert fixture.svi._bound < 5
+    assert fixture.svi._policy.bound < 5
     assert fixture.bounds[0] == 20.0 and fixture.bounds[-1] < 5
     assert all(s[0].norm() <= 30 * b for s, b in zip(fixture.sums, fixture.bounds, strict=True))
     assert fixture.svi.accountant.ledger[0].count == 60
@@ -526,7 +526,7 @@ def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
             svi.step(*regression_data())
     spent = accountant.num_releases
     assert spent == svi._steps
-    assert all(leaf.grad is None for leaf in svi._prepared.parameters.values())
+    assert all(leaf.grad is None for leaf in svi._kept.prepared.parameters.values())
     if "became" in words:  # nothing more is spent on them
         with pytest.raises(PrivacyError):
             svi.step(*regression_data())

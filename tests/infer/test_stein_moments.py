@@ -40,9 +40,13 @@ def stein(model, *data):
         num_steps=1,
     )
     inference._prepare(data, {})
-    assert inference._prepared.problem.moments.name == "stein"
+    assert inference._kept.prepared.problem.moments.name == "stein"
     indices = torch.arange(len(data[0]))
-    return inference._prepared.problem.moments, indices, inference._prepared.records.rows(indices)
+    return (
+        inference._kept.prepared.problem.moments,
+        indices,
+        inference._kept.prepared.records.rows(indices),
+    )
 
 
 def log_evidence(x, mean, points, log_weights):

@@ -146,7 +146,7 @@ def test_integers_by_graphs(monkeypatch):
             for _ in range(2):
                 svi.step(*data)
             sums.append(seen.sums[0][0])
-            assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+            assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
             assert seen.sums[1][1].sum() == pytest.approx(4)
     assert torch.equal(*sums)
 
@@ -160,7 +160,7 @@ def test_graphs_change_nothing():
         pyro.set_rng_seed(1)
         svi = new(num_steps=40, execution=Execution(jit=jit), sampling=0.5)
         svi.run(*regression_data(), progress=False)
-        found.append((values(), svi.posterior().covariance_matrix, svi._bound))
+        found.append((values(), svi.posterior().covariance_matrix, svi._policy.bound))
     one, other = found
     assert one[0].keys() == other[0].keys()
     for name in one[0]:
@@ -224,11 +224,11 @@ def test_rows_of_records_have_a_step_size():
     sizes = []
     for _ in range(4):
         svi.step(data)
-        sizes += [svi._rows._adams["AutoNormal.locs.own"].lr]
+        sizes += [svi._moves.rows._adams["AutoNormal.locs.own"].lr]
     assert sizes[1:] == pytest.approx([0.1, 0.1, 0.1**1.5])  # after the norms
     svi = new(model, AutoNormal(model), num_steps=4, optim=RowAdam(lr=0.3))
     svi.run(data, progress=False)
-    assert svi._rows._adams["AutoNormal.locs.own"].lr == 0.3
+    assert svi._moves.rows._adams["AutoNormal.locs.own"].lr == 0.3
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_records_alone_may_be_of_single_precision():
     count = torch.randint(3000, 6000, (2000,)).float()
     svi = new(model, AutoNormal(model), num_steps=8, execution=Execution(jit="trace"))
     svi.run(count, dist.Binomial(count, 0.3).sample(), progress=False)
-    assert isinstance(svi._prepared.step, TracedStep)
+    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 def test_step_sizes_fall():
@@ -302,7 +302,7 @@ def test_step_sizes_fall():
     svi, data = new(num_steps=8, noise=0, sampling=FullBatch()), regression_data()
     for step in range(1, 8):
         svi.step(*data)
-        plan = svi._plan(3, svi._prepared.sampler)
+        plan = svi._plan(3, svi._kept.prepared.sampler)
         rates = {g["lr"] for each in svi.optim.optim_objs.values() for g in each.param_groups}
         assert rates == {plan.step_size(step)}
 
@@ -323,16 +323,18 @@ def test_the_bound_follows_the_norms(monkeypatch):
     )
     svi = fixture.svi
     svi.step(x, y)
-    assert all(leaf.grad is None for leaf in svi._prepared.parameters.values())
+    assert all(leaf.grad is None for leaf in svi._kept.prepared.parameters.values())
     (counts,) = fixture.sums[0]
     assert counts.sum().item() == pytest.approx(4000)
     for _ in range(49):
         svi.step(x, y)
     norms = x.norm(dim=1) * (y - torch.sigmoid(x @ svi.guide.median()["w"])).abs()
-    above = (norms > svi._bound).double().mean()
-    assert norms.quantile(0.5) < svi._bound < 2 * x.norm(dim=1).max()
+    above = (norms > svi._policy.bound).double().mean()
+    assert norms.quantile(0.5) < svi._policy.bound < 2 * x.norm(dim=1).max()
     assert svi.clipped_fraction.fraction == pytest.approx(above.item(), abs=0.05)
-    assert fixture.bounds[0] == 1.0 and fixture.bounds[-1] == pytest.approx(svi._bound, rel=0.3)
+    assert fixture.bounds[0] == 1.0 and fixture.bounds[-1] == pytest.approx(
+        svi._policy.bound, rel=0.3
+    )
     assert svi.accountant.ledger == ((SubsampledGaussian(1.0, 1.0, "full"), 50),)
 
 
@@ -346,7 +348,7 @@ def test_the_bound_is_in_the_units_of_the_data():
         x, y = regression_data(4000)
         svi = new(guide=AutoNormal(logistic, init_scale=1e-6), num_steps=2, sampling=FullBatch())
         svi.step(x * unit, y)
-        bounds.append(svi._bound)
+        bounds.append(svi._policy.bound)
         svi.step(x * unit, y)
     assert bounds[1] == pytest.approx(1e3 * bounds[0], rel=0.5)
     assert 1e-6 <= bounds[2] < 1.2e-6
@@ -355,7 +357,7 @@ def test_the_bound_is_in_the_units_of_the_data():
 def test_no_bound_without_noise():
     svi = new(noise=0, num_steps=3)
     svi.step(*regression_data())
-    assert svi._bound == math.inf and svi.clipped_fraction is None
+    assert svi._policy.bound == math.inf and svi.clipped_fraction is None
 
 
 # Going on.
@@ -446,7 +448,7 @@ def test_a_passed_optimizer_is_used_as_ever():
     scale = torch.tensor([0.2252326420370528, 0.2252496287925971, 0.21878714733517995])
     torch.testing.assert_close(pyro.param("AutoNormal.locs.w"), loc, rtol=1e-9, atol=0)
     torch.testing.assert_close(pyro.param("AutoNormal.scales.w"), scale, rtol=1e-9, atol=0)
-    assert svi.clip.bound == svi._bound == 1.0
+    assert svi.clip.bound == svi._policy.bound == 1.0
 
 
 @pytest.mark.long
@@ -472,4 +474,4 @@ def test_a_passed_optimizer_has_a_histogram():
     options = dict(clip=Clip(loss=1.0), num_steps=4, optim=pyro.optim.Adam({"lr": 0.05}))
     svi = new(guide=AutoNormal(logistic), **options)
     losses = svi.run(*regression_data(), progress=False)
-    assert len(losses) == 3 and svi._bound != 1.0
+    assert len(losses) == 3 and svi._policy.bound != 1.0

@@ -82,7 +82,7 @@ def test_a_guide_of_each_family(name):
         for _ in range(5):
             svi.step(*made.data)
         ends.append(values())
-    assert isinstance(svi._prepared.step, TracedStep)
+    assert isinstance(svi._kept.prepared.step, TracedStep)
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-8)
 
 
@@ -98,7 +98,7 @@ def test_equals_pyro_code(name, privatize):
         return made
 
     svi = assert_same(make, clip=Clip(0.5, of=privatize), **NOISY)
-    assert isinstance(svi._prepared.step, TracedStep)
+    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 @pytest.mark.long
@@ -106,13 +106,13 @@ def test_equals_pyro_code(name, privatize):
 def test_latents_without_a_reparameterisation(name):
     clip = Clip(0.5, of="parameters")
     svi = assert_same(lambda: problem_of(COUNTS[name]), clip=clip, **NOISY)
-    assert isinstance(svi._prepared.step, TracedStep)
+    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 def test_draws_are_fresh_and_at_the_parameters():
     made, svi = new(lambda: problem_of(FAMILIES["Gamma"]), "trace", **NOISY)
     svi._prepare(made.data, {})
-    step = svi._prepared.step
+    step = svi._kept.prepared.step
     ((one,),), ((other,),) = step.draw(), step.draw()
     assert not torch.equal(one, other)
     pyro.get_param_store()["a"].unconstrained().data.fill_(math.log(1e6))
@@ -182,17 +182,17 @@ def test_records_draw_by_rejection(name, privatize):
         warnings.simplefilter("error")
         for _ in range(4):  # which compare
             svi.step(*made.data)
-    assert isinstance(svi._prepared.step, TracedStep)
-    assert svi._prepared.term.samples == 1 and svi._prepared.term.vectorizes
+    assert isinstance(svi._kept.prepared.step, TracedStep)
+    assert svi._kept.prepared.term.samples == 1 and svi._kept.prepared.term.vectorizes
 
 
 def sums(svi, batch, seed):
     """Sums of these records, with private draws from this seed."""
     pyro.set_rng_seed(5)
-    step = svi._prepared.step
+    step = svi._kept.prepared.step
     step._unchecked = 0
     draws = step.draw()
-    clipped = ClippedSum(svi._blocks(step.size(draws)))
+    clipped = ClippedSum(svi._policy.blocks(step.size(draws)))
     before = torch.get_rng_state()
     step.add(clipped, draws, torch.tensor(batch), lambda: np.random.default_rng(seed))
     assert torch.equal(before, torch.get_rng_state())
@@ -214,10 +214,10 @@ def test_a_gamma_of_records_is_a_gamma():
     made, svi = new(LOCAL["Gamma"], "trace", clip=1e6)
     svi._prepare(made.data, {})
     found = torch.stack([sums(svi, range(30), seed) for seed in range(100)])
-    fast, slow = svi._prepared.step, eager(svi)
-    object.__setattr__(svi._prepared, "step", slow)
+    fast, slow = svi._kept.prepared.step, eager(svi)
+    object.__setattr__(svi._kept.prepared, "step", slow)
     slow._unchecked = 0
     expected = torch.stack([sums(svi, range(30), seed) for seed in range(100)])
-    object.__setattr__(svi._prepared, "step", fast)
+    object.__setattr__(svi._kept.prepared, "step", fast)
     error = (found.var(0) / 100 + expected.var(0) / 100).sqrt()
     assert ((found.mean(0) - expected.mean(0)).abs() < 5 * error + 1e-9).all()

@@ -93,7 +93,7 @@ def test_equals_pyro_code(name, of):
     noiseless = (of == "latents") == (len(name) % 2 == 0)
     clip = replace(NOISELESS["clip"] if noiseless else Clip(0.5), of=of)
     svi = assert_same(PROBLEMS[name], clip=clip, **({} if noiseless else NOISY))
-    assert isinstance(svi._prepared.step, TracedStep)
+    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 @pytest.mark.long
@@ -116,7 +116,7 @@ def test_single_precision():
     torch.set_default_dtype(torch.float32)
     for name in ("VAE", "AutoMultivariateNormal"):
         svi = assert_same(PROBLEMS[name], tolerance=1e-3, steps=5, **NOISY)
-        assert isinstance(svi._prepared.step, TracedStep)
+        assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 @pytest.mark.in_turns
@@ -125,7 +125,7 @@ def test_single_precision():
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
 def test_compiled_equals_pyro_code(name):
     svi = assert_same(PROBLEMS[name], "compile", **NOISELESS, **NOISY)
-    assert isinstance(svi._prepared.step, TracedStep)
+    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ def test_without_a_compiler(monkeypatch):
     monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
     with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:
         svi = assert_same(PROBLEMS["AutoNormal"], "compile", **NOISY)
-    assert len(caught) == 1 and isinstance(svi._prepared.step, TracedStep)
+    assert len(caught) == 1 and isinstance(svi._kept.prepared.step, TracedStep)
 
 
 # Randomness
@@ -163,7 +163,8 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
     sums = [total[0] for total in fixture.sums]
     noise = [r[0] - total for r, total in zip(fixture.released, sums, strict=True)]
     public = [
-        torch.cat([x.flatten() for x in fixture.svi._prepared.step.draw()[0]]) for _ in range(6)
+        torch.cat([x.flatten() for x in fixture.svi._kept.prepared.step.draw()[0]])
+        for _ in range(6)
     ]
     for drawn in (sums, noise, public):
         assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
@@ -175,7 +176,7 @@ def test_particles_draw_on_their_own():
     problem, svi = new(PROBLEMS["hierarchical"], "trace", noise=0.0)
     svi.loss.num_particles = 2
     svi._prepare(problem.data, {})
-    (one, other), used = svi._prepared.step.draw(), []
+    (one, other), used = svi._kept.prepared.step.draw(), []
     assert not any(torch.equal(x, y) for x, y in zip(one, other, strict=True))
     sample = pyro_dp.records.local_draws.Draw.sample
 
@@ -185,7 +186,7 @@ def test_particles_draw_on_their_own():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pyro_dp.records.local_draws.Draw, "sample", spy)
-        svi._prepared.step._unchecked = 0
+        svi._kept.prepared.step._unchecked = 0
         contributions(svi, [1, 2])
     one, other = used
     assert not torch.equal(one, other)
@@ -260,7 +261,7 @@ def test_memory(monkeypatch, microbatch_size):
 
     _, svi = new(make, "trace", microbatch_size=microbatch_size)
     svi._prepare(make().data, {})
-    assert max(sizes) == svi._prepared.step._passes.size == min(microbatch_size, 7)
+    assert max(sizes) == svi._kept.prepared.step._passes.size == min(microbatch_size, 7)
 
 
 # What one record adds
@@ -269,9 +270,9 @@ def test_memory(monkeypatch, microbatch_size):
 def contributions(svi, batch, step=None):
     """The contributions of these records to each block, on the same draws each time."""
     pyro.set_rng_seed(5)
-    step = step or svi._prepared.step
+    step = step or svi._kept.prepared.step
     draws = step.draw()
-    clipped = ClippedSum(svi._blocks(step.size(draws)))
+    clipped = ClippedSum(svi._policy.blocks(step.size(draws)))
     indices = torch.tensor(batch, dtype=torch.long)
     step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
     return exact_sums(clipped)
@@ -281,7 +282,7 @@ def prepared(make, **options):
     """A traced DPSVI whose first steps are behind it."""
     problem, svi = new(make, "trace", **options)
     svi._prepare(problem.data, {})
-    svi._prepared.step._unchecked = 0
+    svi._kept.prepared.step._unchecked = 0
     return problem, svi
 
 
@@ -455,7 +456,7 @@ def test_falls_back_for_one_part(model, guide, named, particles):
     words = f"not apply to the guide and to the model outside the plate.*: .*{named}"
     with pytest.warns(UserWarning, match=words) as caught:
         svi = assert_same(make, **NOISELESS)
-    assert len(caught) == 1 and type(svi._prepared.step) is RecordsTracedStep
+    assert len(caught) == 1 and type(svi._kept.prepared.step) is RecordsTracedStep
 
 
 class Drawn(dist.LogNormal):
@@ -487,14 +488,14 @@ def test_one_part_with_draws_and_parameters_of_records():
 
     with pytest.warns(UserWarning, match="The records have a graph"):
         svi = assert_same(lambda: Problem(model, guide, regression_data()), **NOISELESS)
-    assert type(svi._prepared.step) is RecordsTracedStep
+    assert type(svi._kept.prepared.step) is RecordsTracedStep
 
 
 def test_a_draw_that_does_not_fit_the_graph():
     """Its step is Pyro's: here a latent whose support moved, after the graph was made."""
     with pytest.warns(UserWarning, match="The records have a graph"):
         _, svi = prepared(lambda: Problem(logistic, guide_with_a_branch, regression_data()))
-    step = svi._prepared.step
+    step = svi._kept.prepared.step
     draws = step.draw()
     assert type(step) is RecordsTracedStep and step._fits(draws)
     (particle,) = draws
@@ -502,12 +503,12 @@ def test_a_draw_that_does_not_fit_the_graph():
     other = [replace(particle, transforms=moved)]
     assert not step._fits(other)
     assert not step._fits([replace(particle, latents={"w": torch.zeros(4)})])
-    found, expected = (ClippedSum(svi._blocks(3)) for _ in range(2))
+    found, expected = (ClippedSum(svi._policy.blocks(3)) for _ in range(2))
     indices, stream = torch.arange(9), partial(np.random.default_rng, 0)
     step.add(found, other, indices, stream)
     eager(svi).add(expected, other, indices, stream)
     assert torch.equal(*(exact_sums(each)[0] for each in (found, expected)))
-    fitting = ClippedSum(svi._blocks(3))
+    fitting = ClippedSum(svi._policy.blocks(3))
     step.add(fitting, draws, indices, stream)
     assert not torch.allclose(exact_sums(found)[0], exact_sums(fitting)[0])
 
@@ -529,7 +530,7 @@ def test_a_support_that_moves_has_no_graph():
 
     with pytest.warns(UserWarning, match="every step runs Pyro code") as caught:
         svi = assert_same(lambda: Problem(model, guide, regression_data()), **NOISELESS)
-    assert len(caught) == 1 and svi._prepared.step is eager(svi)
+    assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
 
 
 def test_falls_back():
@@ -541,7 +542,7 @@ def test_falls_back():
     where = r"runs Pyro code: .*py:\d+, in model_with_a_branch: "
     with pytest.warns(UserWarning, match=where) as caught:
         svi = assert_same(make, **NOISY)
-    assert len(caught) == 1 and svi._prepared.step is eager(svi)
+    assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
 
 
 @pytest.mark.long
@@ -549,7 +550,7 @@ def test_indices_of_another_plate_are_public_draws():
     def make():
         return Problem(model_with_random_indices, handwritten_guide, regression_data())
 
-    assert isinstance(assert_same(make, **NOISY)._prepared.step, TracedStep)
+    assert isinstance(assert_same(make, **NOISY)._kept.prepared.step, TracedStep)
 
 
 def test_records_in_a_loop_are_not_traced():
@@ -563,7 +564,7 @@ def test_records_in_a_loop_are_not_traced():
     problem, svi = new(lambda: Problem(model, AutoNormal(model), (torch.randn(12),)), "trace")
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         svi.step(*problem.data)
-    assert len(caught) == 1 and svi._prepared.step is eager(svi)
+    assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
 
 
 @pytest.mark.long
@@ -674,7 +675,7 @@ def test_the_same_data_elsewhere():
         for _ in range(2):
             svi.step(*[each.clone() for each in problem.data])
         ends.append(values())
-        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
@@ -719,7 +720,7 @@ def test_values_that_a_model_refers_to_may_change(change):
                 change(problem.model.__self__)
             svi.step(*problem.data)
         ends.append(values())
-        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
@@ -763,7 +764,7 @@ def test_compiled_modules_run_as_they_were_written(jit):
             return Problem(model, lambda x, y: None, regression_data())
 
         svi, found, _ = run(make, jit, **NOISY)
-        assert svi._prepared.term.vectorizes
-        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+        assert svi._kept.prepared.term.vectorizes
+        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
         ends.append(list(found.values()))
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-12)

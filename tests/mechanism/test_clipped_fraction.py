@@ -30,6 +30,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.mechanism.clipped_fraction import ClippedFractions
+from pyro_dp.mechanism.sampling import RecordSampler
 
 
 def location(y):
@@ -128,12 +129,12 @@ def test_standard_error(rate):
     generator, errors = np.random.default_rng(0), []
     bits = np.where(np.arange(1000) < 300, -0.5, 0.5)
     for _ in range(4000):
-        fractions = ClippedFractions()
+        fractions = ClippedFractions(0.01)
         for _ in range(3):  # two are the last half
             taken = generator.random(1000) < rate
             total = bits[taken].sum() + 0.2 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
             released = torch.tensor([total / rate])
-            fractions.add(released, 1000, rate, noise_multiplier=0.2, share=0.01)
+            fractions.add([released], RecordSampler("poisson", 1000, rate), 0.2)
         (estimates, variances) = fractions.state()[1:].T
         errors.append((estimates.mean() - 0.3).item() / (variances.sum().sqrt() / 2).item())
     assert fractions.mean().standard_error == pytest.approx((variances.sum().sqrt() / 2).item())
@@ -143,12 +144,12 @@ def test_standard_error(rate):
 
 def test_fraction_is_a_fraction():
     """Noise may have carried the estimate beyond 0 or 1."""
-    fractions = ClippedFractions()
+    fractions = ClippedFractions(0.01)
     assert fractions.mean() is None
-    fractions.add(torch.tensor([700.0]), 1000, 1.0, noise_multiplier=2.0, share=0.01)
+    fractions.add([torch.tensor([700.0])], RecordSampler("full", 1000, 1.0), 2.0)
     assert fractions.mean().fraction == 0.0
-    fractions = ClippedFractions()
-    fractions.add(torch.tensor([-700.0]), 1000, 1.0, noise_multiplier=2.0, share=0.01)
+    fractions = ClippedFractions(0.01)
+    fractions.add([torch.tensor([-700.0])], RecordSampler("full", 1000, 1.0), 2.0)
     assert fractions.mean().fraction == 1.0
 
 
@@ -156,7 +157,7 @@ def test_fraction_is_a_fraction():
 def test_a_share_of_one_per_cent(monkeypatch, sampling):
     """There is one event for any blocks; no block if nothing is clipped or nobody asks."""
     fixture = Fixture(monkeypatch, noise=Noise(2.0, source=0), sampling=sampling)
-    blocks = fixture.svi._blocks(3)
+    blocks = fixture.svi._policy.blocks(3)
     assert [block.share for block in blocks] == [0.99, 0.01]
     assert blocks[1].bound == 0.5 and blocks[1].size == 1
     fixture.svi.step(*regression_data())
@@ -166,7 +167,7 @@ def test_a_share_of_one_per_cent(monkeypatch, sampling):
         fixture.svi.step(*regression_data())
         assert len(fixture.sums[0]) == 1
         assert fixture.svi.clipped_fraction is None and "clipped" not in repr(fixture.svi)
-        assert fixture.svi._blocks(3)[0].share == 1.0
+        assert fixture.svi._policy.blocks(3)[0].share == 1.0
 
 
 def test_an_adaptive_bound_has_one_bit(monkeypatch):
@@ -177,7 +178,7 @@ def test_an_adaptive_bound_has_one_bit(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fixture.svi.run(*regression_data(), progress=False)
-    assert [block.share for block in fixture.svi._blocks(3)] == [0.8, 0.2]
+    assert [block.share for block in fixture.svi._policy.blocks(3)] == [0.8, 0.2]
     assert len(fixture.sums[0]) == 2
     assert fixture.svi.clipped_fraction.fraction == 1.0
 
@@ -261,9 +262,9 @@ def test_a_broken_record_is_no_bit(monkeypatch):
         y = torch.arange(20.0) / 10
         fixture.svi._prepare((y,), {})
         y[4] = math.nan
-        clipped = fixture.svi._sum_type(fixture.svi._blocks(1), "cpu")
+        clipped = fixture.svi._releases.sum_type(fixture.svi._policy.blocks(1), "cpu")
         batch = torch.tensor([i for i in range(20) if broken or i != 4])
-        step = fixture.svi._prepared.step
+        step = fixture.svi._kept.prepared.step
         step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))
         sums.append(exact_sums(clipped))
         pyro.clear_param_store()

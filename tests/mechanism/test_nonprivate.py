@@ -112,7 +112,7 @@ def test_norms_of_sites():
     assert norms.shape == (60,)
     # Without noise and clipping a step releases the sum of the sites: check one record's alone.
     cavity = inference._approximation.at(60)
-    clipped = inference._clipped_sum(inference._prepared, cavity, torch.tensor([5]), 0)
+    clipped = inference._clipped_sum(inference._kept.prepared, cavity, torch.tensor([5]), 0)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())
     again = sep(kind=PaperDPSEP, clip=1e-3, execution=Execution(7))
     with looked():
@@ -157,7 +157,7 @@ def test_the_ledger_is_marked_before_anything_is_read(make, what, monkeypatch):
         raise Stop
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(inference._randomness), "stream", stop)
+        patched.setattr(type(inference._releases.randomness), "stream", stop)
         with looked(), pytest.raises(Stop):
             getattr(nonprivate(inference), what)(x, y)
     look = accountant.ledger[-1].event

@@ -22,7 +22,6 @@ from releases import Releases
 from scipy import stats
 from vips_problems import logistic_data
 
-import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
 from pyro_dp import (
     AdaptiveClip,
@@ -188,7 +187,8 @@ def test_forked_processes_share_no_noise(monkeypatch):
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            fixture.svi.accountant = PrivacyAccountant()  # the parent's is refused
+            own = PrivacyAccountant()  # the parent's is refused
+            fixture.svi._reservation.accountant = fixture.svi._releases.accountant = own
             os.write(writing, noise())
             os._exit(0)
         os.waitpid(child, 0)

@@ -15,8 +15,8 @@ from fuzz_contract import SENTINEL, Case, Violation, Watch, check, require_finit
 from hypothesis import HealthCheck, given, seed, settings
 from sums import exact_sums
 
-import pyro_dp.mechanism.iterative
 from pyro_dp import ModelError, PrivacyAccountant, SubsampledGaussian
+from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.records.sandbox import guarded
 
 # The traced and the calibrated ones take a second each.
@@ -151,7 +151,7 @@ def test_contract_catches_a_step_without_release(monkeypatch):
     def kept(self, clipped, sampler):
         return list(exact_sums(clipped))
 
-    monkeypatch.setattr(pyro_dp.mechanism.iterative.IterativeMechanism, "_release", kept)
+    monkeypatch.setattr(IterativeMechanism, "_release", kept)
     with pytest.raises(Violation, match="a step made 0 releases"):
         check(_case(_stepped))
 

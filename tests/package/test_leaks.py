@@ -86,7 +86,7 @@ class Planted(IterativeMechanism):
     def step(self, x):
         sampler = RecordSampler("full", len(x), 1.0)
         loc = pyro.param("loc", torch.zeros(2))
-        rows = x[self._sample(sampler, self._steps)] - torch.tensor([80.0, 180.0])
+        rows = x[self._releases.sample(sampler, self._steps)] - torch.tensor([80.0, 180.0])
         clipped = ClippedSum([Block(2, self._bound)])
         clipped.add(self.fault(self, x, rows))
         (released,) = self._release(clipped, sampler)

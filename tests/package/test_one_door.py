@@ -87,8 +87,7 @@ USES = {
         mechanism.release.release
     """,
     "release": """
-        mechanism.release mechanism.iterative
-        mechanism.iterative.IterativeMechanism._account_and_release accounting.ledger
+        mechanism.release mechanism.releases mechanism.releases.Releases.make accounting.ledger
         accounting.report
     """,  # the last two are headings of tables
     # The noise itself, and its streams.
@@ -102,7 +101,7 @@ USES = {
         mechanism.fixed_point.FixedPointSum._noisy
     """,
     "'noise'": """
-        mechanism.streams mechanism.iterative.IterativeMechanism._account_and_release
+        mechanism.streams mechanism.releases.Releases.make
         vips.statistics_sum.MixedStatistics.state
         vips.statistics_sum.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
@@ -111,11 +110,10 @@ USES = {
         pipeline.standard_scaler.DPStandardScaler.__getstate__
     """,  # all but the first two: how noisy is what was released, and the argument's name
     ".stream": """
-        mechanism.iterative.IterativeMechanism._account_and_release
-        mechanism.iterative.IterativeMechanism._sample
+        mechanism.releases.Releases.make mechanism.releases.Releases.sample
         infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
         infer.ep.stochastic_ep.StochasticEP._clipped_sum
-        vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
+        vips.inference.VIPS.step mechanism.nonprivate.NonPrivate._read
         records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
@@ -240,7 +238,7 @@ PLANTED = {
         "_totals",
         "sep.f",
     ),
-    "alias": ("mechanism.iterative", "peek = ClippedSum._noisy", "_noisy", "mechanism.iterative"),
+    "alias": ("mechanism.releases", "peek = ClippedSum._noisy", "_noisy", "mechanism.releases"),
     "alias within": (
         "mechanism.clipping",
         "peek = ClippedSum._noisy",
@@ -248,10 +246,10 @@ PLANTED = {
         "mechanism.clipping",
     ),
     "alias of the door": (
-        "mechanism.iterative",
+        "mechanism.releases",
         "again = release",
         "release",
-        "mechanism.iterative",
+        "mechanism.releases",
     ),
     "subclass": (
         "mechanism.fixed_point",
@@ -268,12 +266,12 @@ PLANTED = {
     "imported": ("svi", "from pyro_dp.mechanism.release import release", "release", "svi"),
     "imported as": ("svi", "from pyro_dp.mechanism.release import release as r", "release", "svi"),
     "again as": (
-        "mechanism.iterative",
+        "mechanism.releases",
         "from pyro_dp.mechanism.release import release as r",
         "release",
-        "mechanism.iterative",
+        "mechanism.releases",
     ),
-    "from another": ("svi", "from pyro_dp.mechanism.iterative import release", "release", "svi"),
+    "from another": ("svi", "from pyro_dp.mechanism.releases import release", "release", "svi"),
     "module": (
         "vips.inference",
         "import pyro_dp.mechanism.clipping as m\ndef f(c): return m.clipped_sums([c], [1.0])",
@@ -335,11 +333,11 @@ def test_a_second_one_is_found(kind):
             "a = clipped._noisy(sigmas, noise)",
         ),
         ("mechanism.release", "    accountant.record(event)\n", ""),
-        ("mechanism.iterative", "import release\n", "import release as r\n"),
+        ("mechanism.releases", "import release\n", "import release as r\n"),
         (
-            "mechanism.iterative",
-            "release,\n                clipped,",
-            "r,\n                clipped,",
+            "mechanism.releases",
+            "release,\n            clipped,",
+            "r,\n            clipped,",
         ),
     ],
 )

@@ -41,8 +41,8 @@ MUTATIONS = [
     Mutation(
         "scaler: means of the data, not of the release",
         "_MomentRelease.step",
-        "self.mean = (sums / size)",
-        "self.mean = (clipped._exact_sums[0] / size)",
+        "mean = (sums / size)",
+        "mean = (clipped._exact_sums[0] / size)",
         "test_standard_scaler.py",
     ),
     Mutation(

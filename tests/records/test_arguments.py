@@ -329,12 +329,12 @@ def test_what_is_copied_may_change(given, change):
     """The run goes on with its first arguments."""
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic))
     svi.step(given, Y)
-    before = [torch.cat(list(column.blocks())) for column in svi._first.columns]
+    before = [torch.cat(list(column.blocks())) for column in svi._kept._first.columns]
     change(given)
     svi.step(given, Y)
-    after = [torch.cat(list(column.blocks())) for column in svi._prepared.records.columns]
+    after = [torch.cat(list(column.blocks())) for column in svi._kept.prepared.records.columns]
     assert all(map(torch.equal, before, after))
-    assert svi._first is svi._prepared.records
+    assert svi._kept._first is svi._kept.prepared.records
 
 
 def test_leaves_of_the_given():

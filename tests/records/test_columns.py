@@ -290,8 +290,8 @@ def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
         svi.run(X, Y, progress=False)
         store = pyro.get_param_store()
         found.append({name: store[name].detach().clone() for name in ("loc", "start")})
-        assert svi._prepared.sampler.sample_rate == 0.2
-        assert svi._prepared.records.plate.size == N
+        assert svi._kept.prepared.sampler.sample_rate == 0.2
+        assert svi._kept.prepared.records.plate.size == N
     assert all(torch.equal(found[0][name], found[1][name]) for name in ("loc", "start"))
     assert len(found[0]["loc"]) == N
 

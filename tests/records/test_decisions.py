@@ -118,7 +118,7 @@ def test_a_graph_for_each(model):
     """At least the records have one."""
     svi = new(model, execution=Execution(jit="trace"))
     svi.step(*make(model)().data)
-    step = svi._prepared.step
+    step = svi._kept.prepared.step
     assert isinstance(step, TracedStep)
     assert (type(step) is TracedStep) == (model is not by_a_public_draw)
 
@@ -210,7 +210,7 @@ def test_all_at_once_is_the_loop():
     svi = new(four_ways)
     (x,) = make(four_ways)().data
     svi._prepare((x,), {})
-    term, particle = svi._prepared.term, eager(svi).draw()[0]
+    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     assert term.vectorizes and term.answers == (True, False, False)
     batch = Batch(torch.arange(len(x)), [x], LocalStream(Randomness(0).stream("local", 0)))
     found, expected = term.vectorized(particle, batch), term.looped(particle, batch)

@@ -180,7 +180,7 @@ def prepared(make, loss=TraceEnum_ELBO, **options):
 
 def both(svi, chosen=range(5)):
     """Gradients of some records, vectorised and by Pyro's own loss, on the same draws."""
-    prepared = svi._prepared
+    prepared = svi._kept.prepared
     assert prepared.term.vectorizes
     particle = eager(svi).draw()[0]
     indices = torch.tensor(list(chosen))
@@ -270,7 +270,7 @@ DRAWN = {
 def test_drawn_in_the_guide(name, loss):
     """By the score function, weighted with what stands in the same plates: Pyro's, on its draws."""
     svi = prepared(DRAWN[name], loss, execution=Execution(jit="none"))
-    assert svi._prepared.term.vectorizes
+    assert svi._kept.prepared.term.vectorizes
     for i in range(4):  # one at a time: the draw itself comes from torch
         require_same(*both(svi, [i]))
 
@@ -282,16 +282,16 @@ def test_the_score_function_is_unbiased(loss):
     svi = prepared(DRAWN["Dirichlet process"], loss, execution=Execution(jit="none"))
     particle, chosen = eager(svi).draw()[0], torch.zeros(20_000, dtype=torch.long)
     torch.manual_seed(0)
-    gradient = svi._prepared.term.vectorized(particle, _batch(svi, chosen)).local["phi"]
+    gradient = svi._kept.prepared.term.vectorized(particle, _batch(svi, chosen)).local["phi"]
     exact = prepared(ENUMERATED["Dirichlet process"])
     batch = _batch(exact, chosen[:1])
-    expected = exact._prepared.term.vectorized(particle, batch).local["phi"]
+    expected = exact._kept.prepared.term.vectorized(particle, batch).local["phi"]
     error = gradient.std(0) / math.sqrt(len(chosen))
     assert ((gradient.mean(0) - expected[0]).abs() < 4 * error).all()
 
 
 def _batch(svi, chosen):
     """Records without draws of normals or uniforms."""
-    prepared = svi._prepared
+    prepared = svi._kept.prepared
     rows = prepared.records.rows(chosen, distinct=False)
     return Batch(chosen, rows, local_rows=prepared.term.local.rows(chosen))

@@ -65,7 +65,7 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
 
     svi = new()
     svi.run(X, Y, progress=False)
-    wanted, size = result(svi), svi._prepared.sampler.usual_size * 48
+    wanted, size = result(svi), svi._kept.prepared.sampler.usual_size * 48
     for steps, passes in ((1, 0), (3, 3), (100, 1)):
         monkeypatch.setattr(column, "_MOST", steps * size)
         svi = new()
@@ -102,7 +102,7 @@ def test_a_step_that_is_undone(path):
         svi = dpsvi()
         svi.step(*data)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(svi._prepared.step.eager, "add", _fails)
+            patch.setattr(svi._kept.prepared.step.eager, "add", _fails)
             with pytest.raises(ZeroDivisionError):
                 svi.step(*data)
         svi.step(*data)
@@ -143,12 +143,12 @@ def test_nothing_is_held_after_a_run_or_for_other_data(path):
     data = pyro_dp.columns(path, NUMBERS, "y")
     svi = dpsvi()
     svi.step(*data)
-    held = svi._prepared.records.columns
+    held = svi._kept.prepared.records.columns
     assert all(len(x._held) > 0.5 * N for x in held)
     svi.step(*pyro_dp.columns(path, NUMBERS, "y"))
     assert not any(len(x._held) for x in held)
     svi.run(*data, progress=False)
-    assert not any(len(x._held) for x in svi._prepared.records.columns)
+    assert not any(len(x._held) for x in svi._kept.prepared.records.columns)
 
 
 def test_what_is_not_held_is_read():

@@ -174,7 +174,7 @@ def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
 
 
 def leaves(svi):
-    return svi._prepared.term.local.leaves
+    return svi._kept.prepared.term.local.leaves
 
 
 def rows(svi):
@@ -193,9 +193,9 @@ def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
         )
         fixture.svi.step(*regression_data())
         assert leaves(fixture.svi).keys() == expected
-        assert fixture.svi._prepared.term.vectorizes
-        assert not expected & fixture.svi._prepared.parameters.keys()
-        globals_ = sum(leaf.numel() for leaf in fixture.svi._prepared.parameters.values())
+        assert fixture.svi._kept.prepared.term.vectorizes
+        assert not expected & fixture.svi._kept.prepared.parameters.keys()
+        globals_ = sum(leaf.numel() for leaf in fixture.svi._kept.prepared.parameters.values())
         assert fixture.released[0][0].numel() == (3 if privatize == "latents" else globals_)
 
 
@@ -231,8 +231,8 @@ def test_nested_plates_and_other_dimensions(monkeypatch):
     before = rows(fixture.svi)
     fixture.svi.step(x)
     dims = {"pi_at": 0, "across": 1, "z_loc": 0}
-    assert fixture.svi._prepared.term.local.dims == dims
-    assert fixture.svi._prepared.term.vectorizes
+    assert fixture.svi._kept.prepared.term.local.dims == dims
+    assert fixture.svi._kept.prepared.term.vectorizes
     for name, now in rows(fixture.svi).items():
         moved = (now != before[name]).movedim(dims[name], 0).reshape(SIZE, -1).any(1)
         assert moved.nonzero().flatten().tolist() == BATCH
@@ -356,17 +356,17 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
     clip, data = Clip(AdaptiveClip(initial=0.5), of=privatize, loss=2.0), regression_data()
     svi = new(monkeypatch, GUIDES[name][0](), model_of(name), clip=clip).svi
     svi._prepare(data, {})
-    usual, draws = rows(svi), svi._prepared.step.draw()
+    usual, draws = rows(svi), svi._kept.prepared.step.draw()
 
     def sums(batch, state=None):
-        clipped = ClippedSum(svi._blocks(svi._prepared.step.size(draws)))
+        clipped = ClippedSum(svi._policy.blocks(svi._kept.prepared.step.size(draws)))
         with torch.no_grad():
             for key, leaf in leaves(svi).items():
                 leaf.copy_(usual[key])
                 if state is not None:
                     leaf[4] = state
         public = torch.get_rng_state()
-        svi._prepared.step.add(
+        svi._kept.prepared.step.add(
             clipped, draws, torch.tensor(batch), lambda: np.random.default_rng(0)
         )
         assert torch.equal(torch.get_rng_state(), public)
@@ -394,7 +394,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
         with torch.no_grad():
             for leaf in leaves(svi).values():
                 leaf.fill_(state)
-        (particle,) = svi._prepared.step.eager.draw()
+        (particle,) = svi._kept.prepared.step.eager.draw()
         seen.append((particle.latents["w"].detach(), particle.loss.detach(), torch.get_rng_state()))
     for other in seen[1:]:
         assert all(map(torch.equal, other, seen[0]))
@@ -440,12 +440,15 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
                 if hostile:
                     leaf[[i for i in range(SIZE) if i not in (1, 8)]] = math.nan
         indices = torch.tensor([1, 8])
-        particle = svi._prepared.step.eager.draw()[0]
+        particle = svi._kept.prepared.step.eager.draw()[0]
         assert math.isfinite(particle.loss.item())
         stream = LocalStream(Randomness(0).stream("local", 0))
-        local = svi._prepared.term.local.rows(indices)
-        batch = Batch(indices, svi._prepared.records.rows(indices), stream, local_rows=local)
-        for way in (svi._prepared.term.vectorized, svi._prepared.term.looped):
+        local = svi._kept.prepared.term.local.rows(indices)
+        batch = Batch(indices, svi._kept.prepared.records.rows(indices), stream, local_rows=local)
+        for way in (
+            svi._kept.prepared.term.vectorized,
+            svi._kept.prepared.term.looped,
+        ):
             found = way(particle, batch)
             gradients.append({**found.latents, **found.local, "loss": found.losses})
     for other in gradients[1:]:
@@ -529,14 +532,14 @@ def test_unsampled_rows_do_not_move(monkeypatch):
     sampled = batches(monkeypatch)
     counts = torch.zeros(SIZE, dtype=torch.long)
     for _ in range(20):
-        before, state = rows(svi), svi._rows.state_dict()
+        before, state = rows(svi), svi._moves.rows.state_dict()
         svi.step(*data)
         moved = torch.zeros(SIZE, dtype=torch.bool)
         moved[sampled[-1]] = True
         counts += moved
         for name, now in rows(svi).items():
             assert torch.equal(now != before[name], moved)
-        for name, own in svi._rows.state_dict().items():
+        for name, own in svi._moves.rows.state_dict().items():
             assert torch.equal(own["steps"], counts)
             for key in ("mean", "square"):
                 assert torch.equal(own[key][~moved], state[name][key][~moved])
@@ -725,7 +728,7 @@ def test_state_round_trip(monkeypatch, private):
         waiting = resumed.state_dict(include_private_local_state=True)["private_local_state"]
         assert torch.equal(waiting["own_loc"]["value"], kept["own_loc"])
     resumed._prepare(data, {})
-    moments = resumed._rows.state_dict()
+    moments = resumed._moves.rows.state_dict()
     for name, value in rows(resumed).items():
         assert torch.equal(value, kept[name] if private else torch.zeros(SIZE))
         assert (moments[name]["steps"] == (3 if private else 0)).all()
@@ -796,7 +799,7 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
         for _ in range(5):
             fixture.svi.step(*data)
         ends.append(values() | rows(fixture.svi))
-    assert isinstance(fixture.svi._prepared.step, TracedStep)
+    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
@@ -822,7 +825,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
         for _ in range(4):
             fixture.svi.step(*data)
         ends.append(rows(fixture.svi))
-    assert isinstance(fixture.svi._prepared.step, TracedStep)
+    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
@@ -831,7 +834,7 @@ def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
     fixture = new(monkeypatch, sampling=FullBatch(), execution=Execution(jit="trace"))
     fixture.svi.step(*regression_data())
-    step, sums = fixture.svi._prepared.step, []
+    step, sums = fixture.svi._kept.prepared.step, []
     step._unchecked = 0
     for value in (0.0, 5.0):
         with torch.no_grad():
@@ -841,7 +844,7 @@ def test_a_graph_holds_no_rows(monkeypatch):
         draws = step.draw()
         for each in (step, step.eager):
             given = draws if each is step else step._particles(draws)
-            clipped = ClippedSum(fixture.svi._blocks(step.size(draws)))
+            clipped = ClippedSum(fixture.svi._policy.blocks(step.size(draws)))
             each.add(clipped, given, torch.tensor(BATCH), lambda: np.random.default_rng(0))
             sums.append(exact_sums(clipped)[0])
     torch.testing.assert_close(sums[::2], sums[1::2])
@@ -853,7 +856,7 @@ def test_a_cleared_store_starts_afresh(monkeypatch):
     svi.step(*data)
     pyro.clear_param_store()
     svi.step(*data)
-    assert (svi._rows.state_dict()["own_loc"]["steps"] == 1).all()
+    assert (svi._moves.rows.state_dict()["own_loc"]["steps"] == 1).all()
     assert pyro.param("own_loc").unconstrained() is leaves(svi)["own_loc"]
 
 
@@ -861,7 +864,7 @@ def test_new_arguments_keep_the_moments(monkeypatch):
     svi, data = new(monkeypatch, sampling=FullBatch()).svi, regression_data()
     svi.step(*data)
     svi.step(*(each.clone() for each in data))
-    assert (svi._rows.state_dict()["own_loc"]["steps"] == 2).all()
+    assert (svi._moves.rows.state_dict()["own_loc"]["steps"] == 2).all()
 
 
 def test_nothing_moves_if_the_budget_is_spent(monkeypatch):

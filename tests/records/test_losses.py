@@ -151,7 +151,7 @@ def test_own_loss_of_latents_per_record(loss):
     vae = VAE()
     svi = new_paper_dpsvi(vae.model, vae.guide, loss=loss, sampling=FullBatch())
     svi._prepare((torch.bernoulli(torch.full((12, 6), 0.5)),), {})
-    assert svi._prepared.term.vectorizes  # and was compared
+    assert svi._kept.prepared.term.vectorizes  # and was compared
 
 
 def test_the_loss_is_what_it_is_now():
@@ -165,11 +165,11 @@ def test_the_loss_is_what_it_is_now():
         data = regression_data()
         svi.step(*data)
         particle, chosen = eager(svi).draw()[0], torch.arange(3)
-        batch = Batch(chosen, svi._prepared.records.rows(chosen))
-        before = svi._prepared.term.gradients(particle, batch).losses
+        batch = Batch(chosen, svi._kept.prepared.records.rows(chosen))
+        before = svi._kept.prepared.term.gradients(particle, batch).losses
         loss.factor = 1.0
         svi._prepare(data, {})
-        after = svi._prepared.term.gradients(particle, batch).losses
+        after = svi._kept.prepared.term.gradients(particle, batch).losses
         torch.testing.assert_close(after, 2 * before)
 
 

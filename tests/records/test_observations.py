@@ -93,7 +93,7 @@ def test_a_record_reads_its_own_outcome(name):
     x, y = problem.data
     other = y.clone()
     other[7] = 1 - other[7]
-    term = svi._prepared.term
+    term = svi._kept.prepared.term
     before = term.gradients(particle, Batch(chosen, [x, y])).losses
     after = term.gradients(particle, Batch(chosen, [x, other])).losses
     assert torch.equal(before != after, chosen == 7)
@@ -189,7 +189,7 @@ def test_missing_outcomes(name):
         model, guide, loss=loss, sampling=FullBatch(), execution=Execution(jit="none")
     )
     svi._prepare((x, y, seen), {})
-    term = svi._prepared.term
+    term = svi._kept.prepared.term
     assert term.vectorizes
     particle, chosen = eager(svi).draw()[0], torch.arange(30)
     local = term.local.rows(chosen)

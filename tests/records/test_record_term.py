@@ -41,13 +41,13 @@ def prepared(name, **options):
 def test_vectorized_equals_loop(name):
     """On the same global and local draws; no used parameter has a zero gradient."""
     svi, _ = prepared(name)
-    assert svi._prepared.term.vectorizes
+    assert svi._kept.prepared.term.vectorizes
     particle = eager(svi).draw()[0]
     indices = torch.tensor([0, 3, 4, 11, 29])
-    rows = svi._prepared.records.rows(indices)
+    rows = svi._kept.prepared.records.rows(indices)
     batch = Batch(indices, rows, local_stream())
-    vectorized = svi._prepared.term.vectorized(particle, batch)
-    looped = svi._prepared.term.looped(particle, batch)
+    vectorized = svi._kept.prepared.term.vectorized(particle, batch)
+    looped = svi._kept.prepared.term.looped(particle, batch)
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -60,22 +60,22 @@ def test_vectorized_equals_loop(name):
 def test_a_term_stays_what_was_checked():
     """Nobody can make it another one afterwards, or have it on other records."""
     svi, _ = prepared("AutoNormal")
-    assert svi._prepared.term.records is svi._prepared.records
-    for field in dataclasses.fields(svi._prepared.term):
+    assert svi._kept.prepared.term.records is svi._kept.prepared.records
+    for field in dataclasses.fields(svi._kept.prepared.term):
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(svi._prepared.term, field.name, None)
+            setattr(svi._kept.prepared.term, field.name, None)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_parameter_coordinates(name):
     """Pulled back per record = that record's loss, differentiated through the guide."""
     svi, _ = prepared(name, clip=Clip(math.inf, of="parameters"))
-    term, records = svi._prepared.term, svi._prepared.records
+    term, records = svi._kept.prepared.term, svi._kept.prepared.records
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
     gradients = term.gradients(particle, Batch(indices, rows, local_stream()))
-    coordinates = ParameterCoordinates([particle], term, svi._prepared.parameters)
+    coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
     per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
@@ -103,8 +103,10 @@ def test_loss_adds_up(name):
     expected = problem.loss.differentiable_loss(problem.model, problem.guide, *problem.data)
     pyro.set_rng_seed(3)
     particle = eager(svi).draw()[0]
-    batch = Batch(torch.arange(30), svi._prepared.records.rows(torch.arange(30)), local_stream())
-    losses = svi._prepared.term.vectorized(particle, batch).losses
+    batch = Batch(
+        torch.arange(30), svi._kept.prepared.records.rows(torch.arange(30)), local_stream()
+    )
+    losses = svi._kept.prepared.term.vectorized(particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
 
 
@@ -114,14 +116,18 @@ def test_several_particles_are_blocks():
     drawn = eager(svi).draw()
     assert len(drawn) == 3
     indices = torch.arange(4)
-    rows = svi._prepared.records.rows(indices)
-    each = [svi._prepared.term.gradients(p, Batch(indices, rows, local_stream())) for p in drawn]
-    latents = LatentCoordinates(drawn, svi._prepared.term, svi._prepared.parameters)
+    rows = svi._kept.prepared.records.rows(indices)
+    each = [
+        svi._kept.prepared.term.gradients(p, Batch(indices, rows, local_stream())) for p in drawn
+    ]
+    latents = LatentCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
-    parameters = ParameterCoordinates(drawn, svi._prepared.term, svi._prepared.parameters)
+    parameters = ParameterCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
     alone = [
         flat(
-            ParameterCoordinates([p], svi._prepared.term, svi._prepared.parameters).per_record([g])
+            ParameterCoordinates(
+                [p], svi._kept.prepared.term, svi._kept.prepared.parameters
+            ).per_record([g])
         )
         for p, g in zip(drawn, each, strict=True)
     ]
@@ -155,8 +161,12 @@ def test_score_function_of_a_global_site(loss):
     )
     svi._prepare((x,), {})
     particle = eager(svi).draw()[0]
-    gradients = svi._prepared.term.gradients(particle, Batch(torch.arange(10), [x], local_stream()))
-    coordinates = ParameterCoordinates([particle], svi._prepared.term, svi._prepared.parameters)
+    gradients = svi._kept.prepared.term.gradients(
+        particle, Batch(torch.arange(10), [x], local_stream())
+    )
+    coordinates = ParameterCoordinates(
+        [particle], svi._kept.prepared.term, svi._kept.prepared.parameters
+    )
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
     score = k - torch.sigmoid(torch.tensor(0.3))
@@ -201,14 +211,14 @@ def test_score_function_of_a_local_site():
     x = torch.randn(10)
     svi = new_paper_dpsvi(model, guide)
     svi._prepare((x,), {})
-    assert svi._prepared.term.vectorizes
+    assert svi._kept.prepared.term.vectorizes
     particle = eager(svi).draw()[0]
     for index in range(10):  # one at a time: the draw itself comes from torch
         batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
         torch.manual_seed(index)
-        vectorized = svi._prepared.term.vectorized(particle, batch)
+        vectorized = svi._kept.prepared.term.vectorized(particle, batch)
         torch.manual_seed(index)
-        looped = svi._prepared.term.looped(particle, batch)
+        looped = svi._kept.prepared.term.looped(particle, batch)
         torch.testing.assert_close(vectorized.losses, looped.losses)
         torch.testing.assert_close(vectorized.parameters, looped.parameters)
 
@@ -252,7 +262,7 @@ def test_reparameterised_local_draws(distribution):
     assert (pyro.param("w") - start).abs() > 0
     particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(6), [x], local_stream())
-    gradients = svi._prepared.term.gradients(particle, batch).parameters["w"]
+    gradients = svi._kept.prepared.term.gradients(particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
 
 
@@ -272,6 +282,6 @@ def test_draws_in_place():
         svi._prepare((x,), {})
     batch = Batch(torch.arange(5), [x], local_stream())
     particle = eager(svi).draw()[0]
-    gradients = svi._prepared.term.gradients(particle, batch).latents["w"]
+    gradients = svi._kept.prepared.term.gradients(particle, batch).latents["w"]
     jitter = local_stream().normal(torch.arange(5), 0, 1)[:, 0]
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + jitter)

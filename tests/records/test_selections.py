@@ -118,7 +118,7 @@ def test_equals_svi(model, jit):
 def test_a_graph(model):
     svi = new(model, execution=Execution(jit="trace"))
     svi.step(*data())
-    assert type(svi._prepared.step) is TracedStep
+    assert type(svi._kept.prepared.step) is TracedStep
 
 
 @pytest.mark.filterwarnings("ignore:The model branches on values of a record")
@@ -126,7 +126,7 @@ def test_a_graph(model):
 def test_all_at_once_is_the_loop(model):
     svi, own = new(model), data()
     svi._prepare(own, {})
-    term, particle = svi._prepared.term, eager(svi).draw()[0]
+    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     assert term.vectorizes
     found = term.vectorized(particle, batch(*own))
     expected = term.looped(particle, batch(*own))
@@ -138,7 +138,7 @@ def test_all_at_once_is_the_loop(model):
 def test_masks_that_differ_are_noticed():
     svi, own = new(paired), data()
     svi._prepare(own, {})
-    term, particle = svi._prepared.term, eager(svi).draw()[0]
+    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     (otherwise,) = term.at_once(particle, batch(*own)).otherwise
     assert otherwise.nonzero().flatten().tolist() == [3]
 

@@ -915,10 +915,10 @@ def test_a_record_on_which_the_model_fails_counts_as_zero():
         svi._prepare((x,), {})
         if breaks:
             x[7] = 1e6
-        draws = svi._prepared.step.draw()
+        draws = svi._kept.prepared.step.draw()
         indices = torch.tensor([i for i in range(20) if i != 7 or breaks])
         clipped = ClippedSum([Block(1, 1e6)])
-        svi._prepared.step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
+        svi._kept.prepared.step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
         sums.append(exact_sums(clipped)[0])
     torch.testing.assert_close(*sums)
 

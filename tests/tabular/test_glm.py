@@ -478,7 +478,7 @@ def test_a_private_fit_with_missing_values():
         result = glm.fit(data, progress=False)
     assert list(result.summary().index) == ["Intercept", "age", "chronic[T.True]"]
     assert result.explain().names == ("Intercept", "age", "chronic[T.True]")
-    assert result.inference._prepared.records.plate.size == len(data)
+    assert result.inference._kept.prepared.records.plate.size == len(data)
 
 
 def test_a_linear_model_in_the_units_of_its_outcome():

@@ -19,17 +19,16 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: the static release of a step's noise, in the ledger half of it",
-        "VIPS._release_static",
-        "released = self._account_and_release(clipped, sigma, sampler)",
-        "released = self._account_and_release(clipped, sigma / 2, sampler)",
+        "VIPS._released",
+        "self._release(total(prepared.records, indices), sampler, sigma)",
+        "self._release(total(prepared.records, indices), sampler, sigma and sigma / 2)",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
         "VIPS: static statistics released in every step",
         "VIPS.step",
-        "if self._once and self._static is None:\n"
-        "            self._release_static(self._once, prepared)",
-        "if self._once:\n            self._release_static(self._once, prepared)",
+        "if self._once and not self._found.static:",
+        "if self._once:",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
@@ -42,7 +41,7 @@ MUTATIONS = [
     Mutation(
         "VIPS: calibrated without the static release",
         "VIPS._to_release",
-        "events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling.kind)] += 1",
+        "events[SubsampledGaussian(of_static, rate, self.sampling.kind)] += 1",
         "pass",
         "test_vips.py test_vips_models.py",
     ),
@@ -112,8 +111,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: data are looked at once",
         "VIPS._look_at",
-        "known is None or not known.records.same_as(args, kwargs)",
-        "known is None",
+        "self._kept.current(args, kwargs)",
+        "self._kept.prepared",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
@@ -314,7 +313,7 @@ MUTATIONS = [
     ),
     Mutation(
         "door: a release of its own",
-        "VIPS._release_static",
+        "VIPS._released",
         "        sampler, position = prepared.sampler, self.accountant.position\n",
         "        from pyro_dp.mechanism.release import release as show\n"
         "        sampler, position = prepared.sampler, self.accountant.position\n",
@@ -322,9 +321,9 @@ MUTATIONS = [
     ),
     Mutation(
         "door: a noise stream for something else",
-        "VIPS._release_expected",
-        'LocalStream(self._randomness.stream("local", position))',
-        'LocalStream(self._randomness.stream("noise", position))',
+        "VIPS.step",
+        'self._releases.randomness.stream("local", self.accountant.position)',
+        'self._releases.randomness.stream("noise", self.accountant.position)',
         "test_one_door.py",
     ),
     Mutation(
@@ -365,8 +364,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: an old noise-aware posterior after a step",
         "VIPS.step",
-        "self._posterior, self._aware = self._m_step(after, size), None",
-        "self._posterior = self._m_step(after, size)",
+        "self._posterior, self._aware = _m_step(self.model, after, before.size), None",
+        "self._posterior = _m_step(self.model, after, before.size)",
         "test_noise_aware.py",
     ),
     Mutation(

@@ -151,7 +151,7 @@ def sums(model, x):
     """Sums of all records, released without noise."""
     vips = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise=0.0)
     vips.step(x)
-    return vips._mixed.values
+    return vips._found.mixed.values
 
 
 def test_a_record_on_which_it_fails_counts_as_zero():
@@ -202,7 +202,7 @@ def test_whole_runs_agree():
     for kind in (Sums, type("Sums", (Sums,), {"__module__": "pyro_dp.vips.sums"})):
         vips = VIPS(kind(), accountant=PrivacyAccountant(), num_steps=3, noise=Noise(1.0, source=0))
         vips.run(rows(), progress=False)
-        ends.append(vips._mixed.values)
+        ends.append(vips._found.mixed.values)
     for name, value in ends[0].items():
         torch.testing.assert_close(value, ends[1][name], rtol=0.0, atol=1e-9)
 

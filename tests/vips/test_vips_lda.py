@@ -204,7 +204,7 @@ def sums_of(monkeypatch, counts, batch, **options):
     fixture = Fixture(monkeypatch, model_of(**options), sampling=0.5, noise=Noise(0, source=0))
     torch.manual_seed(0)
     fixture.vips.step(corpus(30, seed=5)[0])
-    fixture.vips._first = None  # as in a run that was resumed
+    fixture.vips._kept._first = None  # as in a run that was resumed
     with monkeypatch.context() as patch:
         patch.setattr(
             pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch)

@@ -74,7 +74,7 @@ def fit(name, private):
         with draws(SIZE):
             inference.step(*data)
     if private:
-        assert isinstance(inference._prepared.step, TracedStep)
+        assert isinstance(inference._kept.prepared.step, TracedStep)
     return values()
 
 

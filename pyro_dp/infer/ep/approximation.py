@@ -163,7 +163,7 @@ class Approximation:
         problem: EPProblem,
         *,
         bound: float,
-        bit: Block | None,
+        bits: Sequence[Block],
         precision: str | None,
         weight: float,
         centred: bool,
@@ -173,7 +173,7 @@ class Approximation:
         """The guide's initial values are the first q, and f^N = q / prior.
 
         :param bound: C, of a record's site.
-        :param bit: the block of a release beside the sites.
+        :param bits: blocks of a release beside the sites.
         :param precision: structure of the precisions; None: full, unless there are many latents.
         """
         guide, places = problem.guide, problem.places
@@ -186,10 +186,10 @@ class Approximation:
         factor = (posterior / prior).restricted(places)
         moments, structure = problem.moments, STRUCTURES[name](problem.widths)
         floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
-        sites = Block(len(places) + structure.size, bound, 1.0 - (bit.share if bit else 0.0))
+        sites = Block(len(places) + structure.size, bound, 1.0 - sum(each.share for each in bits))
         first = Approximation(
             problem=problem,
-            blocks=(sites, bit) if bit else (sites,),
+            blocks=(sites, *bits),
             weight=weight,
             centred=centred,
             steered=steered,

@@ -21,7 +21,7 @@ from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_sum import OpeningSum, WhitenedSum
+from pyro_dp.infer.ep.site_sum import WhitenedSum
 from pyro_dp.infer.ep.stochastic_ep import PreparedSites, StochasticEP
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
@@ -162,7 +162,7 @@ class DPSEP(StochasticEP[EPState]):
             plans=True,
         )
         self.num_steps = 1 + MOST_LOOKS if self.noise.multiplier != 0 else MOST_WITHOUT_NOISE
-        self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
+        self._reservation.whole = True  # also in a loop: Theorem 1 needs mu beforehand
         self._behind = False  # its state is older than the ledger
 
     @whole_step
@@ -204,8 +204,8 @@ class DPSEP(StochasticEP[EPState]):
             return sites.fit(self.evidence)
         return 0.0
 
-    def _note_result(self) -> None:
-        super()._note_result()
+    def _conclude(self, status: str | None = None) -> None:
+        super()._conclude(status)
         self._fit()
 
     @property
@@ -221,7 +221,7 @@ class DPSEP(StochasticEP[EPState]):
         cost = Cost(
             (2.0 if replaces else 1.0) / sigma if sigma else math.inf,
             self.accountant.neighboring,
-            self._reservation,
+            self._reservation.name,
             self.accountant.description.unit or "",
         )
         bias, bend = known.squared_bias, known.plan.bend
@@ -244,7 +244,9 @@ class DPSEP(StochasticEP[EPState]):
         return self._known is not None and self._known.finished
 
     def _next_bound(self) -> float:
-        frame = self._approximation.frame
+        if self._known is None:
+            return self._bound
+        frame = self._known.frame
         return math.inf if frame is None else frame.bound
 
     def _prepare(self, args: tuple, kwargs: dict) -> PreparedSites:
@@ -260,27 +262,20 @@ class DPSEP(StochasticEP[EPState]):
         return super()._planned(args, kwargs)
 
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> EPState:
-        sigma = self._noise_multiplier
-        if sigma is None:
-            sigma = self._agreed(self._calibrated(1.0))
-        return EPState.start(problem, size, self._in_sums(sigma), new=new)
+        sigma = self._releases.in_sums(self._reservation.agreed(1.0))
+        return EPState.start(problem, size, sigma, new=new)
 
     def _site_sum(self, problem: EPProblem, approximation: EPState) -> WhitenedSum:
-        return self._sums(WhitenedSum, problem, approximation.num_blocks)
-
-    def _sums(self, kind: type[WhitenedSum], problem: EPProblem, num_blocks: int) -> WhitenedSum:
-        return kind(
+        return WhitenedSum(
             problem=problem,
-            structure=self._approximation.structure,
-            num_blocks=num_blocks,
+            structure=approximation.structure,
+            num_blocks=approximation.num_blocks,
             microbatch_size=self.execution.microbatch_size,
         )
 
     def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:
         if self._approximation.frame is None:
-            groups = len(prepared.problem.groups)
-            opening = self._sums(OpeningSum, prepared.problem, groups)
-            prepared = replace(prepared, sites=opening)
+            prepared = replace(prepared, sites=prepared.sites.opening())
         return super()._clipped_sum(prepared, at, indices, position)
 
     def _updated(self) -> Callable[..., tuple[float, EPState]]:
@@ -296,10 +291,12 @@ class DPSEP(StochasticEP[EPState]):
 
         return updated
 
-    def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
+    def _release(
+        self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None
+    ) -> list[Tensor]:
         """A look, which takes its share of the budget."""
-        sigma = _noise(self._calibrate(1.0), self._approximation.share)
-        released = self._account_and_release(clipped, sigma, sampler)
+        sigma = _noise(self._reservation.calibrate(1.0), self._approximation.share)
+        released = super()._release(clipped, sampler, sigma)
         self._steps += 1
         return released
 
@@ -309,13 +306,13 @@ class DPSEP(StochasticEP[EPState]):
 
     def _to_reserve(self, rate: float) -> Counter[Event]:
         """The next look, and all later ones as one release."""
-        sigma, known = self._calibrate(rate), self._approximation
+        sigma, known = self._reservation.calibrate(rate), self._approximation
         shares = known.share, 1.0 - known.spent - known.share
         return Counter(_sum_of_all(sigma, share) for share in shares if share > _LEAST_SHARE)
 
     def _lose_release(self) -> None:
         """Count the lost look as spent. The looks to come share the rest."""
-        self._lost += 1
+        self._reservation.lost += 1
         known = self._approximation
         spent = min(known.spent + known.share, 1.0)
         self._known = replace(known, spent=spent, share=min(known.share, 1.0 - spent))
@@ -323,13 +320,15 @@ class DPSEP(StochasticEP[EPState]):
     def _load_state(self, state: dict[str, Any]) -> None:
         """mu is that of the whole run. Releases in the ledger beyond the state are spent."""
         super()._load_state(state)
-        self._noise_multiplier, self._reserves = state["noise_multiplier"], True
-        self._behind = self._lost > 0
+        ours = self._reservation
+        ours.noise_multiplier, ours.whole = state["noise_multiplier"], True
+        self._behind = ours.lost > 0
 
     def _looks_anew(self, needed: bool) -> bool:
         anew = super()._looks_anew(needed)
         if anew:
-            self._behind = any(each.value for each in self._ranks.exchange(Flag(self._behind)))
+            flags = self._releases.peers.exchange(Flag(self._behind))
+            self._behind = any(each.value for each in flags)
         return anew
 
     def _catch_up(self) -> None:
@@ -337,28 +336,18 @@ class DPSEP(StochasticEP[EPState]):
 
         Ranks go on with the largest share that one of them has spent.
         """
-        known = self._approximation
-        spent = max(known.spent, 1.0 - self._left()) if self._lost else known.spent
-        spent = max(each.value for each in self._ranks.exchange(Share(spent)))
+        known, ours, spent = self._approximation, self._reservation, self._approximation.spent
+        if ours.lost:
+            left = ours.held(ours.calibrate(1.0))
+            if left <= _LEAST_SHARE:
+                raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=ours.lost))
+            spent = max(spent, 1.0 - left)
+        spent = max(each.value for each in self._releases.peers.exchange(Share(spent)))
         share = min(known.share, 1.0 - spent)
         self._known, self._behind = replace(known, spent=spent, share=share), False
 
-    def _left(self) -> float:
-        """The share of the budget that the ledger holds for looks to come."""
-        sigma = self._calibrate(1.0)
-        left = math.fsum(
-            count * (sigma / event.noise_multiplier) ** 2
-            for origin, events in self.accountant.reserved
-            if origin.reservation == self._reservation
-            for event, count in events.items()
-            if isinstance(event, SubsampledGaussian)
-        )
-        if left <= _LEAST_SHARE:
-            raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._lost))
-        return left
-
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self._finished and self._noise_multiplier != 0:
+        if self._finished and self._reservation.noise_multiplier != 0:
             raise PrivacyBudgetExceeded(_DONE)
 
     def _shown(self) -> dict[str, Any]:

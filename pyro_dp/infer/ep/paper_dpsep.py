@@ -17,6 +17,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
+from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
 from pyro_dp.mechanism.settings import (
     Clip,
     Execution,
@@ -125,7 +126,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
             model,
             guide,
             moments=self.factors.moments,
-            report=self.clip.report,
+            clipped=ClippedFractions(*[SHARE] * (self.clip.report and bound < math.inf)),
             accountant=accountant,
             num_steps=num_steps,
             bound=bound,
@@ -144,7 +145,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
         return Approximation.start(
             problem,
             bound=self._bound,
-            bit=self._bit,
+            bits=self._fractions.blocks,
             precision=self.factors.precision,
             weight=self._weight,
             centred=self.factors.centred,

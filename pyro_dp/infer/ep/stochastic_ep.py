@@ -9,10 +9,11 @@ import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
@@ -23,6 +24,7 @@ from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
+from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
@@ -67,9 +69,12 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
     _measure = "change of the factor"
     _usual_jit = "none"
-    _remedy: str  # for a posterior that left the finite numbers
+    _exact = MappingProxyType[str, Callable[..., Any]](
+        {"gradient_norms": lambda *given: _exact_norms(*given)}
+    )
+    _remedy = ""  # for a posterior that left the finite numbers
     _remedies = REMEDIES  # for a posterior that is not ok
-    _state_names: tuple[str, ...]
+    _state_names = tuple[str, ...]()
     _differs = "{name} differs from that of the saved run."
 
     def __init__(
@@ -131,12 +136,15 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         batch = self._draw_records(prepared, position)
         clipped = self._clipped_sum(prepared, at, batch, position)
         released = self._release(clipped, prepared.sampler)
-        if self._bit:
-            self._add_bit(self._bit, released[1], prepared)
+        noise = self._releases.in_sums(self.noise_multiplier)
+        self._fractions.add(released[1 : 1 + len(self._fractions.blocks)], prepared.sampler, noise)
         try:
             rate = prepared.sampler.sample_rate
             change, approximation = updated(
-                released, at, multiplier=self._noise_in_sums / rate, sample_rate=rate
+                released,
+                at,
+                multiplier=noise / rate,
+                sample_rate=rate,
             )
             mean, covariance = approximation.moments(True)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
@@ -210,8 +218,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             self._known = resumed
             known.problem.guide.write(*resumed.moments(True))
 
-    def _status_line(self) -> str:
-        return str(self._status())
+    def _conclude(self, status: str | None = None) -> None:
+        super()._conclude(str(self._status()))
 
     def _shown(self) -> dict[str, Any]:
         known = self._known
@@ -226,7 +234,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return [kind(f"{status}. {self._remedies[status.cause]}")]
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
-        started, before = self._values_before()
+        started, before = self._kept.values_before(self.guide)
         problem = self._problem(records)
         known = self._known
         if known is not None and not torch.equal(problem.places, known.problem.places):
@@ -234,8 +242,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         if known is not None and problem.moments.name != known.problem.moments.name:
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
-        if used:
-            self._note_earlier_values()
+        if used and not self._steps:
+            note_earlier_values(self.accountant, self._name)
         if known is None:
             approximation = self._start(problem, records.plate.size, new=not used)
         else:
@@ -246,8 +254,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         self._known, self._loaded = approximation, None
         sites = self._site_sum(problem, approximation)
         at = approximation.at(records.plate.size)
-        trace = partial(sites.trace, at, self._sum_type, sampler.usual_size)
-        self._traced(trace, problem.likelihood.term)
+        trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
+        self._kept.traced(trace, problem.likelihood.term, self.model, self.guide)
         return PreparedSites(records, sampler, problem, sites)
 
     def _public(self) -> Sequence[Tensor]:
@@ -255,27 +263,26 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return [*super()._public(), q.eta, q.precision]
 
     def _is_current(self, prepared: PreparedSites) -> bool:
-        return super()._is_current(prepared) and prepared.problem.guide.is_current()
+        return prepared.problem.guide.is_current()
 
     def _clipped_sum(
         self, prepared: PreparedSites, at: Any, indices: Indices, position: int
     ) -> ClippedSum:
         """Sites of these records, clipped and summed, one microbatch after the other."""
-        clipped = self._sum_type(self._approximation.blocks, prepared.records.device)
-        prepared.sites.add(clipped, at, indices, self._randomness.stream("local", position))
+        clipped = self._releases.sum_type(self._approximation.blocks, prepared.records.device)
+        prepared.sites.add(
+            clipped, at, indices, self._releases.randomness.stream("local", position)
+        )
         return clipped
 
-    def _exact(self) -> dict[str, Callable]:
-        return {"gradient_norms": self._exact_norms}
 
-    @torch.no_grad()
-    def _exact_norms(
-        self, prepared: PreparedSites, batches: Iterable[Tensor], stream: np.random.Generator
-    ) -> Tensor:
-        """Norms of the records' sites before they are clipped, (N,)."""
-        at = self._approximation.at(prepared.records.plate.size)
-        with private_rng(stream):
-            return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
+def _exact_norms(
+    ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
+) -> Tensor:
+    """Norms of the records' sites before they are clipped, (N,)."""
+    at = ep._approximation.at(prepared.records.plate.size)
+    with torch.no_grad(), private_rng(stream):
+        return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 
 
 def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -> A:

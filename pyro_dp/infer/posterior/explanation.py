@@ -191,8 +191,6 @@ class Explanation:
 class Explained(abc.ABC):
     """An inference that can say what limits its posterior. It stands last among the bases."""
 
-    accountant: PrivacyAccountant
-
     @abc.abstractmethod
     def posterior(self, noise_aware: bool = True) -> Any:
         """The posterior found so far."""
@@ -214,13 +212,14 @@ class Explained(abc.ABC):
         :raises ConfigurationError: as :meth:`posterior`.
         """
         posterior = self.posterior()
+        accountant: PrivacyAccountant = self.accountant  # type: ignore[attr-defined]
         return Explanation(
             tuple(posterior.names),
             _shares(posterior.noise_share, self._noise_parts()),
             posterior.status,
             getattr(self, "clipped_fraction", None),
-            self.accountant.get_epsilon(),
-            _epsilon_at_half_noise(self.accountant),
+            accountant.get_epsilon(),
+            _epsilon_at_half_noise(accountant),
         )
 
 

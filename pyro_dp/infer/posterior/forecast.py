@@ -206,28 +206,29 @@ class Forecasted(Explained, Predicted):
                     noise = Noise(0.0 if epsilon is None else None, source=draw)
                     own = {**settings, "accountant": trial, "noise": noise}
                     pyro.set_rng_seed(draw)
-                    posterior = cls._tried(model, guide, made_up, own)
+                    posterior = _tried(cls, model, guide, made_up, **own)
                     posteriors.append(posterior.plain if epsilon is None else posterior)
                     bar.update()
         return Forecast.of(found)
 
-    @classmethod
-    def _tried(
-        cls, model: Callable, guide: Callable, made_up: Arguments, settings: Mapping[str, Any]
-    ) -> Posterior:
-        """The posterior of a run that leaves model, guide and parameter store as they were."""
-        args, kwargs = made_up
-        with (
-            pyro.get_param_store().scope(),
-            CapturedState(model, guide).pristine(),
-            warnings.catch_warnings(),
-        ):
-            # The forecast shows the share of runs whose status is ok instead.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            warnings.simplefilter("ignore", ClippingWarning)
-            run: Any = cls(model, guide, **settings)  # type: ignore[call-arg]
-            run.run(*args, progress=False, **kwargs)
-            return run.posterior()
+
+def _tried(
+    kind: Callable[..., Any], model: Callable, guide: Callable, made_up: Arguments, **settings: Any
+) -> Posterior:
+    """The posterior of a run that leaves model, guide and parameter store as they were."""
+    args, kwargs = made_up
+    with (
+        pyro.get_param_store().scope(),
+        CapturedState(model, guide).pristine(),
+        warnings.catch_warnings(),
+    ):
+        # The forecast shows the share of runs whose status is ok instead.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", ClippingWarning)
+        run = kind(model, guide, **settings)
+        run.run(*args, progress=False, **kwargs)
+        found: Posterior = run.posterior()
+        return found
 
 
 def _checked(epsilons: Sequence[float]) -> list[float]:

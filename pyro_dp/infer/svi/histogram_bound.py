@@ -15,7 +15,6 @@ import scipy
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, SIZE, Norms
@@ -36,19 +35,6 @@ _NEAR = 8  # bins from four to four
 _SPREAD, _SPREAD_LATER = 2.0, 1.0  # sd of guessed norms, in nats
 _LONGER = 1.5  # histograms at one reading, in terms of those at the one before
 _DAMAGED = "load_state_dict: histogram is damaged."
-_TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
-_CLIPPED = (
-    "about {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
-    "at this budget"
-)
-_CUT = (
-    "clip={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
-    "posterior by more than the noise (clip=None would clip at about {better:.2g})"
-)
-_LOOSE = (
-    "clip={bound:.3g} is far above the records' gradients, and makes the noise about "
-    "{times:,.0f} times too large (clip=None would clip at about {better:.2g})"
-)
 
 
 def bound(norms: Norms, dim: int, noise: float) -> float:
@@ -242,41 +228,3 @@ class HistogramBound:
         if not (isinstance(counts, Tensor) and counts.shape == (SIZE,) and counts.isfinite().all()):
             raise ConfigurationError(_DAMAGED)
         return HistogramBound(**state)
-
-
-@dataclass(frozen=True, eq=False)
-class Clipping:
-    """The effect of clipping at a bound on the released gradients.
-
-    :param histogram: the histogram of the norms.
-    :param bound: C, the histogram's own or a user's.
-    """
-
-    histogram: HistogramBound
-    bound: float
-
-    def fraction(self) -> ClippedFraction:
-        """The fraction of all N records that are clipped."""
-        return self.histogram.clipped(self.bound)
-
-    @property
-    def is_tight(self) -> bool:
-        """Whether C is well below the best bound, and cuts off more than the noise hides."""
-        noise = self.bound * self.histogram.noise  # a coordinate's, all gradients together
-        tighter = self.bound < self.histogram.bound / _TIGHTER
-        return tighter and self.histogram.lost(self.bound) > noise
-
-    def status(self) -> Status:
-        """Whether C is far from the best bound, or cuts off many records."""
-        clipped, better = self.fraction(), self.histogram.bound
-        times = self.bound / better
-        if self.is_tight:
-            text = _CUT
-        elif times > _MUCH_LOOSER:
-            text = _LOOSE
-        elif clipped.is_large and not self.histogram.of_many:
-            text = _CLIPPED
-        else:
-            return NOTHING_TO_CHECK
-        numbers = {"bound": self.bound, "better": better, "times": times}
-        return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)

@@ -1,29 +1,21 @@
 """DPVI as its paper has it: a bound and an optimizer of one's own, and the last iterate."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from pyro.optim import PyroOptim
-from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
-from pyro_dp.infer.svi.eager_step import PreparedGradient
+from pyro_dp.infer.svi.clip_policy import by_bit
+from pyro_dp.infer.svi.moves import Moves, optimizers
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.saved_run import SavedRun
-from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI, optimizers
-from pyro_dp.mechanism.clipped_fraction import SHARE, AdaptiveClip, ClippedFraction
-from pyro_dp.mechanism.contributions import Block, with_bit
-from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
+from pyro_dp.mechanism.clipped_fraction import (
+    AdaptiveClip,
+)
 from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.losses import Loss
-from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.utils.errors import ConfigurationError
-
-_OF_PLAN = ("averages", "num_steps", "histogram")  # in a state
 
 
 class PaperDPSVI(StochasticGradientVI):
@@ -65,10 +57,8 @@ class PaperDPSVI(StochasticGradientVI):
     """
 
     _known_as = ""
-    _report_name = "the bit of being clipped"
-    _plans = False
-    _usual_steps = None
-    _report = staticmethod(with_bit)
+    _first_policy = staticmethod(by_bit)
+    _moves_of = Moves
 
     @old_names_explained()
     def __init__(
@@ -90,9 +80,6 @@ class PaperDPSVI(StochasticGradientVI):
                 "PaperDPSVI needs an optim, such as pyro.optim.Adam({'lr': 0.01}). DPSVI does not."
             )
         clips = Clip.read(clip)
-        clips = replace(clips, bound=1.0) if clips.bound is None else clips
-        self._report_bit = Block(1, 0.5, clips.adaptive.share if clips.adaptive else SHARE)
-        self._reports = clips.adaptive is not None or (clips.report and clips.bound != math.inf)
         super().__init__(
             model,
             guide,
@@ -100,74 +87,8 @@ class PaperDPSVI(StochasticGradientVI):
             loss,
             accountant=accountant,
             num_steps=num_steps,
-            clip=clips,
+            clip=replace(clips, bound=1.0) if clips.bound is None else clips,
             noise=noise,
             sampling=sampling,
             execution=execution,
         )
-        self._loops = False  # there is no plan to explain
-
-    @property
-    def _measures(self) -> bool:
-        return False
-
-    @property
-    def clipped_fraction(self) -> ClippedFraction | None:
-        return self._fractions.mean()
-
-    def _status_line(self) -> None:
-        """The last iterate is the result, and no status judges it."""
-
-    @property
-    def _clipping_status(self) -> Status:
-        clipped = self.clipped_fraction
-        if clipped is None or not clipped.is_large:
-            return NOTHING_TO_CHECK
-        return Status(CHECK, f"clipped: {clipped}", CLIPPING)
-
-    @property
-    def _report_block(self) -> Block | None:
-        return self._report_bit if self._reports else None
-
-    def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
-        """As :meth:`DPSVI.state_dict`, without a plan: ``num_steps`` is the new object's."""
-        state = super().state_dict(include_private_local_state=include_private_local_state)
-        return {name: value for name, value in state.items() if name not in _OF_PLAN}
-
-    @property
-    def _saved_plan(self) -> tuple[str, ...]:
-        return ()
-
-    def _require_plan(self, saved: SavedRun) -> None:
-        if saved.num_steps is not None:
-            raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
-
-    def _rate(self, plate: PrivatePlate) -> float:
-        return PrivateInference._rate(self, plate)
-
-    def _row_adam(self, name: str) -> RowAdam:
-        return self._local_optim or RowAdam.like(self.optim, name)
-
-    def _refuse_steps_beyond_calibration(self) -> None:
-        IterativeMechanism._refuse_steps_beyond_calibration(self)
-
-    def _move(
-        self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
-    ) -> None:
-        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
-
-    def _conclude(self, prepared: PreparedGradient) -> None:
-        """The guide holds the last iterate."""
-
-    def _warnings(self) -> list[Warning]:
-        return [] if self.clip.adaptive else PrivateInference._warnings(self)
-
-    def _read_report(
-        self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
-    ) -> None:
-        if self._reports:
-            bit = others.pop()
-            self._add_bit(self._report_bit, bit, prepared)
-            if self.clip.adaptive is not None:
-                within = bit.item() / prepared.records.plate.size + 0.5
-                self._bound = self.clip.adaptive.updated(self._bound, within)

@@ -1,0 +1,323 @@
+"""Policies of clipping: the bound of a record's gradient, its choice and its report.
+
+A policy is a value: :meth:`ClipPolicy.learned` is the next one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
+from pyro_dp.infer.svi.eager_step import GradientStep, Report
+from pyro_dp.infer.svi.histogram_bound import HistogramBound
+from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.mechanism import norm_histogram
+from pyro_dp.mechanism.clipped_fraction import (
+    SHARE,
+    ClippedFraction,
+    ClippedFractions,
+)
+from pyro_dp.mechanism.contributions import Block, with_bit
+from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
+from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.settings import Clip, Noise
+from pyro_dp.utils.errors import ClippingWarning, ConfigurationError
+from pyro_dp.utils.validation import require_scale, same
+
+_TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
+_CLIPPED = (
+    "about {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
+    "at this budget"
+)
+_CUT = (
+    "clip={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
+    "posterior by more than the noise (clip=None would clip at about {better:.2g})"
+)
+_LOOSE = (
+    "clip={bound:.3g} is far above the records' gradients, and makes the noise about "
+    "{times:,.0f} times too large (clip=None would clip at about {better:.2g})"
+)
+_LEAVE_OUT = "Leave clip out, and DPSVI chooses the bound."
+
+
+class Reading(NamedTuple):
+    """A release, and public numbers by which it is read.
+
+    :param released: estimates for all records, one for each of the blocks.
+    :param noise_multiplier: sigma in the sums.
+    """
+
+    released: Sequence[Tensor]
+    blocks: Sequence[Block]
+    noise_multiplier: float
+    sampler: RecordSampler
+    plan: StepPlan
+
+
+@dataclass(frozen=True, eq=False)
+class ClipPolicy:
+    """A bound that stays, without a report.
+
+    :param clip: settings.
+    :param bound: C.
+    :param side: the block that reports clipping, if there is one.
+    :param report: makes a record's part of that block.
+    :param fractions: estimates, for each step, of the fraction of the records beyond C.
+    """
+
+    clip: Clip
+    bound: float
+    side: Sequence[Block] = ()
+    report: Report | None = None
+    fractions: ClippedFractions = field(default_factory=ClippedFractions)
+
+    _named = ""  # the block beside the gradient
+    opens = False  # whether the next release moves nothing
+    names: ClassVar[tuple[str, ...]] = ()  # a state must have these parts
+
+    def __post_init__(self) -> None:
+        if self.share <= 0:
+            of_report = sum(block.share for block in self.side)
+            raise ConfigurationError(
+                f"Clip.loss_share={self._of_loss:g} and {of_report:g} for {self._named} "
+                "must sum to less than 1: the gradient needs a part of the privacy cost."
+            )
+
+    @property
+    def _of_loss(self) -> float:
+        return self.clip.loss_share if self.clip.loss else 0.0
+
+    @property
+    def share(self) -> float:
+        """The gradient's share of the cost of a release."""
+        return 1.0 - self._of_loss - sum(block.share for block in self.side)
+
+    def blocks(self, size: int) -> list[Block]:
+        """The blocks of the next release: gradient, loss, and the report of clipping.
+
+        :param size: coordinates of the gradient.
+        """
+        blocks = [Block(size, self.bound, self.share)]
+        if self.clip.loss is not None:
+            blocks.append(Block(1, self.clip.loss, self.clip.loss_share))
+        return [*blocks, *self.side]
+
+    def of(self, step: GradientStep) -> GradientStep:
+        """The step as the next release has it."""
+        return step
+
+    def learned(self, read: Reading) -> "ClipPolicy":
+        """The policy after a release."""
+        return self
+
+    def resumed(self, bound: float, histogram: HistogramBound | None) -> "ClipPolicy":
+        """The policy of a saved run."""
+        return replace(self, bound=bound)
+
+    @property
+    def histogram_state(self) -> dict[str, Any] | None:
+        """The part of a state beside the bound."""
+        return None
+
+    @property
+    def clipped(self) -> ClippedFraction | None:
+        """The fraction of all N records that are clipped."""
+        return self.fractions.mean()
+
+    @property
+    def status(self) -> Status:
+        """Whether the bound fits."""
+        return NOTHING_TO_CHECK
+
+    def judged(self, found: Status) -> Status:
+        """The status of a posterior whose own is ``found``."""
+        return found if self.status.is_ok else _joined(self.status, found)
+
+    def warnings(self, status: Status) -> list[Warning]:
+        """
+        :param status: as of :meth:`judged`.
+        """
+        return []
+
+
+def _joined(first: Status, other: Status) -> Status:
+    return Status(CHECK, f"{first.reason}; {other.reason}", first.cause)
+
+
+@dataclass(frozen=True, eq=False)
+class Counted(ClipPolicy):
+    """Each release has the number of records within the bound."""
+
+    _named = "the bit of being clipped"
+
+    def learned(self, read: Reading) -> ClipPolicy:
+        self.fractions.add(read.released[-1:], read.sampler, read.noise_multiplier)
+        return self
+
+    @property
+    def _many(self) -> ClippedFraction | None:
+        return self.clipped if self.clipped and self.clipped.is_large else None
+
+    @property
+    def status(self) -> Status:
+        many = self._many
+        return Status(CHECK, f"clipped: {many}", CLIPPING) if many else NOTHING_TO_CHECK
+
+    def warnings(self, status: Status) -> list[Warning]:
+        if not (many := self._many):
+            return []
+        return [
+            ClippingWarning(
+                f"About {many.fraction:.0%} of the records were clipped at "
+                f"clip={self.bound:g}, which biases the posterior. Raise clip until few are "
+                "clipped; the noise grows with it."
+            )
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Adaptive(Counted):
+    """A bound that follows this number."""
+
+    def learned(self, read: Reading) -> ClipPolicy:
+        super().learned(read)
+        assert self.clip.adaptive is not None
+        within = read.released[-1].item() / read.sampler.size + 0.5
+        return replace(self, bound=self.clip.adaptive.updated(self.bound, within))
+
+    def warnings(self, status: Status) -> list[Warning]:
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class Unmeasured(ClipPolicy):
+    """A bound before the first histogram of the records' norms."""
+
+    _named = "the histogram of the norms"
+    names = ("histogram",)
+
+    def learned(self, read: Reading) -> ClipPolicy:
+        size, plan = read.sampler.size, replace(read.plan, dim=max(read.plan.dim, 1))
+        first = HistogramBound(size, plan.dim, plan.noise, of_many=plan.is_of_many)
+        return self.resumed(self.bound, first).learned(read)
+
+    def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
+        if histogram is None:
+            return Unmeasured(self.clip, bound, self.side, self.report)
+        return Measured(self.clip, bound, self.side, self.report, histogram=histogram)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured(Unmeasured):
+    """A bound that stays. Each release has a histogram of the records' norms."""
+
+    histogram: HistogramBound = field(kw_only=True)
+
+    @property
+    def histogram_state(self) -> dict[str, Any]:
+        return self.histogram.state()
+
+    def learned(self, read: Reading) -> "Measured":
+        rate = read.sampler.sample_rate
+        sd = read.blocks[-1].noise(read.noise_multiplier) / rate
+        return replace(self, histogram=self.histogram.updated(read.released[-1], sd, rate))
+
+    @property
+    def clipped(self) -> ClippedFraction:
+        return self.histogram.clipped(self.bound)
+
+    @property
+    def _is_tight(self) -> bool:
+        """Whether C is well below the best bound, and cuts off more than the noise hides."""
+        noise = self.bound * self.histogram.noise  # a coordinate's, all gradients together
+        tighter = self.bound < self.histogram.bound / _TIGHTER
+        return tighter and self.histogram.lost(self.bound) > noise
+
+    @property
+    def status(self) -> Status:
+        """Whether C is far from the best bound, or cuts off many records."""
+        clipped, better = self.clipped, self.histogram.bound
+        times = self.bound / better
+        if self._is_tight:
+            text = _CUT
+        elif times > _MUCH_LOOSER:
+            text = _LOOSE
+        elif clipped.is_large and not self.histogram.of_many:
+            text = _CLIPPED
+        else:
+            return NOTHING_TO_CHECK
+        numbers = {"bound": self.bound, "better": better, "times": times}
+        return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
+
+    def warnings(self, status: Status) -> list[Warning]:
+        if status.cause != CLIPPING:
+            return []
+        return [ClippingWarning(f"{status}. {_LEAVE_OUT}")]
+
+
+@dataclass(frozen=True, eq=False)
+class Opening(Unmeasured):
+    """A bound to be chosen. The next release has the norms alone."""
+
+    opens = True
+
+    def blocks(self, size: int) -> list[Block]:
+        return [Block(SIZE, 1.0)]
+
+    def of(self, step: GradientStep) -> GradientStep:
+        return step.eager.of_norms_alone()
+
+    def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
+        if histogram is None:
+            return Opening(self.clip, bound, self.side, self.report)
+        return Chosen(self.clip, bound, self.side, self.report, histogram=histogram)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen(Measured):
+    """A bound that follows the histograms."""
+
+    def learned(self, read: Reading) -> Measured:
+        found = super().learned(read)
+        return replace(found, bound=found.histogram.bound)
+
+    def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
+        return Opening(self.clip, bound, self.side, self.report).resumed(bound, histogram)
+
+    def judged(self, found: Status) -> Status:
+        return found if self.status.is_ok else _joined(found, self.status)
+
+
+def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
+    """The policy of DPSVI."""
+    if same(noise.multiplier, 0):
+        return ClipPolicy(clip, math.inf if clip.first_bound is None else clip.first_bound)
+    side = [Block(SIZE, 1.0, norm_histogram.SHARE)]
+    if clip.first_bound is None:
+        return Opening(clip, 1.0, side, with_bins)
+    return Unmeasured(clip, clip.first_bound, side, with_bins)
+
+
+def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
+    """The policy of PaperDPSVI."""
+    bound = clip.first_bound
+    assert bound is not None
+    bits = ClippedFractions(clip.adaptive.share if clip.adaptive else SHARE)
+    if clip.adaptive:
+        return Adaptive(clip, bound, bits.blocks, with_bit, bits)
+    if clip.report and bound != math.inf:
+        return Counted(clip, bound, bits.blocks, with_bit, bits)
+    return ClipPolicy(clip, bound)
+
+
+def resumed(policy: ClipPolicy, state: Mapping[str, Any]) -> ClipPolicy:
+    """The policy of a saved run.
+
+    :raises ConfigurationError: its part of the state is damaged.
+    """
+    bound = require_scale("bound", state["bound"], infinite=True)
+    saved = state.get("histogram")
+    return policy.resumed(bound, None if saved is None else HistogramBound.resumed(saved))

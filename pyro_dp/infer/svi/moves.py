@@ -1,0 +1,277 @@
+"""Gradient steps after their release: optimizers move parameters, by a plan or without."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor
+
+from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.svi.averaged_guide import IterateAverages
+from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
+from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
+from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, usual_rate
+from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
+from pyro_dp.utils.validation import require_count, require_tensors, same
+
+_DONE = (
+    "All num_steps={steps} steps of the plan are done, and the guide holds the result. For a "
+    "longer run pass, say, num_steps=5000 to a new DPSVI. To end a loop early call svi.finish()."
+)
+_OF_PAPER = (
+    "load_state_dict: this state has no plan. PaperDPSVI takes the states that DPSVI with an optim "
+    "saved in version 0.1."
+)
+_IN_ITS_PLACE = (
+    "The guide holds {what}. Looks at all records give intervals that include the noise: leave out "
+    "settings of gradient steps, or use DPSEP."
+)
+_OTHER_SHAPE = (
+    "Parameter {name!r} has another shape than when it was saved: the state is of another model."
+)
+_OTHER_NAMES = (
+    "load_state_dict: the state is of another model. It has parameters {names}, which model and "
+    "guide have not."
+)
+
+
+class SavedParameters:
+    """Unconstrained values by name: Pyro's store takes them once it has the parameters.
+
+    :param values: those that wait.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor] | None = None):
+        self.waiting = dict(values or {})
+
+    @torch.no_grad()
+    def take_up(self) -> None:
+        """:raises ConfigurationError: the store's parameter has another shape."""
+        store = pyro.get_param_store()
+        for name in [name for name in self.waiting if name in store]:
+            leaf = store[name].unconstrained()
+            if leaf.shape != self.waiting[name].shape:
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+            leaf.copy_(self.waiting[name])
+            del self.waiting[name]
+
+    def require_none(self) -> None:
+        """:raises ConfigurationError: some still wait, although all parameters exist."""
+        if self.waiting:
+            names = ", ".join(map(repr, self.waiting))
+            raise ConfigurationError(_OTHER_NAMES.format(names=names))
+
+
+def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it is today: version 0.2.0 also kept released gradients and lengths of steps.
+
+    :raises ConfigurationError: its history is damaged.
+    """
+    kept = {name: value for name, value in state.items() if name not in ("history", "lengths")}
+    if "history" in state:
+        history = state["history"]
+        if not isinstance(history, Mapping) or "averages" not in history:
+            raise ConfigurationError("load_state_dict: history is damaged.")
+        kept["averages"] = history["averages"]
+    return kept
+
+
+def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
+    """The optimizer of the parameters, and that of rows of parameters per record."""
+    found = optim if isinstance(optim, tuple) else () if optim is None else (optim,)
+    own = [each for each in found if isinstance(each, PyroOptim)]
+    rows = [each for each in found if isinstance(each, RowAdam)]
+    if len(own) > 1 or len(rows) > 1 or len(own) + len(rows) < len(found):
+        raise ConfigurationError(
+            "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01}), a "
+            "RowAdam for rows of parameters per record, or a tuple of both."
+        )
+    return next(iter(own), None), next(iter(rows), None)
+
+
+class Moves:
+    """The user's optimizer, as a paper has it: the guide holds the last iterate.
+
+    :param optim: the user's; None: ours.
+    :param local: the user's, of rows of parameters per record; None: each has usual settings.
+    """
+
+    plans = False  # whether the noise is for a planned number of steps
+    names: tuple[str, ...] = ()  # a state must have these parts
+
+    def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
+        self.optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
+        self.chooses = optim is None  # step sizes
+        self.local = local
+        self.rows = RowOptimizer(self._row_adam)
+        self.loaded = SavedParameters()
+
+    def _row_adam(self, name: str) -> RowAdam:
+        """Moves the rows of this parameter."""
+        return self.local or RowAdam.like(self.optimizer.optim, name)
+
+    def rate(self, size: int) -> float:
+        """The sample rate for N records, if neither user nor plate set it."""
+        return 1.0
+
+    def refuse_more(self, num_steps: int | None) -> None:
+        """All planned steps are done."""
+
+    def require(self, parameters: Mapping[str, Tensor]) -> None:
+        """Take up loaded values.
+
+        :raises ConfigurationError: these parameters cannot be moved.
+        """
+        self.loaded.take_up()
+        self.loaded.require_none()
+        require_finite(parameters, STARTED)
+        self.optimizer.require(parameters)
+
+    def begin(self, num_steps: int | None) -> int | None:
+        """Begin a run, or go on.
+
+        :returns: the number of its steps.
+        """
+        return num_steps
+
+    def move(
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor | None],
+        plan: StepPlan,
+        step: int,
+    ) -> None:
+        """Take a step along gradients of the parameters.
+
+        :param step: its number, from 1.
+        """
+        # In few steps a device may be waited for.
+        rarely = step <= 3 or step % 10 == 0 or step == plan.num_steps
+        self.optimizer.step(parameters, gradients, rarely=rarely)
+
+    def conclude(self, parameters: Mapping[str, Tensor]) -> None:
+        """Write the run's result into the guide."""
+
+    def status_line(self, status: Status) -> str | None:
+        """The result's status, for the ledger; None: no status judges it."""
+        return None
+
+    def warnings(self, status: Status) -> list[Warning]:
+        """About a finished run, whose posterior has this status."""
+        return []
+
+    def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
+        """The parts of a state by which a run goes on as planned."""
+        return {}
+
+    def require_own(self, state: Any) -> None:
+        """:raises ConfigurationError: the state is that of a run of another kind."""
+
+    def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
+        """:raises ConfigurationError: a part is damaged, or of another model or plan."""
+        saved, store = require_tensors("parameters", state["parameters"]), pyro.get_param_store()
+        for name, value in saved.items():
+            if name in store and store[name].unconstrained().shape != value.shape:
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+        if not isinstance(state["optimizer"], dict):
+            raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
+        RowOptimizer.check(state.get("private_local_state", {}))
+        self._require_plan(state.get("num_steps"), num_steps)
+
+    def _require_plan(self, saved: Any, num_steps: int | None) -> None:
+        if saved is not None:
+            raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that was found sound."""
+        self.rows.load_state_dict(state.get("private_local_state", {}))
+        self.loaded = SavedParameters(state["parameters"])
+        self.loaded.take_up()
+        self.optimizer.load(state["optimizer"])
+
+
+class PlannedMoves(Moves):
+    """Steps of a planned number. The guide ends at means over the last half of them.
+
+    Step sizes follow from the plan, unless the user sets them.
+    """
+
+    plans = True
+    names = ("averages", "num_steps")
+
+    def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
+        super().__init__(optim, local)
+        self.averages: IterateAverages | None = None  # from the first look on
+        self.concluded = ""  # what the guide holds
+
+    def _row_adam(self, name: str) -> RowAdam:
+        """If nobody set it, each step chooses its step size."""
+        return self.local or RowAdam()
+
+    def rate(self, size: int) -> float:
+        return usual_rate(size)
+
+    def refuse_more(self, num_steps: int | None) -> None:
+        raise ConfigurationError(_DONE.format(steps=num_steps))
+
+    def begin(self, num_steps: int | None) -> int:
+        num_steps = num_steps or USUAL_STEPS
+        self.averages = self.averages or IterateAverages(num_steps)
+        return num_steps
+
+    def move(
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor | None],
+        plan: StepPlan,
+        step: int,
+    ) -> None:
+        if self.chooses:
+            self.optimizer.set(lr=plan.step_size(step - 1), betas=BETAS)
+        super().move(parameters, gradients, plan, step)
+        if self.chooses:
+            self.optimizer.set(lr=plan.step_size(step))  # which a state must know
+        if self.local is None:
+            self.rows.set_step_size(plan.row_step_size(step - 1))
+        if self.averages is not None:
+            self.averages.add(step, parameters)
+
+    def conclude(self, parameters: Mapping[str, Tensor]) -> None:
+        averages = self.averages or IterateAverages(1)
+        self.concluded = _IN_ITS_PLACE.format(what=averages.conclude(parameters))
+
+    def status_line(self, status: Status) -> str:
+        return str(status)
+
+    def warnings(self, status: Status) -> list[Warning]:
+        if status.is_ok or status.cause == CLIPPING:
+            return []
+        return [ConvergenceWarning(f"{status}. {self.concluded or REMEDIES[status.cause]}")]
+
+    def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
+        averages = None if self.averages is None else self.averages.state()
+        return {"averages": averages, "num_steps": num_steps, "histogram": histogram}
+
+    def require_own(self, state: Any) -> None:
+        if isinstance(state, dict) and "num_steps" not in state:
+            raise ConfigurationError(_OF_PAPER)
+
+    def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
+        super().require_state(state, num_steps)
+        _averages(state)
+
+    def _require_plan(self, saved: Any, num_steps: int | None) -> None:
+        if saved is not None:
+            require_count("num_steps", saved)
+        if num_steps is not None and not same(num_steps, saved):
+            raise ConfigurationError("num_steps differs from that of the saved run.")
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self.averages = _averages(state)
+
+
+def _averages(state: Mapping[str, Any]) -> IterateAverages | None:
+    return None if state["averages"] is None else IterateAverages.resumed(state["averages"])

@@ -1,0 +1,137 @@
+"""The private half of a step: its draws of records, and its release."""
+
+import functools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import SubsampledGaussian
+from pyro_dp.accounting.ledger import SECURE, SEEDED
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.release import release
+from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
+from pyro_dp.mechanism.settings import Noise
+from pyro_dp.mechanism.streams import Randomness
+from pyro_dp.utils.errors import ConfigurationError, PrivacyWarning, warn_user
+from pyro_dp.utils.interrupts import Interrupts
+from pyro_dp.utils.validation import LARGEST
+
+gaussian = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
+ONE_BY_ONE = DrawnAhead(1, [])  # each sample when it is needed
+
+_LARGE_DELTA = (
+    "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
+    "one of them as it is, picked at random, has delta = 1 / N. Stay below, best at a tenth: "
+    "PrivacyAccountant(..., delta={better:.0e})."
+)
+
+
+class Releases:
+    """Draws the records of a run's steps, and releases their sums.
+
+    :param accountant: keeps the ledger.
+    :param peers: add up their sums.
+    :ivar sum_type: the class of the sums.
+    :ivar interrupts: wait for a step that has begun to release.
+    :ivar last: the last release's event; None before the first.
+    :ivar noise: standard deviation of the last release's noise in a coordinate of its first block.
+    """
+
+    def __init__(self, accountant: PrivacyAccountant, peers: Alone, noise: Noise):
+        self.accountant, self.peers = accountant, peers
+        self.randomness = Randomness(noise.source, peers.rank)
+        self.sum_type = FixedPointSum if noise.is_secure else ClippedSum
+        self.interrupts = Interrupts()
+        self.last: SubsampledGaussian | None = None
+        self.noise = 0.0
+        self._ahead = ONE_BY_ONE  # the sampler of the last sample
+        notes = {SEEDED: self.randomness.seeded, SECURE: noise.is_secure, peers.note: peers.note}
+        for note in filter(notes.get, notes):
+            accountant.note(note)
+
+    def sample(
+        self,
+        sampler: RecordSampler,
+        position: int,
+        ahead: DrawnAhead = ONE_BY_ONE,
+        left: int | None = None,
+    ) -> Indices:
+        """The records of a step: indices, ascending.
+
+        :param ahead: may draw those of other steps, too, except in secure mode.
+        :param left: number of steps that are left, if there is one.
+        """
+        self.interrupts.check()
+        stream = functools.partial(self.randomness.stream, "sampling")
+        if self.randomness.secure:
+            return sampler.draw(stream(position))
+        if ahead is not self._ahead:  # other data
+            self.forget()
+            self._ahead = ahead
+        return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
+
+    def forget(self) -> None:
+        """Forget samples of steps to come."""
+        self._ahead.forget()
+
+    def in_sums(self, noise_multiplier: float) -> float:
+        """sigma in the released sums. It is larger if several owners add their shares."""
+        return noise_multiplier * self.peers.noise_factor
+
+    def begin(
+        self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
+    ) -> SubsampledGaussian:
+        """The event of the next release. Interrupts wait from here on."""
+        rate = sampler.sample_rate
+        bound = max(block.bound for block in clipped.blocks)
+        # Powers of the estimates must not overflow.
+        if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
+            raise ConfigurationError(
+                f"The noise would have a standard deviation beyond {LARGEST:g}: lower the noise or "
+                "the bound of a record, or raise the sample rate."
+            )
+        event = gaussian(noise_multiplier, rate, sampler.sampling)
+        if self.last is None and noise_multiplier:
+            self._warn_of_delta(sampler.size)
+        self.last = event
+        self.noise = clipped.blocks[0].noise(self.in_sums(noise_multiplier))
+        self.interrupts.hold()
+        return event
+
+    def _warn_of_delta(self, size: int) -> None:
+        """
+        :param size: N, which is public.
+        """
+        times = self.accountant.delta * size
+        if times >= 1.0:
+            delta, better = self.accountant.delta, 0.1 / size
+            text = _LARGE_DELTA.format(delta=delta, times=times, size=size, better=better)
+            self.accountant.note(text)
+            warn_user(PrivacyWarning(text))
+
+    def make(
+        self,
+        clipped: ClippedSum,
+        event: SubsampledGaussian,
+        position: int,
+        step: int,
+        public: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Noisy sums over the step's records, of all peers.
+
+        :param event: as of :meth:`begin`.
+        :param position: in the ledger.
+        :param public: parameters, and other inputs of the release.
+        """
+        self.peers.add_up(clipped, event, step, public)
+        door = functools.partial(
+            release,
+            clipped,
+            accountant=self.accountant,
+            event=event,
+            noise=self.randomness.stream("noise", position),
+        )
+        return self.peers.released(door, clipped, event)

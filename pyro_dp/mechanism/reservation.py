@@ -1,0 +1,184 @@
+"""A run's part of the budget: the noise of its releases, and what the ledger reserves for them."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.origins import OPEN, Origin, new_name
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
+from pyro_dp.mechanism.peers import Alone
+from pyro_dp.utils.errors import (
+    ClusterError,
+    ConfigurationError,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+)
+from pyro_dp.utils.validation import same
+
+_RESULTS_LOST = (
+    " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
+    "and their results are lost. The present result can be used as it is."
+)
+
+
+class Reservation:
+    """A run's part of the budget.
+
+    :param accountant: keeps the budget.
+    :param peers: agree on the noise; those of a cluster have one ledger.
+    :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
+    :param left: the releases that are left, from the sample rate and sigma.
+    :param plan: the kind of plan, for the ledger, if releases are reserved.
+    :param now: makes the run's origin, from its reservation and plan.
+    :ivar whole: the next release reserves all that are left.
+    :ivar lost: number of releases that the ledger counts, but without a result.
+    """
+
+    def __init__(
+        self,
+        accountant: PrivacyAccountant,
+        peers: Alone,
+        noise_multiplier: float | None,
+        left: Callable[[float, float], Counter[Event]],
+        plan: str,
+        now: Callable[..., Origin],
+    ):
+        self.accountant, self._peers = accountant, peers
+        self.noise_multiplier = noise_multiplier
+        self.calibrates = noise_multiplier is None
+        self.whole = self.calibrates
+        self._left, self._plan, self._now = left, plan, now
+        self.name = new_name()
+        self.origin: Origin | None = None  # from the first release on
+        self.lost = 0
+
+    def calibrate(self, rate: float) -> float:
+        """sigma. If needed, it is calibrated once, to the rest of the budget.
+
+        :param rate: the sample rate.
+        """
+        self.noise_multiplier = self.agreed(rate)
+        return self.noise_multiplier
+
+    def agreed(self, rate: float) -> float:
+        """As :meth:`calibrate`, which the next release may do anew."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        return self._peers.agreed_noise(self.least(rate))
+
+    def least(self, rate: float) -> float:
+        """The smallest noise with which the releases that are left fit the rest of the budget."""
+        try:
+            return self.accountant.least_noise(partial(self._left, rate), self.name)
+        except PrivacyBudgetExceeded as error:
+            text = _RESULTS_LOST.format(lost=self.lost) if self.lost else ""
+            raise PrivacyBudgetExceeded(f"{error}{text}") from None
+
+    def held(self, noise_multiplier: float) -> float:
+        """The part that the ledger holds for this run, of one such release on all records."""
+        return math.fsum(
+            count * (noise_multiplier / event.noise_multiplier) ** 2
+            for origin, events in self.accountant.reserved
+            if origin.reservation == self.name
+            for event, count in events.items()
+            if isinstance(event, SubsampledGaussian)
+        )
+
+    def plan(self) -> None:
+        """The next release reserves all that are left, also without calibration."""
+        self.whole = self.whole or not self.calibrates
+
+    def begin(self) -> Origin:
+        """The run's origin in the ledger."""
+        if self.origin is None:
+            plan = self._plan if self.whole else OPEN
+            self.origin = self._now(reservation=self.name, plan=plan)
+        return self.origin
+
+    def note_result(self, clipped: ClippedFraction | None, status: str | None) -> None:
+        """Tell the ledger the fraction clipped, and whether the result can be published."""
+        if self.origin is not None:
+            self.accountant.note_result(self.origin, clipped, status)
+
+    def lose(self) -> None:
+        """Count a release that failed. The steps that are left share the rest of the budget.
+
+        Owners do not calibrate again: another one may not have paid, and noise must be equal.
+        """
+        self.lost += 1
+        if self.calibrates and not self._peers.own_ledgers:
+            self.noise_multiplier = None
+        else:
+            self.whole = False  # one step more would not fit the budget: the last is refused
+
+    def state(self) -> dict[str, Any]:
+        """
+        :raises PrivacyError: on a rank of a cluster whose accountant does not count.
+        """
+        if not self._peers.counts:
+            raise PrivacyError(
+                "state_dict: the ledger of a cluster is on rank 0. Save there, as in "
+                "`if cluster.rank == 0: torch.save(...)`, and load it on all."
+            )
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "reservation": self.name,
+            "accountant": self.accountant.state_dict(),
+        }
+
+    def require(self, state: dict[str, Any]) -> None:
+        """:raises ConfigurationError: it is the state of another run."""
+        if not self.calibrates and not same(state["noise_multiplier"], self.noise_multiplier):
+            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        require_short_text("reservation", state.get("reservation", self.name))
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Load the ledger first: it refuses a state that would lower it.
+
+        Releases in a journal beyond the state are paid for and lost. Then the noise of a calibrated
+        run is calibrated again, for the steps and the budget that are left.
+        """
+        self.accountant.load_state_dict(state["accountant"])
+        counted = sum(line["count"] for line in state["accountant"]["ledger"])
+        self.lost = self.accountant.num_releases - counted
+        self._peers.due = True
+        self._take_over(state.get("reservation", self.name))
+        self.whole = self.calibrates
+        again = self.calibrates and self.lost
+        self.noise_multiplier = None if again else state["noise_multiplier"]
+
+    def _take_over(self, name: str) -> None:
+        """Go on with the reservation of an earlier run, or of this one."""
+        if name != self.name:
+            self.name, self.origin = name, None
+
+    def share(self, settings: dict[str, Any]) -> None:
+        """Agree on settings and noise with the peers, and in a cluster follow rank 0's ledger.
+
+        :param settings: by name.
+        :raises ClusterError: a setting differs between ranks, or the ledger cannot be read.
+        """
+        ours, peers = self.accountant, self._peers
+        ledger = Ledger(ours.state_dict(), self.noise_multiplier, self.lost, self.name)
+        if peers.own_ledgers:
+            peers.common(Settings(settings), ledger)
+            known = peers.exchange(NoiseMultiplier(self.noise_multiplier))
+            if any(each != known[0] for each in known):
+                self.noise_multiplier = None  # and is agreed anew
+            return
+        budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
+        budget = {f"accountant.{name}": value for name, value in budget.items()}
+        first = peers.common(Settings(settings | budget), ledger)
+        if not peers.counts:
+            try:
+                ours.follow(first.accountant)
+            except ConfigurationError as error:
+                raise ClusterError(f"The ledger of rank 0 cannot be read. {error}") from error
+            self.noise_multiplier, self.lost = first.noise_multiplier, first.lost
+            self._take_over(first.reservation)
