@@ -68,8 +68,10 @@ def walk(
                 result.stopped, result.num_steps = DONE, inference._steps
                 bar.total = inference._steps
                 bar.refresh()
+            with interrupts.within():  # the result is written as a whole
+                interrupts.hold()
+                inference._conclude()
         inference._releases.forget()
-        inference._conclude()
         for warning in [*inference._warnings(), *peers.warnings()]:
             warn_user(warning)
         return result
