@@ -7,11 +7,11 @@ or splines with knots at quantiles, which look at all rows.
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pyro_dp.tabular.arithmetic import FORMULAE, is_part, value
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.ranges import Count, Date
@@ -48,19 +48,6 @@ _INSTEAD = {
     "hashed": "declare the levels of the column, Category(levels)",
     "Q": "rename the column, or write its name in backquotes",
 }
-_NODES = (
-    ast.Expression,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.Compare,
-    ast.Call,
-    ast.Constant,
-    ast.Name,
-    ast.Load,
-    ast.operator,
-    ast.unaryop,
-    ast.cmpop,
-)
 _MOST_POINTS = 4096
 
 
@@ -77,11 +64,11 @@ class Expression:
     """
 
     def __init__(self, text: str, columns: Mapping[str, Column]):
-        self.text = text
-        if text in columns:
-            self._code, self.variables = None, [text]
+        if text in columns:  # its name may be none of Python's
+            self.variables = [text]
+            self._tree: ast.expr = ast.Name(text)
         else:
-            self._code, self.variables = _compiled(text, columns)
+            self._tree, self.variables = _row_by_row(text, columns)
         for name in self.variables:
             if isinstance(columns[name], (Category, Binary)):
                 raise ConfigurationError(
@@ -106,20 +93,16 @@ class Expression:
         :param rows: the variables' rows, as encoded.
         """
         given = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
-        if self._code is None:
-            found = given[self.text]
-        else:
-            with np.errstate(all="ignore"):
-                found = eval(self._code, {"__builtins__": {}}, {**FUNCTIONS, **given})
-            found = np.asarray(found, dtype=np.float64)
+        with np.errstate(all="ignore"):
+            found = np.asarray(value(self._tree, given, FUNCTIONS), dtype=np.float64)
         if self._high == np.inf:
             return found
         return np.clip(np.nan_to_num(found, nan=self._low), self._low, self._high)
 
 
-def _compiled(text: str, columns: Mapping[str, Column]) -> tuple[Any, list[str]]:
+def _row_by_row(text: str, columns: Mapping[str, Column]) -> tuple[ast.expr, list[str]]:
     try:
-        tree = ast.parse(text, mode="eval")
+        tree = ast.parse(text, mode="eval").body
     except SyntaxError:
         raise ConfigurationError(
             f"The formula has {text!r}, which is no column of the schema, and no expression of "
@@ -134,7 +117,7 @@ def _compiled(text: str, columns: Mapping[str, Column]) -> tuple[Any, list[str]]
             require_column(node.id, columns)
             if node.id not in variables:
                 variables.append(node.id)
-        elif not isinstance(node, _NODES):
+        elif not is_part(node, FORMULAE):
             raise ConfigurationError(
                 f"The formula has {text!r}, which is not taken row by row: it may have operators, "
                 f"numbers, columns, and {', '.join(FUNCTIONS)}."
@@ -143,7 +126,7 @@ def _compiled(text: str, columns: Mapping[str, Column]) -> tuple[Any, list[str]]
             raise ConfigurationError(f"The formula has {text!r}: it may compute with numbers only.")
     if not variables:
         raise ConfigurationError(f"The formula has {text!r}, which reads no column: leave it out.")
-    return compile(tree, "<formula>", "eval"), variables
+    return tree, variables
 
 
 def _require_function(call: ast.Call, text: str) -> None:

@@ -167,8 +167,8 @@ MUTATIONS = [
     Mutation(
         "schema: expressions call whatever they name",
         "_is_known",
-        "function in _FUNCTIONS and all(map(_is_known, args))",
-        "all(map(_is_known, args))",
+        "isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS",
+        "isinstance(node.func, ast.Name)",
         "test_declarations.py",
     ),
     Mutation(
@@ -257,9 +257,16 @@ MUTATIONS = [
     ),
     Mutation(
         "regression: attributes of columns are read",
-        "_compiled",
-        "elif not isinstance(node, _NODES):",
+        "_row_by_row",
+        "elif not is_part(node, FORMULAE):",
         "elif False:",
+        "test_design.py",
+    ),
+    Mutation(
+        "regression: operators look at other rows",
+        "is_part",
+        "isinstance(node, parts)",
+        "isinstance(node, (*parts, ast.MatMult, ast.In))",
         "test_design.py",
     ),
     Mutation(
