@@ -5,7 +5,6 @@ alone, so no operator looks at several: ``age @ age`` and ``40 in age`` are refu
 """
 
 import ast
-import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,7 +74,10 @@ def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callabl
         case ast.UnaryOp(op=op, operand=one):
             return _OPERATORS[type(op)](of(one))
         case ast.BoolOp(op=op, values=values):
-            return functools.reduce(_OPERATORS[type(op)], map(of, values))
+            found = of(values[0])
+            for each in values[1:]:
+                found = _OPERATORS[type(op)](found, of(each))
+            return found
         case ast.Call(func=ast.Name(id=function), args=args):
             return functions[function](*map(of, args))
     raise TypeError
