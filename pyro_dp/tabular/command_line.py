@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.levels import LevelColumn
 from pyro_dp.tabular.ranges import Date
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.series import CURATOR
@@ -252,7 +252,7 @@ def read_csv(path: Path, schema: Schema) -> pd.DataFrame:
 
 
 def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
-    if isinstance(column, Category | Binary):
+    if isinstance(column, LevelColumn):
         return _levels(texts, column)
     filled = texts.str.strip() != ""
     if isinstance(column, Date):
@@ -268,7 +268,7 @@ def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
     return read
 
 
-def _levels(texts: pd.Series, column: Category | Binary) -> pd.Series:
+def _levels(texts: pd.Series, column: LevelColumn) -> pd.Series:
     kind = type(column.levels[0])
     if kind is str:
         found = list(texts)

@@ -19,23 +19,16 @@ from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.expressions import (
     CONTRASTS,
     Expression,
-    bounds,
     called_name,
     require_column,
 )
-from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.ranges import Count
+from pyro_dp.tabular.levels import LevelColumn
+from pyro_dp.tabular.ranges import Count, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
 
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
 Term = tuple[str, ...]  # texts of its factors; () is the intercept
-
-
-def levels(column: Column) -> list[Any]:
-    """The levels of a column, in the order of its codes."""
-    assert isinstance(column, (Category, Binary))
-    return [*column.levels, *(["other"] if getattr(column, "other", False) else [])]
 
 
 class Design:
@@ -73,7 +66,7 @@ class Design:
 
     def _factor(self, text: str) -> str:
         """As formulaic is to read it."""
-        if text in self._columns and isinstance(self._columns[text], (Category, Binary)):
+        if isinstance(self._columns.get(text), LevelColumn):
             self._add_levels(text)
             return f"`{text}`"
         if text.startswith("C("):
@@ -131,10 +124,10 @@ class Design:
         rows: dict[str, np.ndarray] = {}
         for name in self.variables:
             column = self._columns[name]
-            if isinstance(column, (Category, Binary)):
-                rows[name] = rng.integers(len(levels(column)), size=_PUBLIC_ROWS)
-            else:
-                drawn = rng.uniform(*bounds(column), size=_PUBLIC_ROWS)
+            if isinstance(column, LevelColumn):
+                rows[name] = rng.integers(len(column.all_levels), size=_PUBLIC_ROWS)
+            elif isinstance(column, RangeColumn):
+                drawn = rng.uniform(*column.bounds, size=_PUBLIC_ROWS)
                 rows[name] = np.rint(drawn) if isinstance(column, Count) else drawn
         return rows
 
@@ -143,9 +136,9 @@ class Design:
     ) -> pd.DataFrame:
         found: dict[str, Any] = {}
         for name in self._levels:
-            found[name] = pd.Categorical.from_codes(
-                np.asarray(rows[name]), categories=levels(self._columns[name])
-            )
+            column = self._columns[name]
+            assert isinstance(column, LevelColumn)
+            found[name] = pd.Categorical.from_codes(rows[name], categories=column.all_levels)
         for text, number in self._numbers.items():
             centre, half = scaled[text]
             found[text] = (number.values(rows) - centre) / half
@@ -180,7 +173,7 @@ def _coded(text: str, columns: Mapping[str, Column]) -> str:
         )
     name = call.args[0].id
     require_column(name, columns)
-    if not isinstance(columns[name], (Category, Binary)):
+    if not isinstance(columns[name], LevelColumn):
         raise ConfigurationError(
             f"The formula has {text!r}, and column {name!r} is declared as numbers, which have no "
             "list of levels: declare it as Category(levels)."

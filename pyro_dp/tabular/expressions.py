@@ -6,15 +6,13 @@ or splines with knots at quantiles, which look at all rows.
 """
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import pandas as pd
 
 from pyro_dp.tabular.arithmetic import FORMULAE, is_part, value
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.ranges import Count, Date
+from pyro_dp.tabular.ranges import Count, Date, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
 
 FUNCTIONS: dict[str, Callable] = {
@@ -69,14 +67,17 @@ class Expression:
             self._tree: ast.expr = ast.Name(text)
         else:
             self._tree, self.variables = _row_by_row(text, columns)
+        read: dict[str, RangeColumn] = {}
         for name in self.variables:
-            if isinstance(columns[name], (Category, Binary)):
+            column = columns[name]
+            if not isinstance(column, RangeColumn):
                 raise ConfigurationError(
                     f"The formula computes with column {name!r} in {text!r}, and it is declared "
                     "as levels: write its name alone, or C(...) with a contrast."
                 )
+            read[name] = column
         self._low, self._high = -np.inf, np.inf
-        found = self.values(_points(self.variables, columns))
+        found = self.values(_points(read))
         if not np.isfinite(found).all():
             raise ConfigurationError(
                 f"{text!r} is not finite everywhere within the declared bounds of "
@@ -153,22 +154,12 @@ def require_column(name: str, columns: Mapping[str, Column]) -> None:
         )
 
 
-def bounds(column: Column) -> tuple[float, float]:
-    """The range of the numbers that :meth:`Column.encode` gives."""
-    if isinstance(column, Date):
-        ends = pd.Series(pd.to_datetime([column.lower, column.upper]))
-        low, high = column.encode(ends, "date")[0]
-        return float(low), float(high)
-    return float(column.lower), float(column.upper)  # type: ignore[attr-defined]
-
-
-def _points(names: Sequence[str], columns: Mapping[str, Column]) -> dict[str, np.ndarray]:
+def _points(columns: Mapping[str, RangeColumn]) -> dict[str, np.ndarray]:
     """A grid within the declared bounds, public."""
-    each = max(int(_MOST_POINTS ** (1 / len(names))), 2)
+    each = max(int(_MOST_POINTS ** (1 / len(columns))), 2)
     axes = []
-    for name in names:
-        points = np.linspace(*bounds(columns[name]), each)
-        whole = isinstance(columns[name], (Count, Date))
-        axes.append(np.unique(np.rint(points)) if whole else points)
+    for column in columns.values():
+        points = np.linspace(*column.bounds, each)
+        axes.append(np.unique(np.rint(points)) if isinstance(column, (Count, Date)) else points)
     grid = np.meshgrid(*axes, indexing="ij")
-    return {name: axis.ravel() for name, axis in zip(names, grid, strict=True)}
+    return {name: axis.ravel() for name, axis in zip(columns, grid, strict=True)}

@@ -99,8 +99,8 @@ class PrivateGLM:
         self._regression = RegressionModel(schema, formula, family, exposure, group)
         self.schema, self.accountant = schema, accountant
         self._settings = settings
-        self.source = self._regression.source
-        self.model, self.prior = self._regression.model(), self._regression.prior()
+        written = self._regression.source
+        self.source, self.model, self.prior = written.text(), written.model(), written.prior()
 
     def fit(self, frame: pd.DataFrame, *, progress: bool = True) -> Regression:
         """Compute the posterior privately, and charge the accountant.
@@ -115,7 +115,7 @@ class PrivateGLM:
         kind = type(f"PrivateGLM{next(_guides)}", (AutoMultivariateNormal,), {})
         guide = kind(
             self.model,
-            init_loc_fn=init_to_value(values=self._regression.start()),
+            init_loc_fn=init_to_value(values=self._regression.source.start()),
             init_scale=self._regression.init_scale,
         )
         kind = _called(self._regression.text)

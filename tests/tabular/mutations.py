@@ -82,15 +82,15 @@ MUTATIONS = [
     ),
     Mutation(
         "schema: unknown levels have no code",
-        "Category._unknown",
-        "np.where(values < 0, len(self.levels), values)",
+        "LevelColumn._read",
+        "np.where(known, values, len(self.levels))",
         "values",
         "test_schema.py",
     ),
     Mutation(
         "glm: the result of another model is read",
         "Regression.load",
-        "state.get(_SOURCE) != model.source",
+        "state.get(_SOURCE) != model.source.text()",
         "False",
         "test_glm.py::test_a_file_of_another_model_is_refused",
     ),
