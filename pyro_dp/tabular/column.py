@@ -107,14 +107,11 @@ class Column(abc.ABC):
 
         :param probe: values that the dtype must hold.
         """
-        self._set("missing", require_flag("missing", self.missing))
+        object.__setattr__(self, "missing", require_flag("missing", self.missing))
         if not isinstance(self.dtype, str):
             raise ConfigurationError("dtype must be the name of a dtype of pandas, as text.")
-        self._set("dtype", self.dtype or self._default_dtype)
+        object.__setattr__(self, "dtype", self.dtype or self._default_dtype)
         of_pandas.require_dtype(self.dtype, self._dtypes, self.missing, probe)
-
-    def _set(self, field: str, value: Any) -> None:
-        object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
         """The code that makes it again, without default arguments."""

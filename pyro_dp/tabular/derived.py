@@ -5,7 +5,7 @@ schema can compute with columns, and do nothing else.
 """
 
 import ast
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,24 @@ _GRAMMAR = (
 )
 
 
-def require_expression(name: str, expression: Any, known: Collection[str]) -> None:
+def require_derived(derived: Any, columns: Iterable[str], unit: str | None) -> dict[str, str]:
     """
-    :param name: the derived column's.
-    :param known: the columns that it may use.
-    :raises ConfigurationError: it is none, or uses other columns.
+    :param derived: expressions by name; each may use the columns, and those before it.
+    :param unit: name of the unit's column, which no other may have.
+    :raises ConfigurationError: a name is taken, or an expression is none or uses other columns.
     """
+    if derived is not None and not isinstance(derived, Mapping):
+        raise ConfigurationError("derived must be a dictionary of expressions by name.")
+    known = list(columns)
+    for name, expression in (derived or {}).items():
+        if not isinstance(name, str) or name in known or name == unit:
+            raise ConfigurationError(f"derived: {name!r} must be the name of a new column.")
+        _require_expression(name, expression, known)
+        known.append(name)
+    return dict(derived or {})
+
+
+def _require_expression(name: str, expression: Any, known: Collection[str]) -> None:
     tree = _parsed(name, expression)
     if tree is None or not all(map(_is_known, ast.walk(tree))):
         raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")

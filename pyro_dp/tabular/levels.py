@@ -59,7 +59,7 @@ class LevelColumn(Column):
         if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
             raise ConfigurationError("levels must be a tuple of text, integers or booleans.")
         levels = tuple(x.item() if isinstance(x, np.generic) else x for x in self.levels)
-        self._set("levels", levels)
+        object.__setattr__(self, "levels", levels)
         kinds = {type(level) for level in levels}
         if len(kinds) != 1 or not kinds <= {str, int, bool} or len(set(levels)) < len(levels):
             raise ConfigurationError(
@@ -120,7 +120,7 @@ class Category(LevelColumn):
 
     def __post_init__(self) -> None:
         for name in ("other", "ordered"):
-            self._set(name, require_flag(name, getattr(self, name)))
+            object.__setattr__(self, name, require_flag(name, getattr(self, name)))
         self._check()
         if self.other and "other" in self.levels:
             raise ConfigurationError("levels: 'other' needs other=False.")

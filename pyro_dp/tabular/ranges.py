@@ -14,7 +14,7 @@ from pyro_dp.tabular.column import LARGEST, Column
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 
-_MOST_CODES = 200
+MOST_CODES = 200
 
 
 class RangeColumn(Column):
@@ -90,11 +90,13 @@ class Number(RangeColumn):
 
     def __post_init__(self) -> None:
         for name in ("lower", "upper"):
-            self._set(name, require_number(name, getattr(self, name), above=-1e300, below=1e300))
+            object.__setattr__(
+                self, name, require_number(name, getattr(self, name), above=-1e300, below=1e300)
+            )
         if self.lower >= self.upper:
             raise ConfigurationError("lower must be below upper.")
         if isinstance(self.bins, list):
-            self._set("bins", tuple(self.bins))
+            object.__setattr__(self, "bins", tuple(self.bins))
         self._declare(np.rint([self.lower, self.upper]))
         self._bins  # noqa: B018 (checks them)
 
@@ -157,14 +159,14 @@ class Count(RangeColumn):
                 raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
             if abs(int(value)) > LARGEST:
                 raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
-            self._set(name, int(value))
+            object.__setattr__(self, name, int(value))
         if self.lower >= self.upper:
             raise ConfigurationError("lower must be below upper.")
         if isinstance(self.bins, list):
-            self._set("bins", tuple(self.bins))
-        if self.bins is None and self._span > _MOST_CODES:
+            object.__setattr__(self, "bins", tuple(self.bins))
+        if self.bins is None and self._span > MOST_CODES:
             raise ConfigurationError(
-                f"Count has {self._span} values, more than {_MOST_CODES} codes: say bins, such as "
+                f"Count has {self._span} values, more than {MOST_CODES} codes: say bins, such as "
                 "bins=20, or edges."
             )
         self._declare(np.array([self.lower, self.upper]))
@@ -219,11 +221,13 @@ class Date(RangeColumn):
 
     def __post_init__(self) -> None:
         for name in ("lower", "upper"):
-            self._set(name, _date(name, getattr(self, name)).isoformat())
+            object.__setattr__(self, name, _date(name, getattr(self, name)).isoformat())
         if self.lower >= self.upper:
             raise ConfigurationError("lower must be before upper.")
         if isinstance(self.bins, (list, tuple)):
-            self._set("bins", tuple(_date("bins", edge).isoformat() for edge in self.bins))
+            object.__setattr__(
+                self, "bins", tuple(_date("bins", edge).isoformat() for edge in self.bins)
+            )
         self._declare(np.array([self.lower, self.upper], dtype="datetime64[s]"))
         self._bins  # noqa: B018 (checks them)
 
