@@ -108,7 +108,9 @@ class NewRecords:
         :raises ModelError: they do not fit those of the fit, or one is missing that is no outcome.
         """
         known = dict(self._named(*self.fitted.arguments(self.fitted.placeholder(), length=1)))
-        tables = {name: x for name, x in self._named(*self.fitted.places) if _any(x)}
+        tables = {
+            name: x for name, x in self._named(*self.fitted.places) if any(pytree.tree_leaves(x))
+        }
         found = self._converted(args, kwargs, tables)
         rows = {
             name: list(_rows(name, found[name], known[name], tables[name]))
@@ -292,10 +294,6 @@ def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
         listed, known = (", ".join(map(repr, each)) for each in (sorted(absent), found))
         raise ModelError(_NO_SITES.format(names=listed, known=known))
     return {name: value for name, value in found.items() if name in (names or found)}
-
-
-def _any(places: Any) -> bool:
-    return any(pytree.tree_leaves(places))
 
 
 def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:

@@ -13,9 +13,13 @@ import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
 from pyro_dp.tabular.bins import Bins
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 
+_MISSING = (
+    "Column {name!r} has missing values, and its schema declares none. Declare it with "
+    "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
+)
 LARGEST = 2**53  # the whole numbers up to it are floats
 
 
@@ -45,7 +49,8 @@ class Column(abc.ABC):
             levels, that are not declared.
         """
         values, observed = self._read(series, name)
-        of_pandas.require_complete(observed, name, self.missing)
+        if not self.missing and not observed.all():
+            raise SchemaError(_MISSING.format(name=name))
         return np.where(observed, values, self.fill), observed
 
     def decode(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:

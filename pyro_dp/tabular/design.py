@@ -48,7 +48,7 @@ class Design:
     def __init__(self, terms: Sequence[Term], columns: Mapping[str, Column]):
         self._columns = columns
         self._numbers: dict[str, Expression] = {}
-        self._levels: list[str] = []
+        self._levels: dict[str, LevelColumn] = {}
         parts = ["0" if () not in terms else "1"]
         for term in terms:
             if term:
@@ -66,18 +66,15 @@ class Design:
 
     def _factor(self, text: str) -> str:
         """As formulaic is to read it."""
-        if isinstance(self._columns.get(text), LevelColumn):
-            self._add_levels(text)
+        column = self._columns.get(text)
+        if isinstance(column, LevelColumn):
+            self._levels[text] = column
             return f"`{text}`"
         if text.startswith("C("):
-            self._add_levels(_coded(text, self._columns))
+            self._levels.update([_coded(text, self._columns)])
             return text
         self._numbers.setdefault(text, Expression(text, self._columns))
         return f"`{text}`"
-
-    def _add_levels(self, name: str) -> None:
-        if name not in self._levels:
-            self._levels.append(name)
 
     def _settle(self, right_side: str) -> None:
         """Names, and the inverse map, by rows drawn from the schema."""
@@ -135,9 +132,7 @@ class Design:
         self, rows: Mapping[str, np.ndarray], scaled: Mapping[str, tuple[float, float]]
     ) -> pd.DataFrame:
         found: dict[str, Any] = {}
-        for name in self._levels:
-            column = self._columns[name]
-            assert isinstance(column, LevelColumn)
+        for name, column in self._levels.items():
             found[name] = pd.Categorical.from_codes(rows[name], categories=column.all_levels)
         for text, number in self._numbers.items():
             centre, half = scaled[text]
@@ -158,8 +153,8 @@ class Design:
         return np.asarray(made, dtype=np.float64)
 
 
-def _coded(text: str, columns: Mapping[str, Column]) -> str:
-    """The column of ``C(column, contrast)``.
+def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
+    """The column of ``C(column, contrast)``, with its name.
 
     :raises ConfigurationError: it is none of levels, or the contrast is none of formulaic's.
     """
@@ -173,7 +168,8 @@ def _coded(text: str, columns: Mapping[str, Column]) -> str:
         )
     name = call.args[0].id
     require_column(name, columns)
-    if not isinstance(columns[name], LevelColumn):
+    column = columns[name]
+    if not isinstance(column, LevelColumn):
         raise ConfigurationError(
             f"The formula has {text!r}, and column {name!r} is declared as numbers, which have no "
             "list of levels: declare it as Category(levels)."
@@ -187,7 +183,7 @@ def _coded(text: str, columns: Mapping[str, Column]) -> str:
                 f"The formula has {text!r}: contrasts are contr.treatment(base=...), contr.sum, "
                 "contr.helmert, contr.diff and contr.poly."
             )
-    return name
+    return name, column
 
 
 @dataclass(frozen=True)

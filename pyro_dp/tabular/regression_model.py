@@ -155,7 +155,11 @@ class RegressionModel:
             for chosen in combinations(self._incomplete)
         ]
         x = np.stack(matrices, axis=1) if self._incomplete else matrices[0]
-        found = [_floats(x).reshape(*shape, *x.shape[1:]), self._scaled(encoded[outcome])]
+        y = encoded[outcome]
+        if self.family.name != "ordinal":
+            centre, half = self._scale
+            y = ((y.double() - centre) / half).to(torch.get_default_dtype())
+        found = [_floats(x).reshape(*shape, *x.shape[1:]), y]
         if self.source.masked:
             found.append(slots & encoded.get(f"{outcome}_observed", slots))
         if self._exposure:
@@ -173,12 +177,6 @@ class RegressionModel:
                 value = _floats((value.double().numpy() - each.scale[0]) / each.scale[1])
             found += [value, known[each.name] & slots]
         return found
-
-    def _scaled(self, value: Tensor) -> Tensor:
-        if self.family.name == "ordinal":
-            return value
-        centre, half = self._scale
-        return ((value.double() - centre) / half).to(torch.get_default_dtype())
 
     def _shown_columns(self) -> list[int]:
         """The design's names; thresholds of ordered levels replace the intercept."""
