@@ -1,8 +1,9 @@
 """Columns of numbers, counts and dates: a range between two bounds, in bins."""
 
 import datetime
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,11 +23,27 @@ class RangeColumn(Column):
 
     lower: Any
     upper: Any
+    bins: Any
+
+    def _read_range(self, read: Callable[[str, Any], Any], below: str = "below") -> None:
+        """
+        :param read: checks a bound, by its name and value.
+        """
+        for name in ("lower", "upper"):
+            object.__setattr__(self, name, read(name, getattr(self, name)))
+        if self.lower >= self.upper:
+            raise ConfigurationError(f"lower must be {below} upper.")
+        if isinstance(self.bins, list):
+            object.__setattr__(self, "bins", tuple(self.bins))
 
     @property
     def bounds(self) -> tuple[float, float]:
         """The range of the numbers that :meth:`encode` gives."""
         return float(self.lower), float(self.upper)
+
+    @property
+    def discrete(self) -> bool:
+        return False
 
     @property
     def fill(self) -> float:
@@ -89,14 +106,7 @@ class Number(RangeColumn):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            object.__setattr__(
-                self, name, require_number(name, getattr(self, name), above=-1e300, below=1e300)
-            )
-        if self.lower >= self.upper:
-            raise ConfigurationError("lower must be below upper.")
-        if isinstance(self.bins, list):
-            object.__setattr__(self, "bins", tuple(self.bins))
+        self._read_range(partial(require_number, above=-1e300, below=1e300))
         self._declare(np.rint([self.lower, self.upper]))
         self._bins  # noqa: B018 (checks them)
 
@@ -108,10 +118,6 @@ class Number(RangeColumn):
     @property
     def _default_dtype(self) -> str:
         return "float64"
-
-    @property
-    def discrete(self) -> bool:
-        return False
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.clip(values.astype(np.float64), self.lower, self.upper)
@@ -153,17 +159,7 @@ class Count(RangeColumn):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
-            if abs(int(value)) > LARGEST:
-                raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
-            object.__setattr__(self, name, int(value))
-        if self.lower >= self.upper:
-            raise ConfigurationError("lower must be below upper.")
-        if isinstance(self.bins, list):
-            object.__setattr__(self, "bins", tuple(self.bins))
+        self._read_range(_integer)
         if self.bins is None and self._span > MOST_CODES:
             raise ConfigurationError(
                 f"Count has {self._span} values, more than {MOST_CODES} codes: say bins, such as "
@@ -220,14 +216,9 @@ class Date(RangeColumn):
     _dtypes: ClassVar[tuple[str, ...]] = ("dates",)
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            object.__setattr__(self, name, _date(name, getattr(self, name)).isoformat())
-        if self.lower >= self.upper:
-            raise ConfigurationError("lower must be before upper.")
-        if isinstance(self.bins, (list, tuple)):
-            object.__setattr__(
-                self, "bins", tuple(_date("bins", edge).isoformat() for edge in self.bins)
-            )
+        self._read_range(_date, below="before")
+        if isinstance(self.bins, tuple):
+            object.__setattr__(self, "bins", tuple(_date("bins", edge) for edge in self.bins))
         self._declare(np.array([self.lower, self.upper], dtype="datetime64[s]"))
         self._bins  # noqa: B018 (checks them)
 
@@ -258,10 +249,6 @@ class Date(RangeColumn):
         return "datetime64[s]"
 
     @property
-    def discrete(self) -> bool:
-        return False
-
-    @property
     def fill(self) -> float:
         return 0.0
 
@@ -277,14 +264,22 @@ class Date(RangeColumn):
         return of_pandas.as_dates(since_1970, observed, self.dtype)
 
     def _end(self, value: Any) -> float:
-        return self._days(_date("an end of the range", value).isoformat())
+        return self._days(_date("an end of the range", value))
 
 
-def _date(name: str, value: Any) -> datetime.date:
-    """:raises ConfigurationError: no date in ISO form, and no date of Python's."""
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
+    if abs(int(value)) > LARGEST:
+        raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
+    return int(value)
+
+
+def _date(name: str, value: Any) -> str:
+    """A date in ISO form."""
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return value
+        return value.isoformat()
     try:
-        return datetime.date.fromisoformat(value)
+        return datetime.date.fromisoformat(value).isoformat()
     except (TypeError, ValueError):
         raise ConfigurationError(f"{name} must be a date, such as '2020-01-31'.") from None

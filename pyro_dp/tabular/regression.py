@@ -229,11 +229,9 @@ class Regression:
 
     def _coefficients(self, level: float) -> pd.DataFrame:
         mean = self._scale.mean(self.posterior)
-        aware = self._scale.covariance(self.posterior).diagonal()
-        plain = self._scale.covariance(self.posterior.plain).diagonal()
-        sd = aware.sqrt()
+        sd = self._scale.covariance(self.posterior).diagonal().sqrt()
         way = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)) * sd
-        share = (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
+        share = self._scale.noise_share(self.posterior)
         return _table(self._scale.coefficients, mean, sd, mean - way, mean + way, share)
 
     def _others(self, level: float) -> pd.DataFrame:
