@@ -86,5 +86,5 @@ def filled(
     """
     found = dict(rows)
     for each, place in zip(incomplete, chosen, strict=True):
-        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[place])
+        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[[place]])
     return found

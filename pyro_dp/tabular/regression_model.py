@@ -138,14 +138,9 @@ class RegressionModel:
         :raises SchemaError: the frame does not fit the schema.
         """
         encoded = self.schema.encode(frame)
-        outcome, columns = self.formula.outcome, self.schema.columns
+        outcome = self.formula.outcome
         shape = encoded[outcome].shape
-        rows = {
-            name: encoded[name].numpy().reshape(-1).astype(np.float64)
-            if not isinstance(columns[name], LevelColumn)
-            else encoded[name].numpy().reshape(-1)
-            for name in self._design.variables
-        }
+        rows = {name: encoded[name].numpy().reshape(-1) for name in self._design.variables}
         slots = encoded.get(ROW_OBSERVED, torch.ones(shape, dtype=torch.bool))
         known = {each.name: encoded[f"{each.name}_observed"] for each in self._incomplete}
         flat = {name: mask.numpy().reshape(-1) for name, mask in known.items()}

@@ -279,7 +279,7 @@ MUTATIONS = [
     Mutation(
         "regression: a hole keeps the fill of its column",
         "filled",
-        "np.where(observed[each.name], rows[each.name], each.values[place])",
+        "np.where(observed[each.name], rows[each.name], each.values[[place]])",
         "rows[each.name]",
         "test_glm.py::test_what_may_be_missing_is_summed_out",
     ),
