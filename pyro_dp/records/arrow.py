@@ -59,13 +59,9 @@ def of_arrow(source: Any, names: Sequence[Name]) -> list[Column]:
     files = _Files(source) if isinstance(source, Path) else None
     schema = files.schema if files else source.schema
     require_names([part for name in names for part in parts(name)], schema.names)
-    found: list[Column] = []
-    for name in names:
-        if files:
-            found.append(_ParquetColumn(name, schema, files))
-        else:
-            found.append(_TableColumn(name, schema, source))
-    return found
+    if files:
+        return [_ParquetColumn(name, schema, files) for name in names]
+    return [_TableColumn(name, schema, source) for name in names]
 
 
 class _ArrowColumn(Column):

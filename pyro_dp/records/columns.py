@@ -236,7 +236,11 @@ def columns(source: Any, *names: Name) -> Any:
     """
     refuse_samplers("source", source)
     if isinstance(source, (str, Path)):
-        source = _opened(Path(source))
+        source = Path(source)
+        if source.suffix == ".npy" and source.is_file():
+            source = np.load(source, mmap_mode="r")
+        elif not source.exists():
+            raise ModelError(_FILE)
     if isinstance(source, (np.ndarray, Tensor)) and not _is_structured(source):
         if names:
             raise ModelError(_UNNAMED)
@@ -247,17 +251,11 @@ def columns(source: Any, *names: Name) -> Any:
     else:
         found = _by_name(source, [part for name in names for part in parts(name)])
         chosen = [_chosen(found, name) for name in names]
-    _require_lengths(names, chosen)
+    if len({len(column) for column in chosen}) > 1:
+        named = zip(names, chosen, strict=True)
+        listed = ", ".join(f"{name!r} has {len(column)} rows" for name, column in named)
+        raise ModelError(_LENGTHS.format(listed=listed))
     return chosen[0] if len(chosen) == 1 else tuple(chosen)
-
-
-def _opened(path: Path) -> Any:
-    """An array, or a path of Parquet."""
-    if path.suffix == ".npy" and path.is_file():
-        return np.load(path, mmap_mode="r")
-    if not path.exists():
-        raise ModelError(_FILE)
-    return path
 
 
 def _is_structured(source: Any) -> bool:
@@ -294,10 +292,3 @@ def _chosen(found: Mapping[str, Column], name: Name) -> Column:
             shape = tuple(found[part].row_shape)
             raise ModelError(_STACKED.format(name=list(name), part=part, shape=shape))
     return StackedColumn([found[part] for part in name])
-
-
-def _require_lengths(names: Sequence[Name], chosen: Sequence[Column]) -> None:
-    if len({len(column) for column in chosen}) > 1:
-        named = zip(names, chosen, strict=True)
-        listed = ", ".join(f"{name!r} has {len(column)} rows" for name, column in named)
-        raise ModelError(_LENGTHS.format(listed=listed))

@@ -81,7 +81,7 @@ def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
     memory = {address(x.tensor) for x in records.columns if isinstance(x, TensorColumn)}
     memory |= {_base(x.array) for x in records.columns if isinstance(x, ArrayColumn)}
-    given = [x for x in records.given if _rows(x) == records.count]
+    given = [x for x in records.original.leaves if _rows(x) == records.count]
     memory |= {address(x) for x in given if isinstance(x, Tensor)}
     memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
     for label, tensor in references.tensors:

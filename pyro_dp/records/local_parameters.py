@@ -57,7 +57,7 @@ from pyro_dp.utils.torch_state import forked_rng
 
 
 @dataclass(frozen=True)
-class OwnRow:
+class _OwnRow:
     """A record's row of a local parameter.
 
     :param leaf: the unconstrained parameter.
@@ -70,23 +70,6 @@ class OwnRow:
     dim: int
     row: Tensor
     constraint: Constraint
-
-    def repeated(self, length: int, *, constrained: bool) -> "_Repeated":
-        single = self.row.unsqueeze(self.dim)
-        if constrained:
-            single = transform_to(self.constraint)(single)
-        return _Repeated.of(single, self.dim, length)
-
-
-@contextlib.contextmanager
-def shown(rows: dict[str, OwnRow], length: int) -> Iterator[None]:
-    """Inside, a read of one of these parameters returns the row.
-
-    :param rows: by name of the parameter.
-    :param length: how often it is repeated.
-    """
-    with _OwnRows(rows, length) as own, _OwnParams(rows, own):
-        yield
 
 
 @dataclass(frozen=True)
@@ -115,13 +98,16 @@ class _OwnRows(Substitution):
     as large as N rows, for each record.
     """
 
-    def __init__(self, rows: dict[str, OwnRow], length: int):
+    def __init__(self, rows: dict[str, _OwnRow], length: int):
         self._length = length
         self._repeated: dict[int, _Repeated] = {}
         super().__init__({id(x.leaf): self.keep(x, constrained=False) for x in rows.values()})
 
-    def keep(self, row: OwnRow, *, constrained: bool) -> Tensor:
-        repeated = row.repeated(self._length, constrained=constrained)
+    def keep(self, row: _OwnRow, *, constrained: bool) -> Tensor:
+        single = row.row.unsqueeze(row.dim)
+        if constrained:
+            single = transform_to(row.constraint)(single)
+        repeated = _Repeated.of(single, row.dim, self._length)
         self._repeated[id(repeated.whole)] = repeated
         return repeated.whole
 
@@ -140,7 +126,7 @@ class _OwnRows(Substitution):
 class _OwnParams(Messenger):
     """Answers ``pyro.param`` with the record's own row, so that only one row is constrained."""
 
-    rows: dict[str, OwnRow]
+    rows: dict[str, _OwnRow]
     own: _OwnRows
 
     def _pyro_param(self, msg: dict) -> None:
@@ -272,18 +258,21 @@ class LocalParameters:
             for name, leaf in self.leaves.items()
         }
 
-    def shown(self, rows: dict[str, Tensor]) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def shown(self, rows: dict[str, Tensor]) -> Iterator[None]:
         """Inside, code that reads a local parameter reads this row, N times or once.
 
         :param rows: one record's, or :meth:`constants`; without batch dimension.
         """
         if not self:
-            return contextlib.nullcontext()
+            yield
+            return
         own = {
-            name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name, real))
+            name: _OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name, real))
             for name, leaf in self.leaves.items()
         }
-        return shown(own, length=1 if self.is_whole else self.size)
+        with _OwnRows(own, 1 if self.is_whole else self.size) as read, _OwnParams(own, read):
+            yield
 
 
 def marked_parameters(size: int) -> LocalParameters:

@@ -1,7 +1,5 @@
 """A user's loss as the loss of one record, or of the sites outside, in plain tensor operations.
 
-transform.
-
 Pyro's own losses run here, except for a few lines that read numbers out of tensors. Those cannot be
 vectorised over records or traced.
 """
@@ -239,7 +237,10 @@ def as_elbo(loss: Any) -> ELBO:
         return loss
     # The derivative must be of what SVI would take.
     place = {name: _depth(kind, name) for name in ("differentiable_loss", "loss_and_grads")}
-    if place["differentiable_loss"] > place["loss_and_grads"] or _is_missing(kind):
+    missing = getattr(kind, "differentiable_loss", None) is getattr(
+        ELBO, "differentiable_loss", None
+    )
+    if place["differentiable_loss"] > place["loss_and_grads"] or missing:
         raise ConfigurationError(_NOT_DIFFERENTIABLE.format(kind=kind.__name__))
     return OwnLoss(loss)
 
@@ -247,10 +248,6 @@ def as_elbo(loss: Any) -> ELBO:
 def _depth(kind: type, name: str) -> int:
     """The distance of the base class that defines a method."""
     return next(i for i, base in enumerate(kind.__mro__) if name in vars(base) or base is ELBO)
-
-
-def _is_missing(kind: type) -> bool:
-    return getattr(kind, "differentiable_loss", None) is getattr(ELBO, "differentiable_loss", None)
 
 
 def user_code(loss: ELBO) -> tuple[Loss, ...]:

@@ -108,7 +108,9 @@ class NewRecords:
         :raises ModelError: they do not fit those of the fit, or one is missing that is no outcome.
         """
         known = dict(self._named(*self.fitted.arguments(self.fitted.placeholder(), length=1)))
-        tables = {name: x for name, x in self._named(*self.fitted.places) if _any(x)}
+        tables = {
+            name: x for name, x in self._named(*self.fitted.places) if any(pytree.tree_leaves(x))
+        }
         found = self._converted(args, kwargs, tables)
         rows = {
             name: list(_rows(name, found[name], known[name], tables[name]))
@@ -121,7 +123,8 @@ class NewRecords:
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
             raise ModelError(_LENGTHS.format(listed=listed))
-        size, defaults = next(iter(lengths.values())), _defaults(self.model)
+        size, parameters = next(iter(lengths.values())), signature_of(self.model).values()
+        defaults = {x.name: x.default for x in parameters if x.default is not x.empty}
         missing = [name for name in tables if name not in rows]
         found |= {name: defaults[name] for name in missing if name in defaults}
         filled = {n: (known[n], tables[n]) for n in missing if n not in defaults}
@@ -294,10 +297,6 @@ def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if name in (names or found)}
 
 
-def _any(places: Any) -> bool:
-    return any(pytree.tree_leaves(places))
-
-
 def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:
     """The tensors of an argument that have a row per record.
 
@@ -317,12 +316,6 @@ def _repeated(row: Any, is_data: bool, size: int, varies: bool) -> Any:
     if not is_data:
         return row
     return varied(row, size, seed=1) if varies else row.expand(size, *row.shape[1:])
-
-
-def _defaults(model: Callable) -> dict[str, Any]:
-    """The defaults in its signature, by argument."""
-    given = signature_of(model).values()
-    return {each.name: each.default for each in given if each.default is not each.empty}
 
 
 def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyro
@@ -145,7 +144,7 @@ def _find_plate(
     if any(is_table(x) and x.shape[-1:] == x.shape[-2:-1] for x in leaves):
         attempts.append(identity)
     if any(length < longest for length in lengths):
-        attempts.append(partial(_unless_longest, longest))
+        attempts.append(lambda x: x.clone() if is_table(x) and len(x) < longest else placeholder(x))
     errors = []
     for stand_in in attempts:
         shown = pytree.tree_unflatten(map(stand_in, leaves), spec)
@@ -180,10 +179,6 @@ def _refuse_loops(model: Callable, args: tuple, kwargs: dict) -> None:
             observed = _observed(_run(model, pytree.tree_unflatten(ones, spec)))
         if observed:
             raise ModelError(_LOOPS.format(name=name))
-
-
-def _unless_longest(longest: int, leaf: Any) -> Any:
-    return leaf.clone() if is_table(leaf) and len(leaf) < longest else placeholder(leaf)
 
 
 def _other(leaf: Any) -> Any:

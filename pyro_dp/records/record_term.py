@@ -206,9 +206,8 @@ class RecordTerm:
             for name, row in (local_rows or self.local.constants()).items()
         }
         inputs = latents | self.parameters | local_rows
-        shown = self.shown(
-            particle, latents, index, row, draws, local_rows=local_rows, public=public
-        )
+        mode = RecordMode(draws)
+        shown = self.shown(particle, latents, index, row, mode, local_rows, public)
         with shown as (model, guide, args, kwargs):
             loss = looped_loss(self.loss, model, guide, args, kwargs)
         if not loss.requires_grad:
@@ -242,8 +241,8 @@ class RecordTerm:
         def term(latents, parameters, local, index, row, table, values):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
             draws = LocalDraws(table, values=values or None)
-            own = (substitutes, local, decided)
-            with self.shown(particle, latents, index, row, draws, *own) as shown:
+            mode = RecordMode(draws, substitutes, decided)
+            with self.shown(particle, latents, index, row, mode, local) as shown:
                 loss = record_loss(self.loss, *shown)
             return loss, (loss.detach(), draws.sampled, decided.otherwise)
 
@@ -274,7 +273,8 @@ class RecordTerm:
 
         :param validates: distributions are made as Pyro's validation makes them.
         """
-        shown = self.shown(particle, latents, index, row, draws)
+        mode = RecordMode(draws or LocalDraws())
+        shown = self.shown(particle, latents, index, row, mode)
         with shown as (model, guide, args, kwargs), pyro.validation_enabled(validates):
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
@@ -287,20 +287,16 @@ class RecordTerm:
         latents: dict[str, Tensor],
         index: Tensor,
         row: list[Tensor],
-        draws: LocalDraws | None = None,
-        substitutes: dict[int, Tensor] | None = None,
+        mode: RecordMode | None = None,
         local_rows: dict[str, Tensor] | None = None,
-        decisions: Decisions | None = None,
         public: bool = False,
     ) -> Iterator[tuple[Callable, Callable, tuple, dict]]:
         """Model, guide and arguments of one record, in the context that they run in.
 
         :param latents: unconstrained.
         :param row: its row of every data tensor.
-        :param draws: by default none.
-        :param substitutes: for the parameters, by ``id``.
+        :param mode: its draws, and more if it is one of many at once; by default it draws nothing.
         :param local_rows: its rows of the local parameters; by default public constants.
-        :param decisions: its branches on values, if it is one of many at once.
         :param public: all rows are placeholders.
         """
         plate, (args, kwargs) = self.records.plate, self.records.arguments(row)
@@ -308,7 +304,7 @@ class RecordTerm:
         with (
             self.state.preserved(batched=all(map(is_batchedtensor, row))),
             guarded("Running the model on one record", public=public, hint=_HINT if public else ""),
-            RecordMode(draws or LocalDraws(), substitutes, decisions),
+            mode or RecordMode(LocalDraws()),
             self.local.shown(local_rows),
             OneRecord(plate, index.reshape(1), particle.names),
         ):

@@ -1,6 +1,6 @@
 """The arguments of a model, seen as records: which are data, and one record's part of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -89,6 +89,8 @@ class Records:
     :param args: the step's, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
     :param given: args and kwargs as the user gave them; by default these.
     :param shard: which records are here; None: all N.
+    :ivar columns: the data, (N, ...) each: for the curator's checks, and no user code.
+    :ivar original: the arguments as the user gave them, also of those that were converted.
     :raises ModelError: no argument is data.
     """
 
@@ -106,8 +108,7 @@ class Records:
         self.reading = reading
         self.count = plate.size if shard is None else shard.count
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._given, self._given_spec = flattened(*(given or (args, kwargs)))
-        self._given_versions = [version(x) for x in self._given]
+        self.original = _Original(*(given or (args, kwargs)))
         self._versions = [version(x) for x in self._leaves]
         if shard is None:
             tables = {i for i, leaf in enumerate(self._leaves) if has_rows(leaf)}
@@ -117,10 +118,10 @@ class Records:
             self._leaves = with_a_row(self._leaves, shard)
         self._names = argument_names(model, args, kwargs)
         if not self._data:
-            raise ModelError(self._no_data())
+            raise ModelError(_no_data(plate, zip(self._names, self._leaves, strict=True)))
         columns = [as_column(self._leaves[i]) for i in self._data]
-        self._columns = [HeldRows(x) if x.sequential else x for x in columns]
-        self.numbers = DataNumbers(self._columns)
+        self.columns: list[Column] = [HeldRows(x) if x.sequential else x for x in columns]
+        self.numbers = DataNumbers(self.columns)
         for name, value in named_arguments(model, args, kwargs):
             refuse_untyped(name, value, plate.size)
 
@@ -130,14 +131,9 @@ class Records:
         return self.reading is not Reading.BY_INDEX
 
     @property
-    def columns(self) -> list[Column]:
-        """The data, (N, ...) each: for the curator's checks, and no user code."""
-        return self._columns
-
-    @property
     def likes(self) -> list[Tensor]:
         """Tensors of the shapes and dtypes of the data, (N, ...) each, without their numbers."""
-        return [column.like for column in self._columns]
+        return [column.like for column in self.columns]
 
     @property
     def names(self) -> list[str]:
@@ -148,11 +144,6 @@ class Records:
     def shown(self) -> int:
         """How many placeholders stand for all N records when a model sees all."""
         return rows_shown(self.plate.size, self.row_size)
-
-    @property
-    def given(self) -> list[Any]:
-        """The arguments as the user gave them, leaf by leaf: of those that were converted, too."""
-        return self._given
 
     @property
     def places(self) -> Arguments:
@@ -171,12 +162,12 @@ class Records:
 
     @property
     def device(self) -> torch.device:
-        return self._columns[0].device
+        return self.columns[0].device
 
     @property
     def row_size(self) -> int:
         """How many numbers the rows of one record have."""
-        return sum(column.row_shape.numel() for column in self._columns)
+        return sum(column.row_shape.numel() for column in self.columns)
 
     @property
     def block(self) -> int:
@@ -205,8 +196,8 @@ class Records:
         :param indices: (B,); ascending, if they are distinct.
         """
         if distinct:
-            return [column.rows(indices) for column in self._columns]
-        return [column.repeated_rows(indices) for column in self._columns]
+            return [column.rows(indices) for column in self.columns]
+        return [column.repeated_rows(indices) for column in self.columns]
 
     def passes(self, indices: Indices, size: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """At most ``size`` of these indices at a time, and their rows, which are only to be read.
@@ -220,7 +211,7 @@ class Records:
             if not len(chosen):  # an empty batch is split into one empty part
                 return
             if whole:
-                rows = [x.only_read(start, start + len(chosen)) for x in self._columns]
+                rows = [x.only_read(start, start + len(chosen)) for x in self.columns]
                 start += len(chosen)
             else:
                 rows = self.rows(chosen)
@@ -264,39 +255,16 @@ class Records:
     def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
         leaves = list(self._leaves)
         if self.reading is Reading.COUNTED:
-            leaves = [len(tables[0]) if self._is_count(leaf) else leaf for leaf in leaves]
+            for i, leaf in enumerate(leaves):
+                if isinstance(leaf, int) and leaf == self.plate.size and leaf is not True:
+                    leaves[i] = len(tables[0])
         for i, table in zip(self._data, tables, strict=True):
             leaves[i] = table
         return pytree.tree_unflatten(leaves, self._spec)
 
-    def _no_data(self) -> str:
-        """The likely cause, from shapes alone, which are public."""
-        shapes = {
-            name: tuple(leaf.shape)
-            for name, leaf in zip(self._names, self._leaves, strict=True)
-            if has_rows(leaf) and not is_few(leaf.shape)
-        }
-        plate = self.plate
-        for name, shape in shapes.items():
-            if plate.size in shape:
-                dim = shape.index(plate.size)
-                return _OTHER_DIMENSION.format(plate=plate, name=name, dim=dim, shape=shape)
-        if not shapes:
-            return _NO_ROWS.format(plate=plate)
-        name = max(shapes, key=lambda name: shapes[name][0])
-        rows = shapes[name][0]
-        text = _BATCH if rows < plate.size else _PART
-        names = ", ".join(name for name, shape in shapes.items() if shape[0] == rows)
-        return text.format(plate=plate, name=name, names=names, rows=rows)
-
-    def _is_count(self, leaf: Any) -> bool:
-        return isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == self.plate.size
-
     def same_as(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the same arguments, unchanged."""
-        leaves, spec = flattened(args, kwargs)
-        known = self._given, self._given_versions
-        return spec == self._given_spec and all(map(_same, leaves, *known))
+        return self.original.is_still(*flattened(args, kwargs))
 
     def require_same_data(self, later: "Records") -> None:
         """:raises ModelError: a later step has other records."""
@@ -331,6 +299,41 @@ class Prepared:
     def ahead(self) -> DrawnAhead:
         """Samples of several steps at once, where that spares passes over the data."""
         return drawn_ahead(self.records.columns, self.sampler)
+
+
+class _Original:
+    """The arguments as the user gave them.
+
+    :ivar leaves: leaf by leaf.
+    """
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self.leaves, self._spec = flattened(args, kwargs)
+        self._versions = [version(x) for x in self.leaves]
+
+    def is_still(self, leaves: list[Any], spec: Any) -> bool:
+        """Whether a later step has the same arguments, unchanged."""
+        return spec == self._spec and all(map(_same, leaves, self.leaves, self._versions))
+
+
+def _no_data(plate: PrivatePlate, arguments: Iterable[tuple[str, Any]]) -> str:
+    """The likely cause, from shapes alone, which are public."""
+    shapes = {
+        name: tuple(leaf.shape)
+        for name, leaf in arguments
+        if has_rows(leaf) and not is_few(leaf.shape)
+    }
+    for name, shape in shapes.items():
+        if plate.size in shape:
+            dim = shape.index(plate.size)
+            return _OTHER_DIMENSION.format(plate=plate, name=name, dim=dim, shape=shape)
+    if not shapes:
+        return _NO_ROWS.format(plate=plate)
+    name = max(shapes, key=lambda name: shapes[name][0])
+    rows = shapes[name][0]
+    text = _BATCH if rows < plate.size else _PART
+    names = ", ".join(name for name, shape in shapes.items() if shape[0] == rows)
+    return text.format(plate=plate, name=name, names=names, rows=rows)
 
 
 def _same(new: Any, old: Any, known: int) -> bool:

@@ -254,14 +254,12 @@ def _as_it_lies(array: np.memmap) -> Tensor | Column:
     column = ArrayColumn(array)
     right = torch.from_numpy(np.empty(0, array.dtype.newbyteorder("="))).dtype == column.dtype
     fits = right and array.dtype.isnative and array.flags.c_contiguous
-    return _unwritten(array) if fits and not array.flags.writeable else column
+    if not fits or array.flags.writeable:
+        return column
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
+        return torch.from_numpy(array)
 
 
 def _tensor(array: np.ndarray) -> Tensor:
     return own_tensor(array, dtype_of(array.dtype.kind))
-
-
-def _unwritten(array: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
-        return torch.from_numpy(array)

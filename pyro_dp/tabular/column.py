@@ -6,16 +6,20 @@ from the declaration. Values out of bounds are clipped, and nothing counts how o
 
 import abc
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.tabular.bins import Bins
+from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 
+_MISSING = (
+    "Column {name!r} has missing values, and its schema declares none. Declare it with "
+    "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
+)
 LARGEST = 2**53  # the whole numbers up to it are floats
 
 
@@ -45,7 +49,8 @@ class Column(abc.ABC):
             levels, that are not declared.
         """
         values, observed = self._read(series, name)
-        of_pandas.require_complete(observed, name, self.missing)
+        if not self.missing and not observed.all():
+            raise SchemaError(_MISSING.format(name=name))
         return np.where(observed, values, self.fill), observed
 
     def decode(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
@@ -54,24 +59,24 @@ class Column(abc.ABC):
 
     def codes(self, values: np.ndarray, observed: np.ndarray) -> np.ndarray:
         """Bin or level of each value, int64 in [0, size). A missing value has the last code."""
-        found = self._codes(self._bounded(np.where(observed, values, self.fill)))
+        found = self._bins.codes(self._bounded(np.where(observed, values, self.fill)))
         return np.where(observed, found, self.size - 1) if self.missing else found
 
     def draw(self, codes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A value for each code, uniform within its bin, and whether there is one."""
         observed = codes < self.size - self.missing
-        values = self._draw(np.where(observed, codes, 0), rng)
+        values = self._bins.draw(np.where(observed, codes, 0), rng)
         return np.where(observed, values, self.fill), observed
 
     @property
     def size(self) -> int:
         """Number of codes, that of missing values among them."""
-        return len(self._labels) + self.missing
+        return self._bins.size + self.missing
 
     @property
     def code_labels(self) -> list[str]:
         """The label of each code."""
-        return [*self._labels, "missing"] if self.missing else list(self._labels)
+        return [*self._bins.labels, *["missing"] * self.missing]
 
     @property
     def discrete(self) -> bool:
@@ -91,7 +96,7 @@ class Column(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _labels(self) -> Sequence[str]: ...
+    def _bins(self) -> Bins: ...
 
     @abc.abstractmethod
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]: ...
@@ -102,25 +107,16 @@ class Column(abc.ABC):
     @abc.abstractmethod
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series: ...
 
-    @abc.abstractmethod
-    def _codes(self, values: np.ndarray) -> np.ndarray: ...
-
-    @abc.abstractmethod
-    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
-
     def _declare(self, probe: np.ndarray) -> None:
         """Check the arguments that all columns have.
 
         :param probe: values that the dtype must hold.
         """
-        self._set("missing", require_flag("missing", self.missing))
+        object.__setattr__(self, "missing", require_flag("missing", self.missing))
         if not isinstance(self.dtype, str):
             raise ConfigurationError("dtype must be the name of a dtype of pandas, as text.")
-        self._set("dtype", self.dtype or self._default_dtype)
+        object.__setattr__(self, "dtype", self.dtype or self._default_dtype)
         of_pandas.require_dtype(self.dtype, self._dtypes, self.missing, probe)
-
-    def _set(self, field: str, value: Any) -> None:
-        object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
         """The code that makes it again, without default arguments."""

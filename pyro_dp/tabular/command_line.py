@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.levels import LevelColumn
 from pyro_dp.tabular.ranges import Date
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.series import CURATOR
@@ -150,7 +151,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     add("--delta", type=float, default=1e-5, help="slack of probabilities (default: 1e-5)")
     add(
         "--rows",
-        type=_count,
+        type=partial(_integer, least=1),
         help="how many to draw; with a unit column, units (default: as fitted)",
     )
     add("--output", type=_writable, required=True, help="CSV file to write")
@@ -164,7 +165,11 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     add("--journal", type=_writable, help="ledger of all that is released of these data")
     source = parser.add_mutually_exclusive_group().add_argument
     source("--secure", action="store_true", help="noise in integers, from the system's generator")
-    source("--seed", type=_seed, help="repeat a run; no privacy if someone guesses the seed")
+    source(
+        "--seed",
+        type=partial(_integer, least=0),
+        help="repeat a run; no privacy if someone guesses the seed",
+    )
     for name in _SAID:
         add(f"--{name}", metavar="TEXT", help=f"{name}, for the report")
     add("--unit", metavar="TEXT", help="the unit, for the report: such as a person")
@@ -201,14 +206,6 @@ def _report(text: str) -> Path:
     if Path(text).suffix.lower() not in _FORMATS:
         raise argparse.ArgumentTypeError("a report ends in .html or .md.")
     return _writable(text)
-
-
-def _count(text: str) -> int:
-    return _integer(text, 1)
-
-
-def _seed(text: str) -> int:
-    return _integer(text, 0)
 
 
 def _integer(text: str, least: int) -> int:
@@ -252,7 +249,7 @@ def read_csv(path: Path, schema: Schema) -> pd.DataFrame:
 
 
 def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
-    if isinstance(column, Category | Binary):
+    if isinstance(column, LevelColumn):
         return _levels(texts, column)
     filled = texts.str.strip() != ""
     if isinstance(column, Date):
@@ -268,22 +265,17 @@ def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
     return read
 
 
-def _levels(texts: pd.Series, column: Category | Binary) -> pd.Series:
-    kind = type(column.levels[0])
-    if kind is str:
-        found = list(texts)
-    else:
-        read = _boolean if kind is bool else _whole
-        found = [read(text) for text in texts]
+def _levels(texts: pd.Series, column: LevelColumn) -> pd.Series:
+    kind, found = type(column.levels[0]), list(texts)
+    if kind is bool:
+        found = [_BOOLEANS.get(text.strip().lower(), text) for text in texts]
+    elif kind is int:
+        found = [_whole(text) for text in texts]
     if "" not in column.levels:
         found = [None if text == "" else text for text in found]
     values = np.empty(len(found), dtype=object)
     values[:] = found
     return pd.Series(values, index=texts.index, dtype=object)
-
-
-def _boolean(text: str) -> bool | str:
-    return _BOOLEANS.get(text.strip().lower(), text)
 
 
 def _whole(text: str) -> int | str:

@@ -1,38 +1,21 @@
 """Derived columns: expressions of other columns, which a frame gets when it is decoded.
 
-An expression is a small language of its own, not run as Python. So somebody else's saved schema can
-compute with columns, and do nothing else.
+An expression is not run as Python (:mod:`~pyro_dp.tabular.arithmetic`). So somebody else's saved
+schema can compute with columns, and do nothing else.
 """
 
 import ast
-import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pyro_dp.tabular.arithmetic import DERIVED, is_part, value
 from pyro_dp.utils.errors import ConfigurationError
 
 _LONGEST = 2_000  # characters
 _DEEPEST = 200  # levels; the caller's depth decides whether the interpreter's own limit is met
-_BINARY: dict[type, Callable] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARE: dict[type, Callable] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_UNARY: dict[type, Callable] = {ast.USub: operator.neg, ast.Not: operator.invert}
 
 
 def _where(condition: pd.Series, one: Any, other: Any) -> pd.Series:
@@ -56,14 +39,26 @@ _GRAMMAR = (
 )
 
 
-def require_expression(name: str, expression: Any, known: Collection[str]) -> None:
+def require_derived(derived: Any, columns: Iterable[str], unit: str | None) -> dict[str, str]:
     """
-    :param name: the derived column's.
-    :param known: the columns that it may use.
-    :raises ConfigurationError: it is none, or uses other columns.
+    :param derived: expressions by name; each may use the columns, and those before it.
+    :param unit: name of the unit's column, which no other may have.
+    :raises ConfigurationError: a name is taken, or an expression is none or uses other columns.
     """
+    if derived is not None and not isinstance(derived, Mapping):
+        raise ConfigurationError("derived must be a dictionary of expressions by name.")
+    known = list(columns)
+    for name, expression in (derived or {}).items():
+        if not isinstance(name, str) or name in known or name == unit:
+            raise ConfigurationError(f"derived: {name!r} must be the name of a new column.")
+        _require_expression(name, expression, known)
+        known.append(name)
+    return dict(derived or {})
+
+
+def _require_expression(name: str, expression: Any, known: Collection[str]) -> None:
     tree = _parsed(name, expression)
-    if tree is None or not _is_known(tree):
+    if tree is None or not all(map(_is_known, ast.walk(tree))):
         raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
     calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used = [x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and id(x) not in calls]
@@ -83,7 +78,7 @@ def evaluated(name: str, expression: str, columns: Mapping[str, pd.Series]) -> p
     tree = _parsed(name, expression)
     try:
         with np.errstate(all="ignore"):
-            found: pd.Series = _value(tree, columns)
+            found: pd.Series = value(tree, columns, _FUNCTIONS)
     except Exception as error:  # whose text may show a value
         raise ConfigurationError(
             f"derived[{name!r}] cannot be computed of columns of these dtypes "
@@ -114,41 +109,9 @@ def _levels(tree: ast.AST) -> int:
 
 def _is_known(node: Any) -> bool:
     match node:
-        case ast.Name():
-            return True
-        case ast.Constant(value=value):
-            return isinstance(value, (bool, int, float, str))
-        case ast.BinOp(left=one, op=op, right=other):
-            return type(op) in _BINARY and _is_known(one) and _is_known(other)
-        case ast.UnaryOp(op=op, operand=one):
-            return type(op) in _UNARY and _is_known(one)
-        case ast.BoolOp(values=values):
-            return all(map(_is_known, values))
-        case ast.Compare(left=one, ops=[op], comparators=[other]):
-            return type(op) in _COMPARE and _is_known(one) and _is_known(other)
-        case ast.Call(func=ast.Name(id=function), args=args, keywords=[]):
-            return function in _FUNCTIONS and all(map(_is_known, args))
-    return False
-
-
-def _value(node: Any, columns: Mapping[str, pd.Series]) -> Any:
-    match node:
-        case ast.Name(id=name):
-            return columns[name]
-        case ast.Constant(value=value):
-            return value
-        case ast.BinOp(left=one, op=op, right=other):
-            return _BINARY[type(op)](_value(one, columns), _value(other, columns))
-        case ast.UnaryOp(op=op, operand=one):
-            return _UNARY[type(op)](_value(one, columns))
-        case ast.BoolOp(op=op, values=values):
-            join = operator.and_ if isinstance(op, ast.And) else operator.or_
-            found = _value(values[0], columns)
-            for each in values[1:]:
-                found = join(found, _value(each, columns))
-            return found
-        case ast.Compare(left=one, ops=[op], comparators=[other]):
-            return _COMPARE[type(op)](_value(one, columns), _value(other, columns))
-        case ast.Call(func=ast.Name(id=function), args=args):
-            return _FUNCTIONS[function](*(_value(each, columns) for each in args))
-    raise TypeError
+        case ast.Constant(value=constant):
+            return isinstance(constant, (bool, int, float, str))
+        case ast.Call():
+            named = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+            return named and not node.keywords
+    return is_part(node, DERIVED)

@@ -19,23 +19,16 @@ from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.expressions import (
     CONTRASTS,
     Expression,
-    bounds,
     called_name,
     require_column,
 )
-from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.ranges import Count
+from pyro_dp.tabular.levels import LevelColumn
+from pyro_dp.tabular.ranges import Count, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
 
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
 Term = tuple[str, ...]  # texts of its factors; () is the intercept
-
-
-def levels(column: Column) -> list[Any]:
-    """The levels of a column, in the order of its codes."""
-    assert isinstance(column, (Category, Binary))
-    return [*column.levels, *(["other"] if getattr(column, "other", False) else [])]
 
 
 class Design:
@@ -55,7 +48,7 @@ class Design:
     def __init__(self, terms: Sequence[Term], columns: Mapping[str, Column]):
         self._columns = columns
         self._numbers: dict[str, Expression] = {}
-        self._levels: list[str] = []
+        self._levels: dict[str, LevelColumn] = {}
         parts = ["0" if () not in terms else "1"]
         for term in terms:
             if term:
@@ -73,18 +66,15 @@ class Design:
 
     def _factor(self, text: str) -> str:
         """As formulaic is to read it."""
-        if text in self._columns and isinstance(self._columns[text], (Category, Binary)):
-            self._add_levels(text)
+        column = self._columns.get(text)
+        if isinstance(column, LevelColumn):
+            self._levels[text] = column
             return f"`{text}`"
         if text.startswith("C("):
-            self._add_levels(_coded(text, self._columns))
+            self._levels.update([_coded(text, self._columns)])
             return text
         self._numbers.setdefault(text, Expression(text, self._columns))
         return f"`{text}`"
-
-    def _add_levels(self, name: str) -> None:
-        if name not in self._levels:
-            self._levels.append(name)
 
     def _settle(self, right_side: str) -> None:
         """Names, and the inverse map, by rows drawn from the schema."""
@@ -131,10 +121,10 @@ class Design:
         rows: dict[str, np.ndarray] = {}
         for name in self.variables:
             column = self._columns[name]
-            if isinstance(column, (Category, Binary)):
-                rows[name] = rng.integers(len(levels(column)), size=_PUBLIC_ROWS)
-            else:
-                drawn = rng.uniform(*bounds(column), size=_PUBLIC_ROWS)
+            if isinstance(column, LevelColumn):
+                rows[name] = rng.integers(len(column.all_levels), size=_PUBLIC_ROWS)
+            elif isinstance(column, RangeColumn):
+                drawn = rng.uniform(*column.bounds, size=_PUBLIC_ROWS)
                 rows[name] = np.rint(drawn) if isinstance(column, Count) else drawn
         return rows
 
@@ -142,10 +132,8 @@ class Design:
         self, rows: Mapping[str, np.ndarray], scaled: Mapping[str, tuple[float, float]]
     ) -> pd.DataFrame:
         found: dict[str, Any] = {}
-        for name in self._levels:
-            found[name] = pd.Categorical.from_codes(
-                np.asarray(rows[name]), categories=levels(self._columns[name])
-            )
+        for name, column in self._levels.items():
+            found[name] = pd.Categorical.from_codes(rows[name], categories=column.all_levels)
         for text, number in self._numbers.items():
             centre, half = scaled[text]
             found[text] = (number.values(rows) - centre) / half
@@ -165,8 +153,8 @@ class Design:
         return np.asarray(made, dtype=np.float64)
 
 
-def _coded(text: str, columns: Mapping[str, Column]) -> str:
-    """The column of ``C(column, contrast)``.
+def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
+    """The column of ``C(column, contrast)``, with its name.
 
     :raises ConfigurationError: it is none of levels, or the contrast is none of formulaic's.
     """
@@ -180,7 +168,8 @@ def _coded(text: str, columns: Mapping[str, Column]) -> str:
         )
     name = call.args[0].id
     require_column(name, columns)
-    if not isinstance(columns[name], (Category, Binary)):
+    column = columns[name]
+    if not isinstance(column, LevelColumn):
         raise ConfigurationError(
             f"The formula has {text!r}, and column {name!r} is declared as numbers, which have no "
             "list of levels: declare it as Category(levels)."
@@ -194,7 +183,7 @@ def _coded(text: str, columns: Mapping[str, Column]) -> str:
                 f"The formula has {text!r}: contrasts are contr.treatment(base=...), contr.sum, "
                 "contr.helmert, contr.diff and contr.poly."
             )
-    return name
+    return name, column
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """An encoded frame: tensors by name, as a model reads them, and rows as slots of their unit."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,16 +87,11 @@ def _array(encoded: Mapping[str, Any], key: str, dims: int) -> np.ndarray:
     return array
 
 
-def _flatten(encoded: Encoded) -> tuple[list[Tensor], tuple[str, ...]]:
-    return list(encoded.values()), tuple(encoded)
-
-
-def _unflatten(tensors: Iterable[Any], names: Any) -> dict[str, Any]:
-    return dict(zip(names, tensors, strict=True))
-
-
 pytree.register_pytree_node(
-    Encoded, _flatten, _unflatten, serialized_type_name="pyro_dp.tabular.Encoded"
+    Encoded,
+    lambda encoded: (list(encoded.values()), tuple(encoded)),
+    lambda tensors, names: dict(zip(names, tensors, strict=True)),
+    serialized_type_name="pyro_dp.tabular.Encoded",
 )
 
 

@@ -6,15 +6,13 @@ or splines with knots at quantiles, which look at all rows.
 """
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import pandas as pd
 
+from pyro_dp.tabular.arithmetic import FORMULAE, is_part, value
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.ranges import Count, Date
+from pyro_dp.tabular.ranges import Count, Date, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
 
 FUNCTIONS: dict[str, Callable] = {
@@ -48,19 +46,6 @@ _INSTEAD = {
     "hashed": "declare the levels of the column, Category(levels)",
     "Q": "rename the column, or write its name in backquotes",
 }
-_NODES = (
-    ast.Expression,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.Compare,
-    ast.Call,
-    ast.Constant,
-    ast.Name,
-    ast.Load,
-    ast.operator,
-    ast.unaryop,
-    ast.cmpop,
-)
 _MOST_POINTS = 4096
 
 
@@ -77,19 +62,22 @@ class Expression:
     """
 
     def __init__(self, text: str, columns: Mapping[str, Column]):
-        self.text = text
-        if text in columns:
-            self._code, self.variables = None, [text]
+        if text in columns:  # its name may be none of Python's
+            self.variables = [text]
+            self._tree: ast.expr = ast.Name(text)
         else:
-            self._code, self.variables = _compiled(text, columns)
+            self._tree, self.variables = _row_by_row(text, columns)
+        read: dict[str, RangeColumn] = {}
         for name in self.variables:
-            if isinstance(columns[name], (Category, Binary)):
+            column = columns[name]
+            if not isinstance(column, RangeColumn):
                 raise ConfigurationError(
                     f"The formula computes with column {name!r} in {text!r}, and it is declared "
                     "as levels: write its name alone, or C(...) with a contrast."
                 )
+            read[name] = column
         self._low, self._high = -np.inf, np.inf
-        found = self.values(_points(self.variables, columns))
+        found = self.values(_points(read))
         if not np.isfinite(found).all():
             raise ConfigurationError(
                 f"{text!r} is not finite everywhere within the declared bounds of "
@@ -106,20 +94,16 @@ class Expression:
         :param rows: the variables' rows, as encoded.
         """
         given = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
-        if self._code is None:
-            found = given[self.text]
-        else:
-            with np.errstate(all="ignore"):
-                found = eval(self._code, {"__builtins__": {}}, {**FUNCTIONS, **given})
-            found = np.asarray(found, dtype=np.float64)
+        with np.errstate(all="ignore"):
+            found = np.asarray(value(self._tree, given, FUNCTIONS), dtype=np.float64)
         if self._high == np.inf:
             return found
         return np.clip(np.nan_to_num(found, nan=self._low), self._low, self._high)
 
 
-def _compiled(text: str, columns: Mapping[str, Column]) -> tuple[Any, list[str]]:
+def _row_by_row(text: str, columns: Mapping[str, Column]) -> tuple[ast.expr, list[str]]:
     try:
-        tree = ast.parse(text, mode="eval")
+        tree = ast.parse(text, mode="eval").body
     except SyntaxError:
         raise ConfigurationError(
             f"The formula has {text!r}, which is no column of the schema, and no expression of "
@@ -134,7 +118,7 @@ def _compiled(text: str, columns: Mapping[str, Column]) -> tuple[Any, list[str]]
             require_column(node.id, columns)
             if node.id not in variables:
                 variables.append(node.id)
-        elif not isinstance(node, _NODES):
+        elif not is_part(node, FORMULAE):
             raise ConfigurationError(
                 f"The formula has {text!r}, which is not taken row by row: it may have operators, "
                 f"numbers, columns, and {', '.join(FUNCTIONS)}."
@@ -143,7 +127,7 @@ def _compiled(text: str, columns: Mapping[str, Column]) -> tuple[Any, list[str]]
             raise ConfigurationError(f"The formula has {text!r}: it may compute with numbers only.")
     if not variables:
         raise ConfigurationError(f"The formula has {text!r}, which reads no column: leave it out.")
-    return compile(tree, "<formula>", "eval"), variables
+    return tree, variables
 
 
 def _require_function(call: ast.Call, text: str) -> None:
@@ -170,22 +154,12 @@ def require_column(name: str, columns: Mapping[str, Column]) -> None:
         )
 
 
-def bounds(column: Column) -> tuple[float, float]:
-    """The range of the numbers that :meth:`Column.encode` gives."""
-    if isinstance(column, Date):
-        ends = pd.Series(pd.to_datetime([column.lower, column.upper]))
-        low, high = column.encode(ends, "date")[0]
-        return float(low), float(high)
-    return float(column.lower), float(column.upper)  # type: ignore[attr-defined]
-
-
-def _points(names: Sequence[str], columns: Mapping[str, Column]) -> dict[str, np.ndarray]:
+def _points(columns: Mapping[str, RangeColumn]) -> dict[str, np.ndarray]:
     """A grid within the declared bounds, public."""
-    each = max(int(_MOST_POINTS ** (1 / len(names))), 2)
+    each = max(int(_MOST_POINTS ** (1 / len(columns))), 2)
     axes = []
-    for name in names:
-        points = np.linspace(*bounds(columns[name]), each)
-        whole = isinstance(columns[name], (Count, Date))
-        axes.append(np.unique(np.rint(points)) if whole else points)
+    for column in columns.values():
+        points = np.linspace(*column.bounds, each)
+        axes.append(np.unique(np.rint(points)) if isinstance(column, (Count, Date)) else points)
     grid = np.meshgrid(*axes, indexing="ij")
-    return {name: axis.ravel() for name, axis in zip(names, grid, strict=True)}
+    return {name: axis.ravel() for name, axis in zip(columns, grid, strict=True)}

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.design import levels
-from pyro_dp.tabular.expressions import bounds
 from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.ranges import Count, Number
+from pyro_dp.tabular.ranges import Count, Number, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice
 
@@ -83,7 +81,7 @@ def family_of(name: str, outcome: str, column: Column) -> Family:
 
 def _ordinal(name: str, outcome: str, column: Column) -> Family:
     assert isinstance(column, Category)
-    count = len(levels(column))
+    count = len(column.all_levels)
     if not column.ordered or column.other or count < 3:
         raise ConfigurationError(
             "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
@@ -107,5 +105,6 @@ def scale_of(family: Family, column: Column, *, centred: bool) -> tuple[float, f
     """
     if family.name != "linear":
         return 0.0, 1.0
-    low, high = bounds(column)
+    assert isinstance(column, RangeColumn)
+    low, high = column.bounds
     return ((low + high) / 2, (high - low) / 2) if centred else (0.0, max(abs(low), abs(high)))

@@ -68,19 +68,12 @@ class PrivateGLM:
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
         column or the term.
 
-    >>> import numpy as np
-    >>> import pandas as pd
     >>> from pyro_dp import PrivacyAccountant
-    >>> from pyro_dp.tabular import Binary, Count, Number, PrivateGLM, Schema
-    >>> rng = np.random.default_rng(0)
-    >>> people = pd.DataFrame({"age": rng.uniform(20, 80, 3000), "ill": rng.random(3000) < 0.3})
-    >>> people["visits"] = rng.poisson(np.exp(0.01 * (people.age - 50) + 0.5 * people.ill))
-    >>> schema = Schema({"age": Number(20, 80), "ill": Binary(), "visits": Count(0, 30)})
+    >>> from pyro_dp.tabular import Count, Number, PrivateGLM, Schema
+    >>> schema = Schema({"age": Number(20, 80), "visits": Count(0, 30)})
     >>> accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
-    >>> glm = PrivateGLM(schema, "visits ~ age + ill", family="poisson", accountant=accountant)
-    >>> result = glm.fit(people, progress=False)
-    >>> list(result.summary().index)
-    ['Intercept', 'age', 'ill[T.True]']
+    >>> PrivateGLM(schema, "visits ~ age", family="poisson", accountant=accountant)
+    PrivateGLM: visits ~ age (poisson)
     """
 
     @old_names_explained()
@@ -99,8 +92,8 @@ class PrivateGLM:
         self._regression = RegressionModel(schema, formula, family, exposure, group)
         self.schema, self.accountant = schema, accountant
         self._settings = settings
-        self.source = self._regression.source
-        self.model, self.prior = self._regression.model(), self._regression.prior()
+        written = self._regression.source
+        self.source, self.model, self.prior = written.text(), written.model(), written.prior()
 
     def fit(self, frame: pd.DataFrame, *, progress: bool = True) -> Regression:
         """Compute the posterior privately, and charge the accountant.
@@ -115,7 +108,7 @@ class PrivateGLM:
         kind = type(f"PrivateGLM{next(_guides)}", (AutoMultivariateNormal,), {})
         guide = kind(
             self.model,
-            init_loc_fn=init_to_value(values=self._regression.start()),
+            init_loc_fn=init_to_value(values=self._regression.source.start()),
             init_scale=self._regression.init_scale,
         )
         kind = _called(self._regression.text)

@@ -31,7 +31,7 @@ class Source:
     :param slotted: a record is a unit with several rows, and not one row.
     :param masked: some rows have no outcome.
     :param exposed: counts are rates times an exposure.
-    :param group: name and number of levels of the column of groups.
+    :param group: name and levels of the column of groups.
     :param incomplete: covariates that may be missing.
     :param complete: names of the columns from which these follow.
     """
@@ -43,7 +43,7 @@ class Source:
     slotted: bool
     masked: bool
     exposed: bool
-    group: tuple[str, int] | None
+    group: tuple[str, Sequence[Any]] | None
     incomplete: Sequence[Incomplete]
     complete: Sequence[str]
 
@@ -83,7 +83,7 @@ class Source:
         """A guide's start, at the middle of the priors."""
         found = {COEFFICIENTS: torch.zeros(len(self.terms)), **self.family.start}
         if self.group:
-            found[self.group[0]] = torch.zeros(self.group[1])
+            found[self.group[0]] = torch.zeros(len(self.group[1]))
         for each in self.incomplete:
             shape = [len(self.complete)]
             if each.weights is None:
@@ -108,7 +108,7 @@ class Source:
             for name, prior in self.family.latents.items()
         ]
         if self.group:
-            name, count = self.group
+            name, count = self.group[0], len(self.group[1])
             lines += [
                 "# Normal(0, sd) each, with one sd that is inverse gamma, summed out",
                 f"u = pyro.sample({name!r}, dist.MultivariateStudentT("

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.design import levels
-from pyro_dp.tabular.expressions import bounds
-from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.levels import LevelColumn
+from pyro_dp.tabular.ranges import RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
 
 _NODES = 9
@@ -44,9 +43,10 @@ class Incomplete:
 
     @classmethod
     def of(cls, name: str, column: Column) -> "Incomplete":
-        if isinstance(column, (Category, Binary)):
-            return cls(name, np.arange(len(levels(column))), None, (0.0, 1.0))
-        low, high = bounds(column)
+        if isinstance(column, LevelColumn):
+            return cls(name, np.arange(len(column.all_levels)), None, (0.0, 1.0))
+        assert isinstance(column, RangeColumn)
+        low, high = column.bounds
         nodes, weights = np.polynomial.legendre.leggauss(_NODES)
         scale = ((low + high) / 2, (high - low) / 2)
         return cls(name, scale[0] + scale[1] * nodes, np.log(weights), scale)
@@ -86,5 +86,5 @@ def filled(
     """
     found = dict(rows)
     for each, place in zip(incomplete, chosen, strict=True):
-        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[place])
+        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[[place]])
     return found

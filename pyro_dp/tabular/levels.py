@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
+from pyro_dp.tabular.bins import Bins
 from pyro_dp.tabular.column import LARGEST, Column
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
@@ -18,10 +20,11 @@ _UNKNOWN = (
 )
 
 
-class _Levels(Column):
+class LevelColumn(Column):
     """Levels, in the order of their declaration."""
 
     levels: tuple[Any, ...]
+    other = ordered = False
     _dtypes: ClassVar[tuple[str, ...]] = (
         "text",
         "categories",
@@ -35,21 +38,18 @@ class _Levels(Column):
         return 0
 
     @property
-    def _all(self) -> tuple[Any, ...]:
-        """Levels, with that of all others, where there is one."""
-        return self.levels
+    def all_levels(self) -> list[Any]:
+        """The levels in the order of their codes, with that of all others, where there is one."""
+        return [*self.levels, "other"] if self.other else list(self.levels)
 
-    @property
-    def _ordered(self) -> bool:
-        return False
-
-    @property
-    def _labels(self) -> Sequence[str]:
-        return [str(level) for level in self._all]
+    @cached_property
+    def _bins(self) -> Bins:
+        labels = tuple(map(str, self.all_levels))
+        return Bins(tuple(range(len(labels) + 1)), labels, whole=True)
 
     @property
     def _default_dtype(self) -> str:
-        if len({type(level) for level in self._all}) > 1 or self._ordered:
+        if len({type(level) for level in self.all_levels}) > 1 or self.ordered:
             return "category"
         plain = {str: "str", int: "int64", bool: "bool"}
         nullable = {str: "str", int: "Int64", bool: "boolean"}
@@ -59,7 +59,7 @@ class _Levels(Column):
         if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
             raise ConfigurationError("levels must be a tuple of text, integers or booleans.")
         levels = tuple(x.item() if isinstance(x, np.generic) else x for x in self.levels)
-        self._set("levels", levels)
+        object.__setattr__(self, "levels", levels)
         kinds = {type(level) for level in levels}
         if len(kinds) != 1 or not kinds <= {str, int, bool} or len(set(levels)) < len(levels):
             raise ConfigurationError(
@@ -67,41 +67,27 @@ class _Levels(Column):
             )
         if kinds == {int} and any(abs(int(x)) > LARGEST for x in levels):
             raise ConfigurationError("levels must be between -2**53 and 2**53.")
-        self._declare(self._objects(list(self._all)))
-
-    def _objects(self, values: Sequence[Any]) -> np.ndarray:
-        found = np.empty(len(values), dtype=object)
-        found[:] = values
-        return found
+        self._declare(_objects(self.all_levels))
 
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         values, observed = of_pandas.levels(series, name, self.levels)
-        return self._unknown(values, observed, name)
-
-    def _unknown(
-        self, values: np.ndarray, observed: np.ndarray, name: str
-    ) -> tuple[np.ndarray, np.ndarray]:
         known = values >= 0
+        if self.other:
+            return np.where(known, values, len(self.levels)), observed
         if not self.missing and not (known | ~observed).all():
             raise SchemaError(_UNKNOWN.format(name=name))
         return values, observed & known
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
-        return np.clip(values.astype(np.int64), 0, len(self._all) - 1)
+        return np.clip(values.astype(np.int64), 0, len(self.all_levels) - 1)
 
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
         if self.dtype == "category":
-            return of_pandas.as_categories(values, observed, self._all, self._ordered)
-        return of_pandas.as_series(self._objects(self._all)[values], observed, self.dtype)
-
-    def _codes(self, values: np.ndarray) -> np.ndarray:
-        return values
-
-    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return codes.astype(np.int64)
+            return of_pandas.as_categories(values, observed, self.all_levels, self.ordered)
+        return of_pandas.as_series(_objects(self.all_levels)[values], observed, self.dtype)
 
     def within(self, allowed: Any) -> np.ndarray:
-        known = (*self._all, None) if self.missing else self._all
+        known = [*self.all_levels, *[None] * self.missing]
         unknown = [level for level in allowed if level not in known]
         if isinstance(allowed, str) or unknown:
             raise ConfigurationError("there must be a list of declared levels.")
@@ -109,7 +95,7 @@ class _Levels(Column):
 
 
 @dataclass(frozen=True, repr=False)
-class Category(_Levels):
+class Category(LevelColumn):
     """One of several levels.
 
     :param levels: text, integers or booleans, from the codebook, never from the data.
@@ -134,29 +120,14 @@ class Category(_Levels):
 
     def __post_init__(self) -> None:
         for name in ("other", "ordered"):
-            self._set(name, require_flag(name, getattr(self, name)))
+            object.__setattr__(self, name, require_flag(name, getattr(self, name)))
         self._check()
         if self.other and "other" in self.levels:
             raise ConfigurationError("levels: 'other' needs other=False.")
 
-    @property
-    def _all(self) -> tuple[Any, ...]:
-        return (*self.levels, "other") if self.other else self.levels
-
-    @property
-    def _ordered(self) -> bool:
-        return self.ordered
-
-    def _unknown(
-        self, values: np.ndarray, observed: np.ndarray, name: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if self.other:
-            return np.where(values < 0, len(self.levels), values), observed
-        return super()._unknown(values, observed, name)
-
 
 @dataclass(frozen=True, repr=False)
-class Binary(_Levels):
+class Binary(LevelColumn):
     """One of two levels, 0 and 1 for a model.
 
     :param levels: the values for 0 and 1, in the frame's type.
@@ -177,3 +148,9 @@ class Binary(_Levels):
         self._check()
         if len(self.levels) != 2:
             raise ConfigurationError("levels of a Binary must be two; Category() has more.")
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found

@@ -83,7 +83,8 @@ def fitted(
     weights = problem.log_share[:, None].expand(size).clone()
     free = [logits.requires_grad_(), weights.requires_grad_()]
     optimizer = torch.optim.Adam(free, lr=_STEP_SIZE, betas=_DECAY)
-    steps = _steps(total, noise)
+    times = max(1.0, total / max(noise, _LEAST_NOISE) / _NOISY)
+    steps = round(_STEPS * min(_MOST_TIMES, times))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.enable_grad():
         for _ in range(steps):
@@ -94,10 +95,6 @@ def fitted(
     with torch.no_grad():
         share, logs = problem.mixture(logits, weights)
     return problem.joined(share / members, logs.exp())
-
-
-def _steps(total: float, noise: float) -> int:
-    return round(_STEPS * min(_MOST_TIMES, max(1.0, total / max(noise, _LEAST_NOISE) / _NOISY)))
 
 
 class _Problem:

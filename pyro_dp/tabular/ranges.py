@@ -1,111 +1,49 @@
 """Columns of numbers, counts and dates: a range between two bounds, in bins."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
+from pyro_dp.tabular.bins import Bins, of_range
 from pyro_dp.tabular.column import LARGEST, Column
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.validation import require_count, require_number
+from pyro_dp.utils.validation import require_number
+
+MOST_CODES = 200
 
 
-@dataclass(frozen=True)
-class Bins:
-    """Bin i is [edges[i], edges[i + 1]); the last one has its end, too.
-
-    :param edges: ascending; of whole numbers the last one is one more than the largest number.
-    :param whole: numbers are whole.
-    """
-
-    edges: tuple[float, ...]
-    whole: bool
-
-    @property
-    def size(self) -> int:
-        return len(self.edges) - 1
-
-    @cached_property
-    def _edges(self) -> np.ndarray:
-        return np.array(self.edges, dtype=np.int64 if self.whole else np.float64)
-
-    def codes(self, values: np.ndarray) -> np.ndarray:
-        """Which bin each value lies in; those below are in the first, those above in the last."""
-        return np.searchsorted(self._edges[1:-1], values, side="right").astype(np.int64)
-
-    def draw(
-        self, codes: np.ndarray, rng: np.random.Generator, *, whole: bool = False
-    ) -> np.ndarray:
-        """A value for each code, uniform within its bin, of few decimals: a thousand values of the
-        narrowest bin differ.
-
-        :param whole: whole numbers, in bins that hold any.
-        """
-        low, high = self._edges[codes], self._edges[codes + 1]
-        if self.whole:
-            return rng.integers(low, high)
-        drawn = np.minimum(low + rng.random(codes.shape) * (high - low), high)
-        shift = 1.0 if whole else self._shift
-        # Rounding alone would move half of a bin's first number into the bin before it.
-        first, stop = np.ceil(self._edges[:-1] * shift), np.ceil(self._edges[1:] * shift)
-        stop[-1] = np.floor(self._edges[-1] * shift) + 1
-        some = (first < stop)[codes] & (abs(first) + abs(stop) < 2.0**52)[codes]
-        drawn[some] = rng.integers(first[codes[some]], stop[codes[some]]) / shift
-        return np.clip(drawn, low, high)
-
-    @cached_property
-    def _shift(self) -> float:
-        """The power of ten without which the decimals are left."""
-        wanted = np.ceil(3 - np.log10(np.diff(self._edges).min()))
-        return float(10.0 ** np.clip(wanted, 0.0, 15.0))
-
-    def within(self, low: float, high: float) -> np.ndarray:
-        """Which bins lie wholly in [low, high], (size,)."""
-        ends = self._edges[1:] - 1 if self.whole else self._edges[1:]
-        return (self._edges[:-1] >= low) & (ends <= high)
-
-
-def of_range(bins: int | Sequence[float], lower: float, upper: float, *, whole: bool) -> Bins:
-    """
-    :param bins: how many of equal width, or their edges, from ``lower`` to ``upper``.
-    :raises ConfigurationError: neither; or more bins than whole numbers.
-    """
-    top = upper + 1 if whole else upper
-    if not isinstance(bins, (tuple, list)):
-        count = require_count("bins", bins)
-        if whole and count > top - lower:
-            raise ConfigurationError(
-                f"bins={count} is more than there are whole numbers from lower to upper: say fewer."
-            )
-        equal = np.linspace(lower, top, count + 1)
-        return _checked((np.floor(equal) if whole else equal).tolist(), whole)
-    edges = [require_number("bins", edge, above=-np.inf, below=np.inf) for edge in bins]
-    if len(edges) < 2 or edges[0] != lower or edges[-1] != upper:
-        raise ConfigurationError("bins: the first edge must be lower, and the last one upper.")
-    if whole and any(edge % 1 for edge in edges):
-        raise ConfigurationError("bins: the edges of whole numbers must be whole.")
-    return _checked([*edges[:-1], top], whole)
-
-
-def _checked(edges: list[Any], whole: bool) -> Bins:
-    if any(low >= high for low, high in zip(edges, edges[1:], strict=False)):
-        raise ConfigurationError("bins: edges must ascend, and differ as floats.")
-    return Bins(tuple(int(edge) if whole else float(edge) for edge in edges), whole)
-
-
-_MOST_CODES = 200
-
-
-class _Binned(Column):
+class RangeColumn(Column):
     """A range of numbers, in bins."""
 
     lower: Any
-    _bins: Bins
+    upper: Any
+    bins: Any
+
+    def _read_range(self, read: Callable[[str, Any], Any], below: str = "below") -> None:
+        """
+        :param read: checks a bound, by its name and value.
+        """
+        for name in ("lower", "upper"):
+            object.__setattr__(self, name, read(name, getattr(self, name)))
+        if self.lower >= self.upper:
+            raise ConfigurationError(f"lower must be {below} upper.")
+        if isinstance(self.bins, list):
+            object.__setattr__(self, "bins", tuple(self.bins))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The range of the numbers that :meth:`encode` gives."""
+        return float(self.lower), float(self.upper)
+
+    @property
+    def discrete(self) -> bool:
+        return False
 
     @property
     def fill(self) -> float:
@@ -118,25 +56,6 @@ class _Binned(Column):
 
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
         return of_pandas.as_series(values, observed, self.dtype)
-
-    @property
-    def _labels(self) -> Sequence[str]:
-        edges = [self._edge(edge) for edge in self._bins.edges]
-        if self._bins.whole:
-            ends = [self._edge(edge - 1) for edge in self._bins.edges[1:]]
-            pairs = zip(edges, ends, strict=False)
-            return [low if low == high else f"{low} to {high}" for low, high in pairs]
-        found = [f"[{low}, {high})" for low, high in zip(edges, edges[1:], strict=False)]
-        return [*found[:-1], found[-1][:-1] + "]"]
-
-    def _edge(self, value: float) -> str:
-        return f"{value:.6g}"
-
-    def _codes(self, values: np.ndarray) -> np.ndarray:
-        return self._bins.codes(values)
-
-    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return self._bins.draw(codes, rng)
 
     def within(self, allowed: Any) -> np.ndarray:
         found = self._bins.within(*self._range(allowed))
@@ -160,7 +79,7 @@ class _Binned(Column):
 
 
 @dataclass(frozen=True, repr=False)
-class Number(_Binned):
+class Number(RangeColumn):
     """Numbers between two bounds. Values beyond are clipped to them, infinities too.
 
     Drawn rows have fractions of few decimals, such as 37.42 years. For whole numbers use a
@@ -187,34 +106,23 @@ class Number(_Binned):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            self._set(name, require_number(name, getattr(self, name), above=-1e300, below=1e300))
-        if self.lower >= self.upper:
-            raise ConfigurationError("lower must be below upper.")
-        if isinstance(self.bins, list):
-            self._set("bins", tuple(self.bins))
-        of_range(self.bins, self.lower, self.upper, whole=False)
+        self._read_range(partial(require_number, above=-1e300, below=1e300))
         self._declare(np.rint([self.lower, self.upper]))
+        self._bins  # noqa: B018 (checks them)
 
     @cached_property
-    def _bins(self) -> Bins:  # type: ignore[override]
-        return of_range(self.bins, self.lower, self.upper, whole=False)
+    def _bins(self) -> Bins:
+        whole, text = self._comes_back_whole, "{:.6g}".format
+        return of_range(self.bins, *self.bounds, text, whole=False, draws_whole=whole)
 
     @property
     def _default_dtype(self) -> str:
         return "float64"
 
-    @property
-    def discrete(self) -> bool:
-        return False
-
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.clip(values.astype(np.float64), self.lower, self.upper)
 
-    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return self._bins.draw(codes, rng, whole=self._comes_back_whole)
-
-    @cached_property
+    @property
     def _comes_back_whole(self) -> bool:
         return pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
 
@@ -224,7 +132,7 @@ class Number(_Binned):
 
 
 @dataclass(frozen=True, repr=False)
-class Count(_Binned):
+class Count(RangeColumn):
     """Whole numbers between two bounds, both included. Values beyond are clipped to them.
 
     Numbers that are not whole are rounded to the nearest. Ages in years are one, too:
@@ -251,20 +159,10 @@ class Count(_Binned):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
-            if abs(int(value)) > LARGEST:
-                raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
-            self._set(name, int(value))
-        if self.lower >= self.upper:
-            raise ConfigurationError("lower must be below upper.")
-        if isinstance(self.bins, list):
-            self._set("bins", tuple(self.bins))
-        if self.bins is None and self._span > _MOST_CODES:
+        self._read_range(_integer)
+        if self.bins is None and self._span > MOST_CODES:
             raise ConfigurationError(
-                f"Count has {self._span} values, more than {_MOST_CODES} codes: say bins, such as "
+                f"Count has {self._span} values, more than {MOST_CODES} codes: say bins, such as "
                 "bins=20, or edges."
             )
         self._declare(np.array([self.lower, self.upper]))
@@ -275,9 +173,9 @@ class Count(_Binned):
         return self.upper - self.lower + 1
 
     @cached_property
-    def _bins(self) -> Bins:  # type: ignore[override]
+    def _bins(self) -> Bins:
         bins = self._span if self.bins is None else self.bins
-        return of_range(bins, self.lower, self.upper, whole=True)
+        return of_range(bins, self.lower, self.upper, str, whole=True)
 
     @property
     def _default_dtype(self) -> str:
@@ -287,15 +185,12 @@ class Count(_Binned):
     def discrete(self) -> bool:
         return self._bins.size == self._span
 
-    def _edge(self, value: float) -> str:
-        return str(int(value))
-
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.rint(np.clip(values, self.lower, self.upper)).astype(np.int64)
 
 
 @dataclass(frozen=True, repr=False)
-class Date(_Binned):
+class Date(RangeColumn):
     """Dates between two bounds, both included, as days since the first of them.
 
     Time of day and time zone are left out. Only the local date counts.
@@ -321,69 +216,70 @@ class Date(_Binned):
     _dtypes: ClassVar[tuple[str, ...]] = ("dates",)
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            self._set(name, _date(name, getattr(self, name)).isoformat())
-        if self.lower >= self.upper:
-            raise ConfigurationError("lower must be before upper.")
-        if isinstance(self.bins, (list, tuple)):
-            self._set("bins", tuple(_date("bins", edge).isoformat() for edge in self.bins))
+        self._read_range(_date, below="before")
+        if isinstance(self.bins, tuple):
+            object.__setattr__(self, "bins", tuple(_date("bins", edge) for edge in self.bins))
+        self._declare(np.array([self.lower, self.upper], dtype="datetime64[s]"))
         self._bins  # noqa: B018 (checks them)
-        probe = np.array([self.lower, self.upper], dtype="datetime64[s]")
-        self._declare(probe)
 
     @property
     def _origin(self) -> datetime.date:
         return datetime.date.fromisoformat(self.lower)
 
-    @cached_property
-    def _last(self) -> int:
-        return self._days(self.upper)
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, float(self._days(self.upper))
 
     def _days(self, date: str) -> int:
         return (datetime.date.fromisoformat(date) - self._origin).days
 
     @cached_property
-    def _bins(self) -> Bins:  # type: ignore[override]
+    def _bins(self) -> Bins:
         bins: Any = self.bins
         if isinstance(bins, tuple):
             bins = [self._days(edge) for edge in bins]
-        return of_range(bins, 0, self._last, whole=True)
+
+        def text(day: int) -> str:
+            return (self._origin + datetime.timedelta(days=day)).isoformat()
+
+        return of_range(bins, *self.bounds, text, whole=True)
 
     @property
     def _default_dtype(self) -> str:
         return "datetime64[s]"
 
     @property
-    def discrete(self) -> bool:
-        return False
-
-    @property
     def fill(self) -> float:
         return 0.0
-
-    def _edge(self, value: float) -> str:
-        return (self._origin + datetime.timedelta(days=int(value))).isoformat()
 
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         values, observed = of_pandas.days(series, name, self._origin)
         return self._bounded(values), observed
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
-        return np.rint(np.clip(values, 0, self._last)).astype(np.float64)
+        return np.rint(np.clip(values, *self.bounds)).astype(np.float64)
 
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
         since_1970 = values.astype(np.int64) + (self._origin - datetime.date(1970, 1, 1)).days
         return of_pandas.as_dates(since_1970, observed, self.dtype)
 
     def _end(self, value: Any) -> float:
-        return self._days(_date("an end of the range", value).isoformat())
+        return self._days(_date("an end of the range", value))
 
 
-def _date(name: str, value: Any) -> datetime.date:
-    """:raises ConfigurationError: no date in ISO form, and no date of Python's."""
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
+    if abs(int(value)) > LARGEST:
+        raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
+    return int(value)
+
+
+def _date(name: str, value: Any) -> str:
+    """A date in ISO form."""
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return value
+        return value.isoformat()
     try:
-        return datetime.date.fromisoformat(value)
+        return datetime.date.fromisoformat(value).isoformat()
     except (TypeError, ValueError):
         raise ConfigurationError(f"{name} must be a date, such as '2020-01-31'.") from None

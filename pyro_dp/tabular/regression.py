@@ -86,14 +86,14 @@ class Regression:
                 f"{os.fspath(path)} has no regression. Regression.save writes one."
             )
         model = RegressionModel.read(state[_REGRESSION])
-        if state.get(_SOURCE) != model.source:
+        if state.get(_SOURCE) != model.source.text():
             raise ConfigurationError(
                 f"{os.fspath(path)} has a model that this version writes otherwise. Read it with "
                 "the version that wrote it."
             )
         with forked_rng():  # the same numbers whenever it is read
             torch.manual_seed(_SEED)
-            posterior = evidence.posterior(model.prior())
+            posterior = evidence.posterior(model.source.prior())
         return cls(model, posterior, evidence)
 
     @property
@@ -129,11 +129,11 @@ class Regression:
         table = pd.concat([self._coefficients(level), self._others(level)])
         if not ratios:
             return table
-        if self._model.ratios is None:
+        if self._model.family.ratios is None:
             raise ConfigurationError("ratios=True: exp(coefficient) of a linear model is none.")
         table = table.loc[[n for n in self._scale.coefficients if n != "Intercept"]]
         found = np.exp(table[["mean", "lower", "upper"]]).rename(columns={"mean": "median"})
-        found.index.name = self._model.ratios
+        found.index.name = self._model.family.ratios
         return found.join(table[["privacy"]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -144,7 +144,7 @@ class Regression:
         :param path: the file's, which is JSON.
         :raises OSError: it cannot be written.
         """
-        regression = {_SOURCE: self._model.source, _REGRESSION: self._model.state()}
+        regression = {_SOURCE: self._model.source.text(), _REGRESSION: self._model.state()}
         write_file(path, to_plain(self.evidence) | regression)
 
     def explain(self) -> Explanation:
@@ -185,18 +185,18 @@ class Regression:
         dims = {name: [f"{name}_of"] for name in names}
         groups: dict[str, Any] = {}
         if frame is not None:
-            drawn = found.posterior_predictive[self._model.outcome].values
+            drawn = found.posterior_predictive[self._model.formula.outcome].values
             seen = tensors[1].numpy(force=True)
             there = (
                 tensors[2].numpy(force=True)
-                if self._model.masked
+                if self._model.source.masked
                 else np.ones_like(seen, dtype=bool)
             )
-            if self._model.masked and there.any():
+            if self._model.source.masked and there.any():
                 drawn, seen = drawn[:, :, there], seen[there]
-            groups["posterior_predictive"] = {self._model.outcome: drawn}
+            groups["posterior_predictive"] = {self._model.formula.outcome: drawn}
             if there.any():
-                groups["observed_data"] = {self._model.outcome: seen}
+                groups["observed_data"] = {self._model.formula.outcome: seen}
         return arviz.from_dict(
             posterior={name: each[None].numpy() for name, each in draws.items()},
             coords={f"{name}_of": values for name, values in names.items()},
@@ -229,11 +229,9 @@ class Regression:
 
     def _coefficients(self, level: float) -> pd.DataFrame:
         mean = self._scale.mean(self.posterior)
-        aware = self._scale.covariance(self.posterior).diagonal()
-        plain = self._scale.covariance(self.posterior.plain).diagonal()
-        sd = aware.sqrt()
+        sd = self._scale.covariance(self.posterior).diagonal().sqrt()
         way = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)) * sd
-        share = (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
+        share = self._scale.noise_share(self.posterior)
         return _table(self._scale.coefficients, mean, sd, mean - way, mean + way, share)
 
     def _others(self, level: float) -> pd.DataFrame:

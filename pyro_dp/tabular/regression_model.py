@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +11,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pyro_dp.tabular.design import Design, Formula, levels
+from pyro_dp.tabular.design import Design, Formula
 from pyro_dp.tabular.encoded import ROW_OBSERVED
-from pyro_dp.tabular.expressions import bounds
 from pyro_dp.tabular.families import Family, family_of, scale_of
 from pyro_dp.tabular.glm_model import Source
 from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
-from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.levels import LevelColumn
 from pyro_dp.tabular.ranges import Count, Number
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.user_scale import UserScale
@@ -36,10 +35,9 @@ class RegressionModel:
     :param family: name of the outcome's distribution.
     :param exposure: a column, or None.
     :param group: a column of levels, or None.
-    :ivar source: code of the Pyro model.
-    :ivar outcome: name of its column.
-    :ivar ratios: name of exp(coefficient), or None.
-    :ivar masked: whether the third argument of the model says which slots have an outcome.
+    :ivar formula: as it was read.
+    :ivar family: the outcome's.
+    :ivar source: the Pyro model.
     :raises ConfigurationError: they do not fit; the text names the column or the term.
     """
 
@@ -57,12 +55,12 @@ class RegressionModel:
             )
         columns = schema.columns
         self.schema = schema
-        self._formula = Formula.read(formula, columns)
-        outcome = self._formula.outcome
-        self._family = family_of(family, outcome, columns[outcome])
-        self._design = Design(self._formula.terms, columns)
+        self.formula = Formula.read(formula, columns)
+        outcome = self.formula.outcome
+        self.family = family_of(family, outcome, columns[outcome])
+        self._design = Design(self.formula.terms, columns)
         self._group = _group(group, schema)
-        self._exposure = _exposure(exposure, columns, self._family)
+        self._exposure = _exposure(exposure, columns, self.family)
         once = [outcome, *filter(None, (group, exposure))]
         if len({*once, *self._design.variables}) < len(once) + len(self._design.variables):
             raise ConfigurationError(
@@ -75,17 +73,14 @@ class RegressionModel:
             for name in self._design.variables
             if columns[name].missing
         ]
-        self._combinations = combinations(self._incomplete)
         known = [n for n in self._design.variables if not columns[n].missing]
         self._complete = Design([(), *((name,) for name in known)], columns)
         centred = "Intercept" in self._design.names
         if self._exposure and not centred:
             raise ConfigurationError("exposure= needs a formula with an intercept.")
-        self._scale = scale_of(self._family, columns[outcome], centred=centred)
-        self._written = self._source()
+        self._scale = scale_of(self.family, columns[outcome], centred=centred)
         self._texts = dict(zip(_TEXTS, (formula, family, exposure, group), strict=True))
-        self.source, self.masked = self._written.text(), self._written.masked
-        self.outcome, self.ratios = outcome, self._family.ratios
+        self.source = self._source()
 
     @classmethod
     def read(cls, state: Any) -> "RegressionModel":
@@ -106,44 +101,35 @@ class RegressionModel:
     @property
     def text(self) -> str:
         """The formula and the family."""
-        return f"{self._formula.text} ({self._family.name})"
-
-    def model(self) -> Callable:
-        """The Pyro model."""
-        return self._written.model()
-
-    def prior(self) -> Callable:
-        """Its latents alone."""
-        return self._written.prior()
-
-    def start(self) -> dict[str, Tensor]:
-        """Values of the latents at which a fit begins."""
-        return self._written.start()
+        return f"{self.formula.text} ({self.family.name})"
 
     @property
     def init_scale(self) -> float:
         """The first q's standard deviation."""
-        return _NARROW if self._incomplete or self._family.name == "ordinal" else _WIDE
+        return _NARROW if self._incomplete or self.family.name == "ordinal" else _WIDE
 
     @cached_property
     def scale(self) -> UserScale:
         """From the model's latents to the user's columns."""
-        family, (centre, half) = self._family, self._scale
+        family, (centre, half) = self.family, self._scale
+        outcome = self.schema.columns[self.formula.outcome]
+        ordinal = None
+        if family.name == "ordinal" and isinstance(outcome, LevelColumn):
+            ordinal = outcome.all_levels
+        group, group_levels = self._group or (None, [])
         if self._exposure:
             centre = -math.log(self._exposure[3])
         return UserScale(
             names=self._design.names,
             of_levels=self._design.of_levels,
             matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
-            prior=torch.tensor(self._written.scales, dtype=torch.float64),
+            prior=torch.tensor(self.source.scales, dtype=torch.float64),
             centre=centre,
             half=half,
-            ordinal=levels(self.schema.columns[self._formula.outcome])
-            if family.name == "ordinal"
-            else None,
+            ordinal=ordinal,
             positive=[name for name in family.latents if name != "cutpoints"],
-            group=self._group[0] if self._group else None,
-            group_levels=levels(self.schema.columns[self._group[0]]) if self._group else [],
+            group=group,
+            group_levels=group_levels,
         )
 
     def tensors(self, frame: pd.DataFrame) -> list[Tensor]:
@@ -152,25 +138,24 @@ class RegressionModel:
         :raises SchemaError: the frame does not fit the schema.
         """
         encoded = self.schema.encode(frame)
-        outcome, columns = self._formula.outcome, self.schema.columns
+        outcome = self.formula.outcome
         shape = encoded[outcome].shape
-        rows = {
-            name: encoded[name].numpy().reshape(-1).astype(np.float64)
-            if not isinstance(columns[name], (Category, Binary))
-            else encoded[name].numpy().reshape(-1)
-            for name in self._design.variables
-        }
+        rows = {name: encoded[name].numpy().reshape(-1) for name in self._design.variables}
         slots = encoded.get(ROW_OBSERVED, torch.ones(shape, dtype=torch.bool))
         known = {each.name: encoded[f"{each.name}_observed"] for each in self._incomplete}
         flat = {name: mask.numpy().reshape(-1) for name, mask in known.items()}
         rows = rows or {outcome: np.zeros(shape.numel())}  # an intercept alone
         matrices = [
             self._design.matrix(filled(rows, flat, self._incomplete, chosen))[:, self._kept]
-            for chosen in self._combinations
+            for chosen in combinations(self._incomplete)
         ]
         x = np.stack(matrices, axis=1) if self._incomplete else matrices[0]
-        found = [_floats(x).reshape(*shape, *x.shape[1:]), self._scaled(encoded[outcome])]
-        if self._written.masked:
+        y = encoded[outcome]
+        if self.family.name != "ordinal":
+            centre, half = self._scale
+            y = ((y.double() - centre) / half).to(torch.get_default_dtype())
+        found = [_floats(x).reshape(*shape, *x.shape[1:]), y]
+        if self.source.masked:
             found.append(slots & encoded.get(f"{outcome}_observed", slots))
         if self._exposure:
             name, low, high, unit = self._exposure
@@ -188,16 +173,10 @@ class RegressionModel:
             found += [value, known[each.name] & slots]
         return found
 
-    def _scaled(self, value: Tensor) -> Tensor:
-        if self._family.name == "ordinal":
-            return value
-        centre, half = self._scale
-        return ((value.double() - centre) / half).to(torch.get_default_dtype())
-
     def _shown_columns(self) -> list[int]:
         """The design's names; thresholds of ordered levels replace the intercept."""
         names = self._design.names
-        if self._family.name != "ordinal":
+        if self.family.name != "ordinal":
             return list(range(len(names)))
         kept = [place for place, name in enumerate(names) if name != "Intercept"]
         if len(kept) == len(names) or not kept:
@@ -208,7 +187,7 @@ class RegressionModel:
         return kept
 
     def _source(self) -> Source:
-        columns, outcome = self.schema.columns, self._formula.outcome
+        columns, outcome = self.schema.columns, self.formula.outcome
         names = [self._design.names[place] for place in self._kept]
         seen = [
             f"{text} as ({text} - {centre:g}) / {half:g}"
@@ -227,7 +206,7 @@ class RegressionModel:
             notes=notes,
             terms=names,
             outcome=outcome,
-            family=self._family,
+            family=self.family,
             slotted=self.schema.unit is not None,
             masked=self.schema.unit is not None or columns[outcome].missing,
             exposed=self._exposure is not None,
@@ -268,11 +247,11 @@ def _exposure(
             f"exposure={name!r} must be a column of the schema, declared as Number(lower, upper) "
             "or Count(lower, upper) with lower above 0, without missing values."
         )
-    low, high = bounds(column)
+    low, high = column.bounds
     return name, low, high, float(f"{math.sqrt(low * high):.2g}")
 
 
-def _group(name: str | None, schema: Schema) -> tuple[str, int] | None:
+def _group(name: str | None, schema: Schema) -> tuple[str, list[Any]] | None:
     columns = schema.columns
     if name is None:
         return None
@@ -285,9 +264,9 @@ def _group(name: str | None, schema: Schema) -> tuple[str, int] | None:
     if name not in columns:
         raise ConfigurationError(f"group={name!r} is no column of the schema.")
     column = columns[name]
-    if not isinstance(column, (Category, Binary)) or column.missing:
+    if not isinstance(column, LevelColumn) or column.missing:
         raise ConfigurationError(
             f"group={name!r} must be declared as Category(levels), without missing values: its "
             "levels are public."
         )
-    return name, len(levels(column))
+    return name, column.all_levels

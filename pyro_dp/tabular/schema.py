@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.derived import evaluated, require_expression
+from pyro_dp.tabular.derived import evaluated, require_derived
 from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
 from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
 from pyro_dp.tabular.levels import Binary, Category
@@ -25,7 +25,7 @@ from pyro_dp.tabular.ranges import Count, Date, Number
 from pyro_dp.tabular.series import CURATOR
 from pyro_dp.tabular.suggest import drafted
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
-from pyro_dp.utils.files import write_file
+from pyro_dp.utils.files import write_text
 from pyro_dp.utils.validation import require_count
 
 T = TypeVar("T")
@@ -94,13 +94,16 @@ class Schema:
         self.columns: dict[str, Column] = dict(columns)
         self.unit = unit
         self.max_rows = _max_rows(max_rows, unit)
-        if derived is not None and not isinstance(derived, Mapping):
-            raise ConfigurationError("derived must be a dictionary of expressions by name.")
-        self.derived = dict(derived or {})
-        self.constant = _names("constant", constant)
-        self._check()
+        fits = isinstance(constant, (list, tuple)) and all(isinstance(x, str) for x in constant)
+        if not fits or len(set(constant)) < len(constant):
+            raise ConfigurationError("constant must be a list of different names of columns.")
+        self.constant = tuple(constant)
+        _require_declarations(self.columns, unit, self.constant)
         self.impossible = require_rules(impossible, self.columns)
-        self._check_derived()
+        self.derived = require_derived(derived, self.columns, unit)
+        there = np.ones(1, dtype=bool)  # a row of public values, to see that all can be computed
+        row = {name: (np.array([each.fill]), there) for name, each in self.columns.items()}
+        self._frame(row, there)
 
     @classmethod
     def suggest(
@@ -129,8 +132,22 @@ class Schema:
             state = json.loads(text)
         except (TypeError, ValueError, RecursionError):
             raise ConfigurationError("This is no schema: it is not JSON.") from None
-        columns, settings = _of_state(state)
-        return cls(columns, **settings)
+        if not isinstance(state, dict) or "schema" not in state:
+            raise ConfigurationError(_NO_SCHEMA.format(why="it has no entry 'schema'"))
+        if state["schema"] != _VERSION:
+            raise ConfigurationError(
+                f"This schema is of version {state['schema']!r}, not {_VERSION}."
+            )
+        unknown = set(state) - {"schema", "columns", *_SETTINGS}
+        if unknown or not isinstance(state.get("columns"), list):
+            why = "it has other entries than 'columns', ..."
+            raise ConfigurationError(_NO_SCHEMA.format(why=why))
+        columns: dict[str, Column] = {}
+        for name, column in map(_column, state["columns"]):
+            if name in columns:
+                raise ConfigurationError(f"Column {name!r} is declared twice.")
+            columns[name] = column
+        return cls(columns, **{name: state[name] for name in _SETTINGS if name in state})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Schema":
@@ -140,13 +157,18 @@ class Schema:
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
-        return json.dumps(self._state(), indent=1)
+        listed = [
+            {"name": name, "kind": type(column).__name__, **dataclasses.asdict(column)}  # type: ignore[call-overload]
+            for name, column in self.columns.items()
+        ]
+        state = {"schema": _VERSION, "columns": listed, **self._settings()}
+        return json.dumps(state, indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """
         :param path: the file, which is JSON.
         """
-        write_file(path, self._state())
+        write_text(path, self.to_json())
 
     @property
     def names(self) -> list[str]:
@@ -310,20 +332,11 @@ class Schema:
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
-    def _state(self) -> dict[str, Any]:
-        listed = [
-            {"name": name, "kind": type(column).__name__, **dataclasses.asdict(column)}  # type: ignore[call-overload]
-            for name, column in self.columns.items()
-        ]
-        return {"schema": _VERSION, "columns": listed, **self._settings()}
-
     def _arrays(self, encoded: Mapping[str, Tensor]) -> tuple[_Read, np.ndarray]:
         return arrays(encoded, self.columns, None if self.unit is None else self.max_rows)
 
     def _drawn(self, codes: np.ndarray, rng: np.random.Generator, unit: np.ndarray) -> _Read:
-        """
-        :param unit: each row's.
-        """
+        """Values of the columns' codes; constant ones are the first row's of each row's unit."""
         columns = enumerate(self.columns.items())
         found = {name: column.draw(codes[:, j], rng) for j, (name, column) in columns}
         _, first, place = np.unique(unit, return_index=True, return_inverse=True)
@@ -353,46 +366,6 @@ class Schema:
         if not (empty | ((codes >= 0) & (codes < self.sizes))).all():
             raise SchemaError("Codes: there are numbers that are no codes of their column.")
 
-    def _check_derived(self) -> None:
-        known = list(self.columns)
-        for name, expression in self.derived.items():
-            if not isinstance(name, str) or name in known or name == self.unit:
-                raise ConfigurationError(f"derived: {name!r} must be the name of a new column.")
-            require_expression(name, expression, known)
-            known.append(name)
-        there = np.ones(1, dtype=bool)  # a row of public values, to see that all can be computed
-        row = {name: (np.array([each.fill]), there) for name, each in self.columns.items()}
-        self._frame(row, there)
-
-    def _check(self) -> None:
-        if not self.columns:
-            raise ConfigurationError("A schema needs a column.")
-        for name, column in self.columns.items():
-            if not isinstance(name, str) or not name:
-                raise ConfigurationError("Names of columns must be text, and not empty.")
-            if not isinstance(column, Column):
-                raise ConfigurationError(
-                    f"Column {name!r} is a {type(column).__name__}: declare it as Number, Count, "
-                    "Category, Binary or Date."
-                )
-        if self.constant and (self.unit is None or not set(self.constant) <= set(self.columns)):
-            raise ConfigurationError(
-                "constant must name columns of the schema, and needs unit, the column that says "
-                "whose row it is."
-            )
-        if self.unit is not None and (not isinstance(self.unit, str) or self.unit in self.columns):
-            raise ConfigurationError(
-                "unit must be the name of a column that is not declared: it says whose row it is, "
-                "and is never released. Take it out of the columns."
-            )
-        made = [f"{name}_observed" for name, each in self.columns.items() if each.missing]
-        made += [ROW_OBSERVED] if self.unit is not None else []
-        clash = [name for name in made if name in self.columns]
-        if clash or len(set(made)) < len(made):
-            raise ConfigurationError(
-                f"{(clash or made)[0]!r} is a name that encode() adds: rename the column."
-            )
-
     def _read(self, frame: Any) -> tuple[_Read, Slots | None]:
         """Values of each column, and where its rows go."""
         require_columns(frame, self.names, self.unit, self.derived)
@@ -405,6 +378,39 @@ class Schema:
             values, observed = read[name]
             read[name] = slots.of_first(values), slots.of_first(observed)
         return read, slots
+
+
+def _require_declarations(
+    columns: Mapping[str, Column], unit: Any, constant: Collection[str]
+) -> None:
+    """:raises ConfigurationError: names, kinds of columns, unit or constant do not fit."""
+    if not columns:
+        raise ConfigurationError("A schema needs a column.")
+    for name, column in columns.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError("Names of columns must be text, and not empty.")
+        if not isinstance(column, Column):
+            raise ConfigurationError(
+                f"Column {name!r} is a {type(column).__name__}: declare it as Number, Count, "
+                "Category, Binary or Date."
+            )
+    if constant and (unit is None or not set(constant) <= set(columns)):
+        raise ConfigurationError(
+            "constant must name columns of the schema, and needs unit, the column that says "
+            "whose row it is."
+        )
+    if unit is not None and (not isinstance(unit, str) or unit in columns):
+        raise ConfigurationError(
+            "unit must be the name of a column that is not declared: it says whose row it is, "
+            "and is never released. Take it out of the columns."
+        )
+    made = [f"{name}_observed" for name, each in columns.items() if each.missing]
+    made += [ROW_OBSERVED] if unit is not None else []
+    clash = [name for name in made if name in columns]
+    if clash or len(set(made)) < len(made):
+        raise ConfigurationError(
+            f"{(clash or made)[0]!r} is a name that encode() adds: rename the column."
+        )
 
 
 def _max_rows(max_rows: int | None, unit: Any) -> int:
@@ -421,14 +427,6 @@ def _max_rows(max_rows: int | None, unit: Any) -> int:
     if max_rows is not None and unit is None and max_rows != 1:
         raise ConfigurationError("max_rows needs unit, the column that says whose row it is.")
     return 1 if max_rows is None else require_count("max_rows", max_rows)
-
-
-def _names(what: str, names: Any) -> tuple[str, ...]:
-    """:raises ConfigurationError: no list of names, or one is there twice."""
-    fits = isinstance(names, (list, tuple)) and all(isinstance(each, str) for each in names)
-    if not fits or len(set(names)) < len(names):
-        raise ConfigurationError(f"{what} must be a list of different names of columns.")
-    return tuple(names)
 
 
 def require_columns(
@@ -488,27 +486,6 @@ def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T])
             f"Column {name!r} cannot be read: pandas raised {type(error).__name__}. Pass it in a "
             f"plain dtype (float64, int64, bool, str, datetime64[ns]). {CURATOR}"
         ) from None
-
-
-def _of_state(state: Any) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Columns and settings.
-
-    :raises ConfigurationError: it is of another form, or of a later version.
-    """
-    if not isinstance(state, dict) or "schema" not in state:
-        raise ConfigurationError(_NO_SCHEMA.format(why="it has no entry 'schema'"))
-    if state["schema"] != _VERSION:
-        raise ConfigurationError(f"This schema is of version {state['schema']!r}, not {_VERSION}.")
-    unknown = set(state) - {"schema", "columns", *_SETTINGS}
-    if unknown or not isinstance(state.get("columns"), list):
-        raise ConfigurationError(_NO_SCHEMA.format(why="it has other entries than 'columns', ..."))
-    columns: dict[str, Column] = {}
-    for entry in state["columns"]:
-        name, column = _column(entry)
-        if name in columns:
-            raise ConfigurationError(f"Column {name!r} is declared twice.")
-        columns[name] = column
-    return columns, {name: state[name] for name in _SETTINGS if name in state}
 
 
 def _column(entry: Any) -> tuple[str, Column]:

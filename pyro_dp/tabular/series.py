@@ -17,10 +17,6 @@ from pyro_dp.utils.errors import ConfigurationError, SchemaError
 
 CURATOR = "(This message depends on the data: it is for the curator only.)"
 _KIND = "Column {name!r} holds {found}, and its schema declares {wanted}: {advice}."
-_MISSING = (
-    "Column {name!r} has missing values, and its schema declares none. Declare it with "
-    "missing=True, or fill them by a rule that was fixed before the data. " + CURATOR
-)
 
 
 def kind(series: pd.Series | pd.Index) -> str:
@@ -48,12 +44,6 @@ def refuse_kind(series: pd.Series | pd.Index, name: str, wanted: str, advice: st
     """The error of a series of another kind than its column is declared to be."""
     found = kind(series)
     return SchemaError(_KIND.format(name=name, found=found, wanted=wanted, advice=advice))
-
-
-def require_complete(observed: np.ndarray, name: str, missing: bool) -> None:
-    """:raises SchemaError: a value is missing where none may be."""
-    if not missing and not observed.all():
-        raise SchemaError(_MISSING.format(name=name))
 
 
 def numbers(series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:

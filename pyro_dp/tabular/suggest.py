@@ -9,11 +9,10 @@ import pandas as pd
 
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.ranges import Count, Date, Number
+from pyro_dp.tabular.ranges import MOST_CODES, Count, Date, Number
 from pyro_dp.tabular.series import kind
 from pyro_dp.utils.errors import NotPrivateWarning, SchemaError
 
-_MOST_CODES = 200
 _MOST_LEVELS = 50
 _NOT_PRIVATE = (
     "Schema.suggest() writes bounds and levels of this frame into the schema, which is public. "
@@ -46,8 +45,7 @@ def _column(name: str, series: pd.Series) -> Column:
     if found == "Python objects":
         found, dtype = _of_objects(some), "object"
     if found == "categories":
-        levels = tuple(x.item() if isinstance(x, np.generic) else x for x in dtype.categories)
-        ordered = bool(dtype.ordered)
+        levels, ordered = tuple(dtype.categories), bool(dtype.ordered)
         return Category(levels, missing=missing, ordered=ordered, dtype="category")
     if found == "booleans":
         return Binary((False, True), missing=missing, dtype=str(dtype))
@@ -89,7 +87,7 @@ def _number(some: pd.Series, missing: bool, dtype: str) -> Column:
         if (lower, upper) == (0, 1):
             return Binary((0, 1), missing=missing, dtype=dtype)
         upper += lower == upper
-        bins = None if upper - lower < _MOST_CODES else 20
+        bins = None if upper - lower < MOST_CODES else 20
         return Count(lower, upper, bins=bins, missing=missing, dtype=dtype)
     least, most = float(values.min()), float(values.max())
     unit = 10.0 ** (math.floor(math.log10(most - least or abs(most))) - 1)

@@ -83,6 +83,12 @@ class UserScale:
         covariance = posterior[COEFFICIENTS].covariance_matrix.double()
         return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
 
+    def noise_share(self, posterior: Posterior) -> Tensor:
+        """The noise's share of each coefficient's variance."""
+        aware = self.covariance(posterior).diagonal()
+        plain = self.covariance(posterior.plain).diagonal()
+        return (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
+
     def unknown(self, posterior: Posterior) -> list[str]:
         """Coefficients that the prior knows better than the records."""
         before = (self.matrix * self.prior).square().sum(dim=1)[self._kept]
@@ -140,9 +146,7 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
     """
     own = [place for place, name in enumerate(found.names) if _site(name) == COEFFICIENTS]
     others = [j for j, name in enumerate(found.names) if _site(name) in scale.sites]
-    aware = scale.covariance(posterior).diagonal()
-    plain = scale.covariance(posterior.plain).diagonal()
-    noise = (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
+    noise = scale.noise_share(posterior)
     squares = scale.matrix[[scale.names.index(name) for name in scale.coefficients]].square()
     variance = posterior[COEFFICIENTS].covariance_matrix.diagonal().double()
     parts = {

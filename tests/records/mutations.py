@@ -273,8 +273,8 @@ MUTATIONS = [
     Mutation(
         "a mapped array that can be written to is used where it lies",
         "_as_it_lies",
-        "_unwritten(array) if fits and not array.flags.writeable else column",
-        "_unwritten(array) if fits else column",
+        "if not fits or array.flags.writeable:",
+        "if not fits:",
         "test_arguments.py",
     ),
     Mutation(

@@ -17,6 +17,7 @@ from pyro_dp.infer.svi.eager_step import LatentCoordinates, ParameterCoordinates
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_term import Batch
+from pyro_dp.records.torch_modes import RecordMode
 
 LOSS_DIFFERS = {"VAE", "VAE, mean field", "hierarchical", "particles", "subsample_size"}
 
@@ -80,7 +81,7 @@ def test_parameter_coordinates(name):
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
         row, draws = [row[b] for row in rows], LocalDraws(stream=local_stream(), index=index)
-        shown = term.shown(particle, particle.latents, index, row, draws)
+        shown = term.shown(particle, particle.latents, index, row, RecordMode(draws))
         with shown as (model, guide, args, kwargs):
             loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
         leaves = list(term.released.values())

@@ -415,7 +415,9 @@ def test_a_missing_number_costs_little(family, most):
 def mode(glm, data):
     """The mode of the model's own latents."""
     args = glm._regression.tensors(data[glm.schema.names])
-    values = {name: x.clone().requires_grad_() for name, x in glm._regression.start().items()}
+    values = {
+        name: x.clone().requires_grad_() for name, x in glm._regression.source.start().items()
+    }
     optimizer = torch.optim.LBFGS(values.values(), max_iter=100, line_search_fn="strong_wolfe")
 
     def closure():
