@@ -1,0 +1,115 @@
+"""A reader can hold classes and functions in mind. Sizes beyond the limits may only fall."""
+
+import ast
+from pathlib import Path
+
+import pyro_dp
+
+METHODS, ATTRIBUTES, ARGUMENTS = 25, 12, 7
+# Methods and attributes. The accountants and VIPS are what users see, and may have 35 methods.
+LARGER = {
+    "DPSEP": (52, 18),
+    "EPState": (32, 18),
+    "FewPredictors": (12, 13),
+    "Holders": (19, 14),
+    "Looks": (53, 18),
+    "OpeningSum": (15, 15),
+    "PaperDPSEP": (49, 21),
+    "PaperDPSVI": (46, 19),
+    "PrivacyAccountant": (35, 8),
+    "PrivateInference": (34, 14),
+    "Ranks": (19, 13),
+    "RecordTerm": (7, 14),
+    "SiteSum": (14, 15),
+    "StochasticEP": (49, 17),
+    "StochasticGradientVI": (46, 19),
+    "TrialAccountant": (35, 10),
+    "VIPS": (35, 21),
+    "WhitenedSum": (15, 15),
+    "_MarginRelease": (35, 21),
+}
+LONGER = {
+    "_forecast": 9,
+    "audit": 10,
+    "audit_one_run": 10,
+    "first_look": 8,
+    "forecast": 8,
+    "start": 8,
+}
+
+
+def trees():
+    """By room."""
+    root, found = Path(pyro_dp.__file__).parent, {}
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).parts[0]
+        found.setdefault(room, []).append(ast.parse(path.read_text()))
+    return found
+
+
+def named(node):
+    """The name of a base class, as in ``Base``, ``module.Base`` and ``Base[T]``."""
+    if isinstance(node, ast.Subscript):
+        return named(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def written(node):
+    """Attributes that a class declares, or that its methods set."""
+    found = {x.target.id for x in node.body if isinstance(x, ast.AnnAssign)}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            if isinstance(each.value, ast.Name) and each.value.id == "self":
+                found.add(each.attr)
+    return found
+
+
+def sizes(modules):
+    """By class, the number of its methods and attributes, inherited ones included."""
+    classes = {
+        (room, x.name): x
+        for room, own in modules.items()
+        for tree in own
+        for x in ast.walk(tree)
+        if isinstance(x, ast.ClassDef)
+    }
+
+    def family(room, name):
+        """The class and its bases, of its own room first."""
+        places = [(room, name), *(each for each in classes if each[1] == name)]
+        found = next((each for each in places if each in classes), None)
+        if found is None:
+            return {}
+        bases = [family(found[0], named(base)) for base in classes[found].bases]
+        return {found: classes[found]} | {k: v for each in bases for k, v in each.items()}
+
+    found = {}
+    for room, name in classes:
+        nodes = family(room, name).values()
+        methods = {x.name for each in nodes for x in each.body if isinstance(x, ast.FunctionDef)}
+        found[name] = len(methods), len(set().union(*map(written, nodes)))
+    return found
+
+
+def arguments(modules):
+    """By function, the number of its arguments; those of constructors are settings."""
+    trees = (tree for own in modules.values() for tree in own)
+    nodes = (x for tree in trees for x in ast.walk(tree) if isinstance(x, ast.FunctionDef))
+    found = {}
+    for node in nodes:
+        names = [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
+        if node.name != "__init__":
+            count = len(names) - (names[:1] in (["self"], ["cls"]))
+            found[node.name] = max(count, found.get(node.name, 0))
+    return found
+
+
+def test_no_class_grows():
+    found = sizes(trees())
+    large = {n: x for n, x in found.items() if x[0] > METHODS or x[1] > ATTRIBUTES}
+    assert large == LARGER
+
+
+def test_no_function_takes_more():
+    found = arguments(trees())
+    assert {name: count for name, count in found.items() if count > ARGUMENTS} == LONGER
