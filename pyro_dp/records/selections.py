@@ -4,7 +4,9 @@
 those that the mask leaves out, and sums and means skip them.
 """
 
+import sys
 from collections.abc import Callable, Container, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,23 +30,25 @@ _OF_EACH = frozenset(
     ]
 )
 _COUNTING = {"__len__", "nelement", "numel"}  # which see what is left out
+_SIZES = {"size", "stride"}
 _OTHER = "{name}() of numbers that a mask selects needs one record at a time"
 
 
 class Selections:
     """The selections that masks make while a model runs for all records at once.
 
-    :param agree: asks whether two masks are equal: a condition on one record, under ``torch.vmap``,
-        which all records are taken to meet. Others do not count.
+    :param require: takes a condition on one record, under ``torch.vmap``. All records are taken to
+        meet it, and those that do not are marked.
     """
 
-    def __init__(self, agree: Callable[[Tensor], bool]):
-        self._agree = agree
+    def __init__(self, require: Callable[[Tensor], Any]):
+        self._require = require
         self._found: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the selection, and its mask
 
     def select(self, tensor: Tensor, mask: Tensor) -> Tensor:
         """``tensor[mask]``, for a mask of the tensor's shape: (n,), where n is their size."""
         values, mask = tensor.reshape(-1), mask.reshape(-1)
+        self._require(mask.any())  # else no number may stand for the others
         some = values.detach().gather(0, mask.to(torch.uint8).argmax().reshape(1))
         return self._keep(torch.where(mask, values, some), mask)
 
@@ -73,14 +77,16 @@ class Selections:
         name, masks = func.__name__, self.masks(args, kwargs)
         mask = masks[0]
         self._require_equal(masks)
-        if name in ("sum", "mean") and _over_last(*args[1:], **kwargs):
+        if name in ("sum", "mean") and args and _over_last(args[0].dim(), *args[1:], **kwargs):
             numbers = torch.where(mask, args[0], 0)
             total = compute(numbers, *args[1:], **kwargs)
             return total if name == "sum" else total * (len(mask) / mask.sum())
         result = None if name in _COUNTING else compute(*args, **kwargs)
         made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
         if result is not None and not made:
-            return result  # a dtype or a shape
+            if (name in _SIZES or isinstance(result, torch.Size)) and not _asked_by_torch():
+                raise NotVectorizable(_OTHER.format(name="shape"))
+            return result
         others = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         others = [x for x in others if self.mask(x) is None]
         fits = all(not x.dim() or x.shape[-1] == 1 for x in others)
@@ -102,7 +108,7 @@ class Selections:
                 continue
             if each is None or first is None or len(each) != len(first):
                 raise NotVectorizable(_OTHER.format(name="a function"))
-            self._agree((each == first).all())
+            self._require((each == first).all())
 
 
 def by_mask(func: Any, args: Sequence[Any], functions: Container[Any] = _SELECTING) -> bool:
@@ -112,6 +118,20 @@ def by_mask(func: Any, args: Sequence[Any], functions: Container[Any] = _SELECTI
     return args[1].dtype == torch.bool and args[1].shape == args[0].shape
 
 
-def _over_last(dim: Any = None, keepdim: bool = False, **kwargs: Any) -> bool:
-    """Whether a sum or a mean is over the last dimension of its tensor, alone or with others."""
-    return dim is None or dim == -1 or (isinstance(dim, tuple | list) and -1 in dim)
+def _over_last(
+    dims: int, dim: Any = None, keepdim: bool = False, *, axis: Any = None, **kwargs: Any
+) -> bool:
+    """Whether a sum or a mean of a tensor with so many dimensions is over the last one, too."""
+    dim = axis if dim is None else dim
+    if kwargs.keys() - {"dtype"} or not isinstance(dim, int | tuple | list | None):
+        return False
+    over = range(dims) if dim is None else (dim,) if isinstance(dim, int) else dim
+    return dims - 1 in [each % dims for each in over]
+
+
+def _asked_by_torch() -> bool:
+    """Whether code of torch or Pyro calls: it needs shapes, and has no mean of its own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("pyro_dp."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals["__name__"].split(".")[0] in ("torch", "pyro")

@@ -43,15 +43,18 @@ class Decisions:
         self._known = answers
         self._otherwise: list[Tensor] = []
 
-    def __call__(self, condition: Tensor) -> bool:
+    def __call__(self, condition: Tensor, answer: bool | None = None) -> bool:
         """The answer to go on with.
 
         :param condition: one record's, under ``torch.vmap``.
+        :param answer: None: the placeholder's.
         """
         if condition.numel() != 1:
             raise NotVectorizable(_SEVERAL)
         said = condition.detach().reshape(()) != 0
-        if self._known is None:
+        if answer is not None:
+            pass
+        elif self._known is None:
             answer = bool(_of_all(said).flatten()[0])
         elif len(self.answers) < len(self._known):
             answer = self._known[len(self.answers)]
@@ -121,7 +124,7 @@ class RecordMode(Substitution):
         super().__init__(dict(substitutes or {}))
         self.draws = draws
         self._decisions = decisions or Decisions(())
-        self._selections = Selections(self._decisions)
+        self._selections = Selections(partial(self._decisions, answer=True))
         self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
     def __enter__(self):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
@@ -193,7 +194,7 @@ def _by_products(attend: Callable[..., Any], *, heads: int | None = None) -> Cal
     """
 
     def attended(*args: Any, **kwargs: Any) -> Any:
-        if len(args) < 2 or args[0].device.type != "cpu":
+        if len(args) < max(2, (heads or 0) + 1) or args[0].device.type != "cpu":
             return None
         query, key = args[:2]
         if heads is None:  # (..., positions, features)
@@ -237,8 +238,11 @@ class _CumulativeProduct(torch.autograd.Function):
         return torch.where(first, from_here(gradient * others), found), None
 
 
-def _cumulative_product(x: Any, dim: Any = None, **options: Any) -> Tensor | None:
-    if options or not isinstance(dim, int) or not x.is_floating_point():
+def _cumulative_product(x: Any = None, dim: Any = None, **options: Any) -> Tensor | None:
+    if x is None or options or not isinstance(dim, int) or not x.is_floating_point():
+        return None
+    levels = [each.key() for each in get_interpreter_stack() or ()]
+    if levels.count(TransformType.Grad) > 1:  # second derivatives at several zeros need the loop
         return None
     result: Tensor = _CumulativeProduct.apply(x, dim)
     return result

@@ -48,6 +48,7 @@ from pyro_dp import (
     nonprivate,
 )
 from pyro_dp.infer.ep import dpsep, ep_state
+from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -276,8 +277,8 @@ def test_a_likelihood_that_is_not_concave():
     assert ((found.mean - truth).abs() < 4 * found.stddev).all()
     known = sep._approximation
     last = replace(known.looks[-1], curvature=-known.looks[-1].curvature)
-    status = replace(known, looks=(*known.looks[:-1], last)).status
-    assert status.level == "check" and "is not concave in 4 of 4 directions" in status.reason
+    judged = status(replace(known, looks=(*known.looks[:-1], last)))
+    assert judged.level == "check" and "is not concave in 4 of 4 directions" in judged.reason
 
 
 @pytest.mark.parametrize(("dispersion", "level"), [(1.0, "ok"), (4.0, "check")])

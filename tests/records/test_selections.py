@@ -76,6 +76,39 @@ def counted(x, y):
         pyro.sample("y", dist.Normal(w + v, 1.0).mask(x[x > 0].numel() > 0), obs=x[:, 0])
 
 
+def by_hand(x, y):
+    """A mean by the number of what is selected."""
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        terms = (w + v * x - y)[x > 0].square()
+        pyro.factor("y", -terms.view(len(x), -1).sum(-1) / (terms.shape[0] / len(x)))
+
+
+def over_others(x, y):
+    """A sum that leaves what is selected."""
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        twice = w * torch.ones(2, 1, 1) * x[x > 0].view(len(x), -1)
+        pyro.factor("y", -(twice.sum(axis=0) + v).square().sum(axis=-1))
+
+
+def mirrored(x, y):
+    """Numbers of two masks, which differ in most records."""
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        mask = x > 0
+        both = x[mask] * x[mask.flip(-1)] * w + v
+        pyro.factor("y", -both.square().view(len(x), -1).sum(-1))
+
+
+def rooted(x, y):
+    """Only selected numbers have a root."""
+    w, v = weights()
+    with pyro.plate("people", len(x)):
+        roots = (w.square() * x[x > 0] + 1e-300).sqrt().view(len(x), -1)
+        pyro.factor("y", -roots.sum(-1) - v.square())
+
+
 MODELS = [selected, averaged, assigned, by_index]
 
 
@@ -122,13 +155,17 @@ def test_a_graph(model):
 
 
 @pytest.mark.filterwarnings("ignore:The model branches on values of a record")
-@pytest.mark.parametrize("model", [*MODELS, paired])
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+@pytest.mark.parametrize("model", [*MODELS, paired, by_hand, over_others, mirrored, rooted])
 def test_all_at_once_is_the_loop(model):
+    """Or the loop itself, where only that gives its numbers."""
     svi, own = new(model), data()
+    if model is rooted:
+        own[0][7] = -own[0][7].abs()  # nothing is selected
     svi._prepare(own, {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
-    assert term.vectorizes
-    found = term.vectorized(particle, batch(*own))
+    assert term.vectorizes == (model not in (by_hand, over_others))
+    found = term.gradients(particle, batch(*own))
     expected = term.looped(particle, batch(*own))
     torch.testing.assert_close(found.losses, expected.losses)
     torch.testing.assert_close(found.latents, expected.latents)

@@ -244,8 +244,9 @@ class DPSEP(StochasticEP[EPState]):
         return self._known is not None and self._known.finished
 
     def _next_bound(self) -> float:
-        if self._known is None:
-            return self._bound
+        if self._known is None:  # a rank of a cluster that has looked compares its own
+            saved = (self._loaded or {}).get("frame")
+            return saved["bound"] if isinstance(saved, Mapping) else math.inf
         frame = self._known.frame
         return math.inf if frame is None else frame.bound
 
