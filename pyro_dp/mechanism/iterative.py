@@ -98,9 +98,11 @@ class IterativeMechanism(abc.ABC):
         )
         self._steps = 0
 
-    #: The result of the last :meth:`run`, even if it was interrupted; None before the first.
-    #: A state does not hold it.
     last_run: RunResult | None = None
+    """The result of the last :meth:`run`, even if it was interrupted; None before the first.
+
+    A state does not hold it.
+    """
     _measure = "change"  # the name of a step's result
     _plan_kind = PLANNED  # the plan of a run that reserves its releases
     _method = ""  # in reports, if that is not the name

@@ -462,7 +462,7 @@ MUTATIONS = [
     Mutation(
         "masks that are taken to be equal",
         "Selections._require_equal",
-        "self._agree((each == first).all())",
+        "self._require((each == first).all())",
         "pass",
         "test_selections.py",
     ),
@@ -486,5 +486,19 @@ MUTATIONS = [
         "torch.where(first, from_here(gradient * others), found), None",
         "found, None",
         "test_vectorised.py",
+    ),
+    Mutation(
+        "a selection without a number",
+        "Selections.select",
+        "        self._require(mask.any())  # else no number may stand for the others\n",
+        "",
+        "test_selections.py",
+    ),
+    Mutation(
+        "the size of a selection",
+        "_asked_by_torch",
+        'in ("torch", "pyro")',
+        'not in ("", "pyro_dp")',
+        "test_selections.py",
     ),
 ]
