@@ -142,8 +142,8 @@ class DPSVI(Readable, Forecasted):
       norm C and summed, with noise N(0, (sigma C)^2 I). The public sample rate divides the sum. All
       that lies outside the private plate carries no data and enters exactly. The guide ends at the
       mean of the last half of the iterates, and parameters that have not converged keep the last
-      one. Intervals do not include the noise: the status is ``check``, and a
-      :class:`ConvergenceWarning` ends the run.
+      one. Intervals of Gaussian global latents include the noise in that mean. If the steps have
+      not settled, the status is ``check``, and a :class:`ConvergenceWarning` ends the run.
 
     Every other model takes gradients: latents per record, networks, flows, and records that see
     products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
@@ -324,10 +324,11 @@ class DPSVI(Readable, Forecasted):
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
 
-        It follows from the looks and the exact prior. In a run of gradients it is the guide as it
-        is. Its ``status`` says whether the intervals can be published.
+        It follows from the looks and the exact prior. In a run of gradients it is the guide's part
+        for the global latents, with the noise in their mean. Its ``status`` says whether the
+        intervals can be published.
 
-        :param noise_aware: include the uncertainty that the noise adds; of looks alone.
+        :param noise_aware: include the uncertainty that the noise adds.
         :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
         """
         return self._inference.posterior(noise_aware)

@@ -20,9 +20,30 @@ MUTATIONS = [
     Mutation(
         "DPSVI: intervals of gradient steps are ok",
         "StochasticGradientVI._status",
-        "return self._policy.judged(_WITHOUT_NOISE)",
+        "return self._judged(WITHOUT_NOISE)",
         "return NOTHING_TO_CHECK",
         "test_stochastic_gradient_vi.py",
+    ),
+    Mutation(
+        "DPSVI: intervals of gradient steps have half the noise",
+        "StochasticGradientVI.step",
+        "step.eager.num_noises * sd**2",
+        "step.eager.num_noises * sd**2 / 4",
+        "test_stochastic_gradient_vi.py",
+    ),
+    Mutation(
+        "DPSVI: the mean of iterates has less noise than it has",
+        "IterateAverages.variances",
+        "self.noise**2 * covariance @ covariance",
+        "self.noise**2 * covariance @ covariance / 2",
+        "test_iterate_averages.py",
+    ),
+    Mutation(
+        "DPSVI: steps that are on their way have settled",
+        "_settled",
+        "if not distance <= most:",
+        "if False:",
+        "test_averaged_guide.py",
     ),
     Mutation(
         "DPSVI: the guide keeps the last iterate",

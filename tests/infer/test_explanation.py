@@ -296,12 +296,17 @@ def test_dpsep_after_its_first_release():
     assert sum(sep.explain().shares.values()).allclose(torch.ones(3))
 
 
-def test_dpsvi_without_a_posterior_that_knows_the_noise():
+def test_gradient_steps():
+    """A few steps know nothing of their noise, and more of them divide the width by causes."""
     svi = fitted(DPSVI, num_steps=10, noise=1.0)
     found = svi.explain()
     assert found.limit == "steps" and found.status.level == "check"
     assert "do not include the privacy noise" in found.status.reason
     assert not found.shares["privacy noise"].any() and "half as wide" not in repr(found)
+    found = fitted(DPSVI, num_steps=100, noise=5.0, sampling=0.5).explain()
+    assert found.shares.keys() == {"data", "privacy noise", "sampling"}
+    assert (found.shares["privacy noise"] > found.shares["sampling"]).all()
+    assert found.shares["sampling"].min() > 0
     with pytest.raises(ConfigurationError, match="not one Gaussian"):
         fitted(DPSVI, guide=AutoDelta, num_steps=4, noise=1.0).explain()
 

@@ -204,9 +204,9 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     """Parameters that have arrived get means, others the last iterate; one warning says so."""
     problem, iterates, add = PROBLEMS[name](), [], IterateAverages.add
 
-    def spy(self, step, parameters):
+    def spy(self, step, parameters, *others):
         iterates.append({name: leaf.detach().clone() for name, leaf in parameters.items()})
-        add(self, step, parameters)
+        add(self, step, parameters, *others)
 
     monkeypatch.setattr(IterateAverages, "add", spy)
     options = dict(num_steps=80, noise=Noise(sigma, source=0), sampling=FullBatch())

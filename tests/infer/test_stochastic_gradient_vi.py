@@ -13,6 +13,7 @@ from problems import (
     PROBLEMS,
     Fixture,
     handwritten_guide,
+    linear,
     logistic,
     new_paper_dpsvi,
     outlier_of,
@@ -81,6 +82,8 @@ class TestContract(InferenceContract):
         yield {"histogram": state["histogram"] | {"bound": math.nan}}, "histogram"
         for part in ({"counts": [1]}, {"counts": [0, 0, 0, -1]}, {"sums": {"x": torch.zeros(2)}}):
             yield {"averages": state["averages"] | part}, "averages"
+        for part in ({"noise": "a"}, {"gradients": {}}):
+            yield {"averages": state["averages"] | part}, "averages"
         yield {"averages": 5}, "averages"
         yield {"history": None}, "history"  # in states of version 0.2.0
         yield {"num_steps": 7}, "num_steps"
@@ -98,14 +101,35 @@ def budget():
 # Results.
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("AutoNormal", {}), ("AutoNormal", {"clip": Clip(of="parameters")}), ("VAE", {})],
-)
-def test_intervals_do_not_include_the_noise(name, options):
-    """A warning says so at the end of the run, and so does the status of a posterior."""
+@pytest.mark.parametrize("of", ["latents", "parameters"])
+@pytest.mark.parametrize("particles", [1, 3])
+def test_intervals_include_the_noise(of, particles):
+    """The variance of privacy is that of the noise in the gradients, which the release knows."""
+    svi = new(
+        linear,
+        AutoNormal(linear),
+        loss=Trace_ELBO(num_particles=particles),
+        num_steps=80,
+        clip=Clip(2.0, of=of),
+        noise=Noise(20.0, source=0),
+        sampling=FullBatch(),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        svi.run(*regression_data(200), progress=False)
+    found = svi.posterior()
+    plain = svi.posterior(noise_aware=False)
+    gradients = svi._kept.prepared.step.eager.num_noises * (20.0 * 2.0) ** 2 / svi._policy.share
+    expected = plain.covariance_matrix + gradients / 40 * plain.covariance_matrix.square()
+    torch.testing.assert_close(found.covariance_matrix, expected)
+    assert svi._kept.prepared.step.eager.num_noises == (particles if of == "latents" else 1)
+
+
+@pytest.mark.parametrize(("name", "num_steps"), [("AutoNormal", 13), ("VAE", 100)])
+def test_intervals_that_do_not_include_the_noise(name, num_steps):
+    """After few steps, or if there is no Gaussian. The warning and the status say so."""
     problem = PROBLEMS[name]()
-    svi = new(problem.model, problem.guide, num_steps=13, **options)
+    svi = new(problem.model, problem.guide, num_steps=num_steps)
     with pytest.warns(ConvergenceWarning, match="not include the privacy noise.*The guide holds"):
         svi.run(*problem.data, progress=False)
     if name == "AutoNormal":

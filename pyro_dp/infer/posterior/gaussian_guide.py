@@ -1,5 +1,6 @@
 """Guides that are Gaussian in unconstrained space: read as one Gaussian, and written as one."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,12 +76,18 @@ class GaussianGuide:
             raise ModelError(f"The guide is an {type(guide).__name__}. {_SUPPORTED}")
         runs = OnPlaceholders(records)
         values, prior, parameters = runs.sites(model, guide)
+        values, auxiliary = (self._read(each, records.plate) for each in (values, runs.auxiliary))
         check_names(values, prior, records.plate)
-        self._blocks = tuple(_blocks(guide, runs.auxiliary or values, parameters))
+        self._blocks = tuple(_blocks(guide, auxiliary or values, parameters))
         self.latents = tuple(latents_of(values, prior, automatic=automatic))
         self.size = self.latents[-1].stop
         self._diagonal = all(block.form == "scale" for block in self._blocks)
         self.starts_anywhere = automatic and starts_anywhere(guide)
+
+    @staticmethod
+    def _read(sites: Sites, plate: PrivatePlate) -> Sites:
+        """The sites that are read: all."""
+        return sites
 
     @torch.no_grad()
     def read(self) -> tuple[Tensor, Tensor]:
@@ -120,9 +127,29 @@ class GaussianGuide:
         """Names of its parameters."""
         return {p.name for block in self._blocks for p in block.parameters}
 
+    @property
+    def locations(self) -> list[str]:
+        """Names of the parameters that hold the mean, in the order of the flat vector."""
+        return [block.parameters[0].name for block in self._blocks]
+
     def is_current(self) -> bool:
         """Whether the parameter store still holds the parameters that were found."""
         return held([p for block in self._blocks for p in block.parameters])
+
+
+class GlobalGaussian(GaussianGuide):
+    """The global latents of a guide, jointly Gaussian. Latents per record may have any form."""
+
+    @staticmethod
+    def _read(sites: Sites, plate: PrivatePlate) -> Sites:
+        return {name: site for name, site in sites.items() if not plate.holds(site)}
+
+    def growth(self) -> dict[str, Tensor]:
+        """How parameters change if the logarithm of all scales grows, by name and per unit."""
+        return {
+            b.parameters[1].name: b.parameters[1].growth(_POWERS.get(b.form, 1))
+            for b in self._blocks
+        }
 
 
 def held(parameters: Sequence["_Parameter"]) -> bool:
@@ -165,6 +192,10 @@ _FORMS: dict[
 }
 
 
+# The first parameter of a scale is a power of it, if it is no scale.
+_POWERS = {"covariance_matrix": 2, "precision_matrix": -2}
+
+
 @dataclass(frozen=True)
 class _Parameter:
     """An entry of the parameter store, and the tensor that the guide read."""
@@ -179,6 +210,15 @@ class _Parameter:
 
     def unconstrained(self, value: Tensor) -> Tensor:
         return transform_to(self.constraint).inv(value.reshape(self.leaf.shape))
+
+    def growth(self, power: int) -> Tensor:
+        """Change of the unconstrained value, per unit of the logarithm of a scale.
+
+        :param power: the value is a scale to this power.
+        """
+        value, unit = self.read(), 1e-6
+        larger = self.unconstrained(value * math.exp(power * unit))
+        return (larger - self.unconstrained(value)) / unit
 
     def allows(self, value: Tensor) -> bool:
         return bool(self.constraint.check(value.reshape(self.leaf.shape)).all())

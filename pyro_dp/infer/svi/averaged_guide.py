@@ -1,32 +1,45 @@
 """The guide after gradient steps: means of its parameters over the last half, and a posterior."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
 from torch import Tensor
 
-from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.explanation import SAMPLING
+from pyro_dp.infer.posterior.gaussian_guide import GlobalGaussian
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.summary import CHECK, NOISE, STEPS, Status
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.linalg import dense
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_tensors
 
 _PARTS = 4  # parts of the last half
+_FEWEST = 10  # iterates in a part
 _DAMAGED = "load_state_dict: averages are damaged."
-_NO_STEP = (
+NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "
     "latents first; the run's result is in the guide's parameters.)"
 )
 _NO_GAUSSIAN = (
-    "The guide ({kind}) is not one Gaussian of all latents, so it has no posterior(). Its result "
-    "is {result}. For a posterior() fit AutoMultivariateNormal(model) instead."
+    "The guide ({kind}) is not one Gaussian of the global latents, so it has no posterior(). Its "
+    "result is {result}. For a posterior() fit AutoMultivariateNormal(model) instead."
 )
 _RESULTS = {AutoDelta: "guide.median()", AutoLaplaceApproximation: "guide()"}
 _DRAWS = "svi.predictive().posterior_samples"
+_MOST_MOVED, _MOST_LEFT = 0.7, 1.0  # standard deviations
+_MOST_GROWTH = 0.3  # change in a scale's logarithm
+_MOVED = "the means moved by {:.1f} sd between the last two quarters of the steps"
+_LEFT = "the mean gradient of the last half of the steps still led {:.1f} sd further"
+_GROWING = "the gradients may still change the widths by {:.0%}"
+WITHOUT_NOISE = Status(
+    CHECK, "gradient steps found the intervals, which do not include the privacy noise", STEPS
+)
 _NOT_FINITE = (
     "The guide's numbers are infinite, or too large or too small for a covariance: use an "
     "optimizer with smaller steps, or none."
@@ -44,29 +57,49 @@ class IterateAverages:
     :param num_steps: T.
     :param counts: iterates in each eighth so far.
     :param sums: each parameter's sums over them, (4, *shape).
+    :param gradients: sums of the gradients in the last half of the run.
+    :param noise: the sum of these gradients' noise variances; NaN: it is unknown.
     """
 
     def __init__(
         self,
         num_steps: int,
         counts: Sequence[int] = (0,) * _PARTS,
-        sums: Mapping[str, Tensor] | None = None,
+        sums: Mapping[str, Tensor] = MappingProxyType({}),
+        gradients: Mapping[str, Tensor] = MappingProxyType({}),
+        noise: float = 0.0,
     ):
         self._num_steps = num_steps
         self._counts = list(counts)
-        self._sums = {name: each.clone() for name, each in (sums or {}).items()}
+        self._sums = {name: each.clone() for name, each in sums.items()}
+        self._gradients = {name: each.clone() for name, each in gradients.items()}
+        self._noise = noise
 
     @torch.no_grad()
-    def add(self, step: int, parameters: Mapping[str, Tensor]) -> None:
-        """The iterate after this step, from 1."""
+    def add(
+        self,
+        step: int,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor | None],
+        noise: float,
+    ) -> None:
+        """The iterate after this step, from 1.
+
+        :param gradients: the step's, by the negative ELBO.
+        :param noise: variance of the noise in a location's gradient.
+        """
         part = 2 * _PARTS * (step - 1) // self._num_steps - _PARTS
         if not 0 <= part < _PARTS:
             return
         self._counts[part] += 1
+        self._noise += noise
         for name, leaf in parameters.items():
             if name not in self._sums:
                 self._sums[name] = leaf.new_zeros(_PARTS, *leaf.shape)
+                self._gradients[name] = torch.zeros_like(leaf)
             self._sums[name][part] += leaf
+            if (gradient := gradients[name]) is not None:
+                self._gradients[name] += gradient
 
     @torch.no_grad()
     def means(self) -> dict[str, Tensor]:
@@ -74,15 +107,63 @@ class IterateAverages:
         count = sum(self._counts)
         return {name: sums.sum(dim=0) / count for name, sums in self._sums.items()}
 
+    @property
+    def complete(self) -> bool:
+        """Whether each eighth has enough iterates, and their noise is there."""
+        return min(self._counts) >= _FEWEST and not math.isnan(self._noise)
+
+    def variances(self, covariance: Tensor, sample_rate: float) -> dict[str, Tensor]:
+        """Covariances of the mean over the last half, by privacy noise and by sampling.
+
+        Let S be the posterior's covariance. Near its mean m, the gradient at x is S^-1 (m - x),
+        plus noise of variance s^2. The mean of n iterates then has the covariance S s^2 S / n,
+        whatever the step sizes are (Polyak & Juditsky 1992). The gradient of a sample at rate q
+        varies by (1 - q) / q S^-1 (information identity).
+
+        :param covariance: the guide's, (d, d).
+        :returns: (d, d) each.
+        """
+        count = sum(self._counts)
+        excess = (1 - sample_rate) / sample_rate
+        return {
+            NOISE: self.noise**2 * covariance @ covariance,
+            SAMPLING: excess / count * covariance,
+        }
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise in the mean gradient by a location."""
+        return math.sqrt(self._noise) / sum(self._counts)
+
+    def gradient(self, names: Sequence[str]) -> Tensor:
+        """Mean over the last half, of parameters of these names, (d,)."""
+        found = [self._gradients[name].flatten().double() for name in names]
+        return torch.cat(found) / sum(self._counts)
+
+    def moved(self, names: Sequence[str]) -> Tensor:
+        """From the mean of the third quarter to that of the fourth, in parameters of these names.
+
+        :returns: (d,).
+        """
+        found = []
+        for name in names:
+            a, b, c, d = self._eighths(name).reshape(_PARTS, -1).double()
+            found.append((c + d - a - b) / 2)
+        return torch.cat(found)
+
+    def _eighths(self, name: str) -> Tensor:
+        """Means over the eighths, (4, *shape)."""
+        sums = self._sums[name]
+        return sums / torch.tensor(self._counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
+
     @torch.no_grad()
     def agreed(self) -> dict[str, Tensor]:
         """Means over the last half, of the parameters that have arrived."""
         if min(self._counts) == 0:
             return {}
         found = set()
-        for name, sums in self._sums.items():
-            means = sums / torch.tensor(self._counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
-            a, b, c, d = means
+        for name in self._sums:
+            a, b, c, d = self._eighths(name)
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
             if 2 * apart <= within:
@@ -110,8 +191,12 @@ class IterateAverages:
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""
-        sums = {name: each.clone() for name, each in self._sums.items()}
-        return {"num_steps": self._num_steps, "counts": list(self._counts), "sums": sums}
+        tensors = {"sums": self._sums, "gradients": self._gradients}
+        return {
+            "num_steps": self._num_steps,
+            "counts": list(self._counts),
+            "noise": self._noise,
+        } | {kind: {n: x.clone() for n, x in each.items()} for kind, each in tensors.items()}
 
     @staticmethod
     def resumed(state: Any) -> "IterateAverages":
@@ -119,37 +204,96 @@ class IterateAverages:
 
         :raises ConfigurationError: it is no such state.
         """
-        names = {"num_steps", "counts", "sums"}
+        names = {"num_steps", "counts", "sums", "gradients", "noise"}
+        if isinstance(state, Mapping) and state.keys() == names - {"gradients", "noise"}:
+            zeros = {n: torch.zeros_like(x[0]) for n, x in _tensors(state["sums"]).items()}
+            state = {**state, "gradients": zeros, "noise": math.nan}  # a state of version 0.2
         if not isinstance(state, Mapping) or state.keys() != names:
             raise ConfigurationError(_DAMAGED)
-        sums, counts = require_tensors("averages", state["sums"]), state["counts"]
-        if not isinstance(counts, list) or len(counts) != _PARTS:
-            raise ConfigurationError(_DAMAGED)
-        if not all(each.dim() and len(each) == _PARTS for each in sums.values()):
+        sums, counts, noise = _tensors(state["sums"]), state["counts"], state["noise"]
+        gradients = require_tensors("averages", state["gradients"])
+        shapes = {name: each.shape[1:] for name, each in sums.items()}
+        fits = isinstance(counts, list) and len(counts) == _PARTS and isinstance(noise, float)
+        if not fits or shapes != {name: each.shape for name, each in gradients.items()}:
             raise ConfigurationError(_DAMAGED)
         counts = [require_count("averages", count, least=0) for count in counts]
-        return IterateAverages(require_count("averages", state["num_steps"]), counts, sums)
+        num_steps = require_count("averages", state["num_steps"])
+        return IterateAverages(num_steps, counts, sums, gradients, noise)
 
 
-def guide_posterior(
-    model: Callable, guide: Callable, records: Records | None, status: Status
-) -> Posterior:
-    """The guide as it is.
+def _tensors(sums: Any) -> dict[str, Tensor]:
+    found = require_tensors("averages", sums)
+    if not all(each.dim() and len(each) == _PARTS for each in found.values()):
+        raise ConfigurationError(_DAMAGED)
+    return found
 
-    :param records: the last look's; None: there was none.
-    :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
+
+def gaussian_of(model: Callable, guide: Callable, records: Records) -> GlobalGaussian:
+    """The guide's global latents.
+
+    :raises ConfigurationError: they are not one Gaussian.
     """
-    if records is None:
-        raise ConfigurationError(_NO_STEP)
     try:
         with forked_rng():
-            gaussian = GaussianGuide(model, guide, records)
+            return GlobalGaussian(model, guide, records)
     except ModelError:
         kind = type(guide)
         text = _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
         raise ConfigurationError(text) from None
+
+
+def posterior_of(
+    gaussian: GlobalGaussian,
+    averages: IterateAverages | None,
+    sample_rate: float,
+    judged: Callable[[Status], Status],
+) -> Posterior:
+    """The guide's Gaussian, with the noise in its mean if there are averages.
+
+    :param averages: None: the mean is the last iterate.
+    :param judged: the status, from one that leaves out clipping.
+    :raises ConfigurationError: its covariance is not finite.
+    """
     mean, covariance = gaussian.read()
+    plain, status = dense(covariance), WITHOUT_NOISE
+    aware = plain
+    if averages is not None and averages.complete:
+        aware = sum(averages.variances(plain, sample_rate).values(), plain)
+        status = _settled(averages, gaussian, plain, aware.diagonal().sqrt())
     try:
-        return Posterior(gaussian.latents, mean, covariance, status=status)
+        return Posterior(gaussian.latents, mean, aware, plain=plain, status=judged(status))
     except ArithmeticError:
         raise ConfigurationError(_NOT_FINITE) from None
+
+
+def _settled(
+    averages: IterateAverages, gaussian: GlobalGaussian, covariance: Tensor, sds: Tensor
+) -> Status:
+    """Whether the steps have arrived, by three numbers.
+
+    The means of the last two quarters are close to each other. Newton's step from the mean gradient
+    is short. And the mean gradient does not make all scales grow or fall. At the optimum, the
+    derivative by the logarithm of all scales is 0, and the second derivative is 2 per coordinate.
+    One standard deviation of the noise is added to it.
+
+    :param covariance: the guide's, (d, d).
+    :param sds: the intervals' standard deviations, (d,).
+    """
+    names, growth = gaussian.locations, gaussian.growth()
+    left = covariance @ averages.gradient(names).to(covariance)
+    directions = torch.cat([way.flatten() for way in growth.values()])
+    slope = (averages.gradient(list(growth)).to(directions) @ directions).abs()
+    slope = slope + averages.noise * covariance.trace().sqrt()
+    for distance, most, text in (
+        (_size(averages.moved(names).to(sds) / sds), _MOST_MOVED, _MOVED),
+        (_size(left / sds), _MOST_LEFT, _LEFT),
+        (slope.item() / (2 * len(sds)), _MOST_GROWTH, _GROWING),
+    ):
+        if not distance <= most:
+            return Status(CHECK, text.format(distance), STEPS)
+    return Status()
+
+
+def _size(way: Tensor) -> float:
+    """Root mean square over the coordinates."""
+    return way.square().mean().sqrt().item()

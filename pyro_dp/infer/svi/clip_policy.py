@@ -144,7 +144,9 @@ class ClipPolicy:
 
 
 def _joined(first: Status, other: Status) -> Status:
-    return Status(CHECK, f"{first.reason}; {other.reason}", first.cause)
+    return Status(
+        CHECK, "; ".join(filter(None, (first.reason, other.reason))), first.cause or other.cause
+    )
 
 
 @dataclass(frozen=True, eq=False)

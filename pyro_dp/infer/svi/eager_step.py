@@ -215,6 +215,11 @@ class EagerStep:
         """The same step, whose release has the norms and no more."""
         return replace(self, releases_loss=False, report=bins_alone)
 
+    @property
+    def num_noises(self) -> int:
+        """How many released numbers enter the gradient of a latent's location."""
+        return self.loss.num_particles if self.privatize == "latents" else 1
+
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Draws global latents, which are public, one for each particle."""
         modes: Sequence[RecordMode | None] = given or [None] * self.loss.num_particles

@@ -25,8 +25,8 @@ _OF_PAPER = (
     "saved in version 0.1."
 )
 _IN_ITS_PLACE = (
-    "The guide holds {what}. Looks at all records give intervals that include the noise: leave out "
-    "settings of gradient steps, or use DPSEP."
+    "The guide holds {what}. Looks at all records are more precise: leave out settings of gradient "
+    "steps, or use DPSEP."
 )
 _OTHER_SHAPE = (
     "Parameter {name!r} has another shape than when it was saved: the state is of another model."
@@ -100,6 +100,7 @@ class Moves:
 
     plans = False  # whether the noise is for a planned number of steps
     names: tuple[str, ...] = ()  # a state must have these parts
+    averages: IterateAverages | None = None  # None: the guide holds the last iterate
 
     def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
         self.optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
@@ -142,10 +143,12 @@ class Moves:
         gradients: Mapping[str, Tensor | None],
         plan: StepPlan,
         step: int,
+        noise: float,
     ) -> None:
         """Take a step along gradients of the parameters.
 
         :param step: its number, from 1.
+        :param noise: variance of the noise in a location's gradient.
         """
         # In few steps a device may be waited for.
         rarely = step <= 3 or step % 10 == 0 or step == plan.num_steps
@@ -203,7 +206,7 @@ class PlannedMoves(Moves):
 
     def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
         super().__init__(optim, local)
-        self.averages: IterateAverages | None = None  # from the first look on
+        self.averages = None  # until the first look
         self.concluded = ""  # what the guide holds
 
     def _row_adam(self, name: str) -> RowAdam:
@@ -227,16 +230,17 @@ class PlannedMoves(Moves):
         gradients: Mapping[str, Tensor | None],
         plan: StepPlan,
         step: int,
+        noise: float,
     ) -> None:
         if self.chooses:
             self.optimizer.set(lr=plan.step_size(step - 1), betas=BETAS)
-        super().move(parameters, gradients, plan, step)
+        super().move(parameters, gradients, plan, step, noise)
         if self.chooses:
             self.optimizer.set(lr=plan.step_size(step))  # which a state must know
         if self.local is None:
             self.rows.set_step_size(plan.row_step_size(step - 1))
         if self.averages is not None:
-            self.averages.add(step, parameters)
+            self.averages.add(step, parameters, gradients, noise)
 
     def conclude(self, parameters: Mapping[str, Tensor]) -> None:
         averages = self.averages or IterateAverages(1)

@@ -5,7 +5,7 @@ plate of individuals.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,13 +19,11 @@ from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import (
-    CHECK,
     NOTHING_TO_CHECK,
-    STEPS,
     Status,
 )
 from pyro_dp.infer.preparation import note_earlier_values
-from pyro_dp.infer.svi.averaged_guide import guide_posterior
+from pyro_dp.infer.svi.averaged_guide import NO_STEP, WITHOUT_NOISE, gaussian_of, posterior_of
 from pyro_dp.infer.svi.clip_policy import Reading, by_histogram, resumed
 from pyro_dp.infer.svi.eager_step import (
     EagerStep,
@@ -43,7 +41,7 @@ from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.records.local_parameters import FIXED, NOTE
-from pyro_dp.records.losses import Loss, as_elbo
+from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
@@ -59,9 +57,6 @@ from pyro_dp.utils.validation import same
 NAN = (
     "step() returns nan: the loss on the data is not private. Pass clip=Clip(loss=...) to "
     "DPSVI to release a private one with each step."
-)
-_WITHOUT_NOISE = Status(
-    CHECK, "gradient steps found the intervals, which do not include the privacy noise", STEPS
 )
 _PER_RECORD = (
     "peers: model or guide have latents or parameters of each record, or draw for each, as "
@@ -157,7 +152,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self._policy = policy.learned(read)
             return math.nan
         gradients = step.gradients(draws, released[0])
-        self._moves.move(prepared.parameters, gradients.parameters, plan, self._steps)
+        sd = blocks[0].noise(noise) / prepared.sampler.sample_rate
+        variance = step.eager.num_noises * sd**2
+        self._moves.move(prepared.parameters, gradients.parameters, plan, self._steps, variance)
         for indices, own in moves:  # behind the privacy wall
             self._moves.rows.step(indices, own)
         self._policy = policy.learned(read)
@@ -194,16 +191,42 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             warn_user(warning)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
-        """The guide as it is. No interval of gradient steps includes the noise."""
-        records = None if self._kept.prepared is None else self._kept.prepared.records
-        return guide_posterior(self.model, self.guide, records, self._status)
+        """The guide's global latents, with the noise in the mean of the iterates."""
+        known = self._kept.prepared
+        if known is None:
+            raise ConfigurationError(NO_STEP)
+        own_loss = self.loss is not None and isinstance(as_elbo(self.loss), OwnLoss)
+        found = posterior_of(
+            gaussian_of(self.model, self.guide, known.records),
+            None if own_loss else self._moves.averages,  # its minimum may be no posterior
+            known.sampler.sample_rate,
+            self._judged,
+        )
+        return found if noise_aware else found.plain
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        known, averages = self._kept.prepared, self._moves.averages
+        if known is None or averages is None or not averages.complete:
+            return super()._noise_parts()
+        covariance = self.posterior(noise_aware=False).covariance_matrix
+        parts = averages.variances(covariance, known.sampler.sample_rate)
+        return {name: each.diagonal() for name, each in parts.items()}
+
+    def _judged(self, status: Status) -> Status:
+        """
+        :param status: that of a posterior, which leaves out clipping.
+        """
+        if same(self._reservation.noise_multiplier, 0):
+            return NOTHING_TO_CHECK
+        return self._policy.judged(status)
 
     @property
     def _status(self) -> Status:
         """Whether the posterior can be published."""
-        if same(self._reservation.noise_multiplier, 0):
-            return NOTHING_TO_CHECK
-        return self._policy.judged(_WITHOUT_NOISE)
+        try:
+            return self.posterior().status
+        except ConfigurationError:  # the guide has no Gaussian to read
+            return self._judged(WITHOUT_NOISE)
 
     def _conclude(self, status: str | None = None) -> None:
         if self._kept.prepared is not None:
