@@ -23,7 +23,13 @@ from pyro_dp.infer.posterior.summary import (
     Status,
 )
 from pyro_dp.infer.preparation import note_earlier_values
-from pyro_dp.infer.svi.averaged_guide import NO_STEP, WITHOUT_NOISE, gaussian_of, posterior_of
+from pyro_dp.infer.svi.averaged_guide import (
+    NO_STEP,
+    WITHOUT_NOISE,
+    IterateAverages,
+    gaussian_of,
+    posterior_of,
+)
 from pyro_dp.infer.svi.clip_policy import Reading, by_histogram, resumed
 from pyro_dp.infer.svi.eager_step import (
     EagerStep,
@@ -195,17 +201,29 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         known = self._kept.prepared
         if known is None:
             raise ConfigurationError(NO_STEP)
-        own_loss = self.loss is not None and isinstance(as_elbo(self.loss), OwnLoss)
         found = posterior_of(
             gaussian_of(self.model, self.guide, known.records),
-            None if own_loss else self._moves.averages,  # its minimum may be no posterior
+            self._averages,
             known.sampler.sample_rate,
             self._judged,
         )
         return found if noise_aware else found.plain
 
+    @property
+    def _averages(self) -> IterateAverages | None:
+        """Those of a run whose noise moves the guide as its own covariance says; else None.
+
+        Latents of a record follow the global ones, and hide how far those still are from their
+        optimum. A loss of one's own may have any optimum.
+        """
+        known = self._kept.prepared
+        own_loss = self.loss is not None and isinstance(as_elbo(self.loss), OwnLoss)
+        if known is None or own_loss or known.term.local or known.term.draws or known.term.samples:
+            return None
+        return self._moves.averages
+
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        known, averages = self._kept.prepared, self._moves.averages
+        known, averages = self._kept.prepared, self._averages
         if known is None or averages is None or not averages.complete:
             return super()._noise_parts()
         covariance = self.posterior(noise_aware=False).covariance_matrix
