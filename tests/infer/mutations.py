@@ -34,8 +34,8 @@ MUTATIONS = [
     Mutation(
         "DPSVI: the mean of iterates has less noise than it has",
         "IterateAverages.variances",
-        "self.noise**2 * covariance @ covariance",
-        "self.noise**2 * covariance @ covariance / 2",
+        "self.gradient_sd**2 * covariance @ covariance",
+        "self.gradient_sd**2 * covariance @ covariance / 2",
         "test_iterate_averages.py",
     ),
     Mutation(

@@ -58,7 +58,7 @@ def test_a_state_goes_on():
         second.add(step, {"x": path[step - 1]}, {"x": path[step - 1]}, 2.0)
     assert torch.equal(second.agreed()["x"], whole.agreed()["x"])
     assert torch.equal(second.gradient(["x"]), whole.gradient(["x"]))
-    assert second.noise == whole.noise and second.complete
+    assert second.gradient_sd == whole.gradient_sd and second.complete
     with pytest.raises(ConfigurationError, match="averages"):
         IterateAverages.resumed({"counts": [1, 2]})
 

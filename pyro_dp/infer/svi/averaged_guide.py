@@ -73,7 +73,7 @@ class IterateAverages:
         self._counts = list(counts)
         self._sums = {name: each.clone() for name, each in sums.items()}
         self._gradients = {name: each.clone() for name, each in gradients.items()}
-        self._noise = noise
+        self._variance = noise
 
     @torch.no_grad()
     def add(
@@ -92,7 +92,7 @@ class IterateAverages:
         if not 0 <= part < _PARTS:
             return
         self._counts[part] += 1
-        self._noise += noise
+        self._variance += noise
         for name, leaf in parameters.items():
             if name not in self._sums:
                 self._sums[name] = leaf.new_zeros(_PARTS, *leaf.shape)
@@ -110,7 +110,7 @@ class IterateAverages:
     @property
     def complete(self) -> bool:
         """Whether each eighth has enough iterates, and their noise is there."""
-        return min(self._counts) >= _FEWEST and not math.isnan(self._noise)
+        return min(self._counts) >= _FEWEST and not math.isnan(self._variance)
 
     def variances(self, covariance: Tensor, sample_rate: float) -> dict[str, Tensor]:
         """Covariances of the mean over the last half, by privacy noise and by sampling.
@@ -126,14 +126,14 @@ class IterateAverages:
         count = sum(self._counts)
         excess = (1 - sample_rate) / sample_rate
         return {
-            NOISE: self.noise**2 * covariance @ covariance,
+            NOISE: self.gradient_sd**2 * covariance @ covariance,
             SAMPLING: excess / count * covariance,
         }
 
     @property
-    def noise(self) -> float:
+    def gradient_sd(self) -> float:
         """Standard deviation of the noise in the mean gradient by a location."""
-        return math.sqrt(self._noise) / sum(self._counts)
+        return math.sqrt(self._variance) / sum(self._counts)
 
     def gradient(self, names: Sequence[str]) -> Tensor:
         """Mean over the last half, of parameters of these names, (d,)."""
@@ -195,7 +195,7 @@ class IterateAverages:
         return {
             "num_steps": self._num_steps,
             "counts": list(self._counts),
-            "noise": self._noise,
+            "variance": self._variance,
         } | {kind: {n: x.clone() for n, x in each.items()} for kind, each in tensors.items()}
 
     @staticmethod
@@ -204,13 +204,13 @@ class IterateAverages:
 
         :raises ConfigurationError: it is no such state.
         """
-        names = {"num_steps", "counts", "sums", "gradients", "noise"}
-        if isinstance(state, Mapping) and state.keys() == names - {"gradients", "noise"}:
+        names = {"num_steps", "counts", "sums", "gradients", "variance"}
+        if isinstance(state, Mapping) and state.keys() == names - {"gradients", "variance"}:
             zeros = {n: torch.zeros_like(x[0]) for n, x in _tensors(state["sums"]).items()}
-            state = {**state, "gradients": zeros, "noise": math.nan}  # a state of version 0.2
+            state = {**state, "gradients": zeros, "variance": math.nan}  # a state of version 0.2
         if not isinstance(state, Mapping) or state.keys() != names:
             raise ConfigurationError(_DAMAGED)
-        sums, counts, noise = _tensors(state["sums"]), state["counts"], state["noise"]
+        sums, counts, noise = _tensors(state["sums"]), state["counts"], state["variance"]
         gradients = require_tensors("averages", state["gradients"])
         shapes = {name: each.shape[1:] for name, each in sums.items()}
         fits = isinstance(counts, list) and len(counts) == _PARTS and isinstance(noise, float)
@@ -283,7 +283,7 @@ def _settled(
     left = covariance @ averages.gradient(names).to(covariance)
     directions = torch.cat([way.flatten() for way in growth.values()])
     slope = (averages.gradient(list(growth)).to(directions) @ directions).abs()
-    slope = slope + averages.noise * covariance.trace().sqrt()
+    slope = slope + averages.gradient_sd * covariance.trace().sqrt()
     for distance, most, text in (
         (_size(averages.moved(names).to(sds) / sds), _MOST_MOVED, _MOVED),
         (_size(left / sds), _MOST_LEFT, _LEFT),
