@@ -13,7 +13,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import UNREADABLE, CalibratedNoise, Ledger, Seed, Settings
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError
@@ -332,13 +333,8 @@ class Holders(Peers):
         self._accountant.require_room(event)
         # Its computing time stays secret: it reveals something about the number of sampled records.
         self._agree_on(clipped, event, step, public, 0.0)
+        assert isinstance(clipped, FixedPointSum)  # as the settings say
         clipped.in_shares(self._federation.honest, self._federation.add)
-
-    def released(
-        self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
-    ) -> list[Tensor]:
-        """Each holder records the event for itself."""
-        return make()
 
     def warnings(self) -> list[Warning]:
         """Notes on a run that some holders left."""

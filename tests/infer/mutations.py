@@ -224,7 +224,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows of another record",
-        "EagerStep.add_microbatch",
+        "EagerStep.of_records",
         "self.term.local.rows(chosen)",
         "self.term.local.rows(chosen.flip(0))",
         "test_local_parameters.py",
@@ -483,9 +483,9 @@ MUTATIONS = [
     ),
     Mutation(
         "nonprivate: the loss without what is outside the plate",
-        "exact_loss",
-        "return sum(kept.losses) + outside",
-        "return sum(kept.losses)",
+        "exact",
+        "loss = mean_loss(particles).item()",
+        "loss = 0.0",
         "test_nonprivate.py",
     ),
     Mutation(
@@ -987,7 +987,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: norms alone, with half their noise",
-        "Opening.blocks",
+        "Measured.blocks",
         "Block(SIZE, 1.0)",
         "Block(SIZE, 0.5)",
         "test_stochastic_gradient_vi.py",

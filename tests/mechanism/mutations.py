@@ -507,7 +507,7 @@ MUTATIONS = [
         "a cluster in which each rank adds noise",
         "Ranks.add_up",
         "        clipped.over_ranks(self._cluster.reduce)\n",
-        "        clipped._totals = tuple(clipped._noisy([1.0] * len(clipped.blocks), "
+        "        clipped._added = tuple(clipped._noisy([1.0] * len(clipped.blocks), "
         "np.random.default_rng()))\n        clipped.over_ranks(self._cluster.reduce)\n",
         "test_cluster.py",
     ),

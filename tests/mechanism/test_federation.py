@@ -37,7 +37,6 @@ from pyro_dp import (
 )
 from pyro_dp.auditing import audit
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -289,10 +288,6 @@ class TestShares:
         known = sum(left[honest:], torch.zeros_like(left[0]))
         hidden = (sum(left) - known).double() / _UNITS
         assert hidden.std().item() == pytest.approx(2.0, rel=0.021)
-
-    def test_sums_of_floating_point_have_none(self):
-        with pytest.raises(ConfigurationError, match="secure mode"):
-            ClippedSum([Block(1, 1.0)]).in_shares(2, lambda units: units)
 
     def test_too_little_noise_for_a_share(self):
         with pytest.raises(ConfigurationError, match="multiplier"):

@@ -35,7 +35,7 @@ def units(bound, *values):
     """The integers of a sum before its release."""
     total = FixedPointSum([Block(v.shape[1], bound, 1 / len(values)) for v in values])
     total.add(*values)
-    return total._units
+    return total._totals
 
 
 def squared_norm(vector):
@@ -83,7 +83,7 @@ def test_the_order_of_records_is_no_part_of_the_sum():
     whole, parts = units(1.0, values)[0], FixedPointSum([Block(5, 1.0)])
     for part in values.flip(0).split(7):
         parts.add(part)
-    assert torch.equal(parts._units[0], whole)
+    assert torch.equal(parts._totals[0], whole)
     plain = [ClippedSum([Block(5, 1.0)]) for _ in range(2)]
     plain[0].add(values)
     plain[1].add(values.flip(0))

@@ -27,7 +27,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Block, Contributions, Measured, Rows
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
@@ -263,15 +263,25 @@ class EagerStep:
         :param sampled: draws of torch's samplers for these records, by particle; by default they
             draw now.
         """
+        gradients, losses, own = self.of_records(draws, chosen, local, sampled)
+        clipped.add(*self.blocks(gradients, losses, clipped.blocks[0].bound))
+        return chosen, own
+
+    def of_records(
+        self,
+        draws: list[Particle],
+        chosen: Tensor,
+        local: LocalStreams,
+        sampled: Sequence[list[Tensor]] | None = None,
+    ) -> tuple[Rows, Tensor, dict[str, Tensor]]:
+        """Gradients and losses (B,) of these records, and gradients of their own rows. Private."""
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
         given: Sequence[list[Tensor] | None] = sampled or [None] * len(draws)
-        batches = [
-            Batch(chosen, rows, own, values=values, local_rows=local_rows)
-            for own, values in zip(local, given, strict=True)
-        ]
         gradients = [
-            self.term.gradients(particle, batch)
-            for particle, batch in zip(draws, batches, strict=True)
+            self.term.gradients(
+                particle, Batch(chosen, rows, own, values=values, local_rows=local_rows)
+            )
+            for particle, own, values in zip(draws, local, given, strict=True)
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
@@ -279,10 +289,8 @@ class EagerStep:
         flat = torch.cat(
             [losses.new_empty(len(chosen), 0), *(b.reshape(len(chosen), -1) for b in blocks)], dim=1
         )
-        clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
-        return chosen, {
-            name: mean([each.local[name] for each in gradients]) for name in self.term.local.leaves
-        }
+        names = self.term.local.leaves
+        return Rows(flat), losses, {n: mean([each.local[n] for each in gradients]) for n in names}
 
     def blocks(
         self, gradient: Measured, losses: Tensor, bound: Tensor | float
@@ -351,47 +359,22 @@ class PreparedGradient(Prepared):
         )
 
 
-def exact_loss(
-    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
-) -> float:
-    """The negative ELBO of all records, with the draws that the next step would make."""
-    kept, outside = _gradients(prepared, batches, stream)
-    return sum(kept.losses) + outside
-
-
-def exact_norms(
-    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
-) -> Tensor:
-    """Norms of the records' gradients before they are clipped, (N,)."""
-    kept, _ = _gradients(prepared, batches, stream)
-    return torch.cat(kept.norms)
-
-
 @torch.enable_grad()
-def _gradients(
+def exact(
     prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
-) -> tuple["_Kept", float]:
-    """Norms and losses of the records, and the loss outside the plate."""
-    eager = replace(prepared.step.eager, releases_loss=True, report=None)
+) -> tuple[float, Tensor]:
+    """The negative ELBO of all records, and norms (N,) of their gradients before clipping.
+
+    With the draws that the next step would make.
+    """
+    eager = prepared.step.eager
     particles = eager.draw()
     local = [LocalStream(stream) for _ in particles]
-    kept: Any = _Kept([Block(eager.size(particles), 1.0)])
+    loss = mean_loss(particles).item()
+    norms = []
     with private_rng(stream):
         for chosen in batches:
-            eager.add_microbatch(kept, particles, chosen, local)
-    outside = torch.stack([particle.loss.detach() for particle in particles]).mean()
-    return kept, outside.item()
-
-
-class _Kept:
-    """It keeps the norms of records, and the sums of their losses."""
-
-    def __init__(self, blocks: list[Block]):
-        self.blocks = blocks
-        self.norms: list[Tensor] = []
-        self.losses: list[float] = []
-
-    def add(self, gradients: Measured, losses: Contributions) -> None:
-        norms = row_norms(gradients)
-        self.norms.append(norms)
-        self.losses.append(losses.weighted_sum(torch.ones_like(norms).unsqueeze(1)).item())
+            gradients, losses, _ = eager.of_records(particles, chosen, local)
+            norms.append(row_norms(gradients))
+            loss += losses.double().sum().item()
+    return loss, torch.cat(norms)

@@ -18,21 +18,11 @@ from torch import Tensor
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import (
-    CHECK,
-    NOTHING_TO_CHECK,
-    STEPS,
-    Status,
-)
+from pyro_dp.infer.posterior.summary import CHECK, NOTHING_TO_CHECK, STEPS, Status
 from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.infer.svi.averaged_guide import guide_posterior
 from pyro_dp.infer.svi.clip_policy import Reading, by_histogram, resumed
-from pyro_dp.infer.svi.eager_step import (
-    EagerStep,
-    PreparedGradient,
-    exact_loss,
-    exact_norms,
-)
+from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam
@@ -115,8 +105,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     _measure = "private loss (nats)"
     _exact = MappingProxyType(
         {
-            "loss": lambda _, *given: exact_loss(*given),
-            "gradient_norms": lambda _, *given: exact_norms(*given),
+            "loss": lambda _, *given: exact(*given)[0],
+            "gradient_norms": lambda _, *given: exact(*given)[1],
         }
     )
     _first_policy = staticmethod(by_histogram)
