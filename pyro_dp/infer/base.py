@@ -11,11 +11,7 @@ from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
 from pyro_dp.infer.preparation import P, Preparation
-from pyro_dp.mechanism.clipped_fraction import (
-    ClippedFraction,
-    ClippedFractions,
-    require_fractions,
-)
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
@@ -105,7 +101,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self._fractions.load(require_fractions(state.get("clipped_fractions")))
 
     def _prepare(self, args: tuple, kwargs: dict) -> P:
-        """Everything that a step needs, checked. Refuses one step too many. Spends nothing."""
         self._refuse_steps_beyond_calibration()
         return self._look_at(args, kwargs)
 
@@ -149,7 +144,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return None if first is None else NewRecords(self.model, self.guide, first)
 
     def _rate(self, plate: PrivatePlate) -> float:
-        """The sample rate, which may be that of the plate."""
         return self.sampling.rate or plate.subsample_size / plate.size
 
     @abc.abstractmethod
@@ -172,7 +166,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
     def _is_current(self, prepared: P) -> bool:
-        """Whether the preparation still holds, as far as parameters are concerned."""
+        """Whether its parameters are still those of the model."""
         return True
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:

@@ -63,10 +63,7 @@ class ClippedSum:
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int | None:
-        """How many records to work on at a time, of so many coordinates each.
-
-        :param limit: at most so many, or None.
-        """
+        """How many records of so many coordinates to work on at a time; None: all of them."""
         return limit
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
@@ -109,8 +106,7 @@ class ClippedSum:
     def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
         """Compare the first blocks of two computations. No sum leaves this class for it.
 
-        :param other: computed from the same records and bounds.
-        :param count: number of the records.
+        :param count: number of the records, which are the same.
         :param exact: whether the model computes in float64.
         :raises ModelError: they differ by more than rounding explains.
         """

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -124,20 +125,15 @@ class Cluster:
         set_torch_states(Draws(torch_states()).of_all(self.exchange, "rank")[0].states)
 
     def tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
-        """A few numbers of each process, the same number of them, to all; by rank."""
         own = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self.size)]
         self._heard("agreeing", lambda: dist.all_gather(found, own, group=self._group))
         return [each.tolist() for each in found]
 
     def exchange(self, public: Any) -> list[Any]:
-        """Something public of each process, to all; by rank."""
         found: list[Any] = [None] * self.size
-
-        def exchange() -> None:
-            dist.all_gather_object(found, public, group=self._group)
-
-        self._heard("exchanging public values", exchange)
+        gather = partial(dist.all_gather_object, found, public, group=self._group)
+        self._heard("exchanging public values", gather)
         return found
 
     def reduce(self, part: Tensor) -> Tensor | None:
@@ -176,11 +172,7 @@ class Cluster:
 
 
 class Ranks(Peers):
-    """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0.
-
-    :param cluster: the processes' cluster.
-    :param accountant: this rank's.
-    """
+    """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0."""
 
     note = _CLUSTER
 
@@ -227,7 +219,7 @@ class Ranks(Peers):
         return [block.to(clipped.device, copy=True) for block in torch.split(shared[1:], sizes)]
 
     def warnings(self) -> list[Warning]:
-        """Warnings on rank 0, if computing took a small share of its time."""
+        """On rank 0, if computing took a small share of its time."""
         if not self.leads or len(self._times) < _FEW_STEPS or self._cluster.size == 1:
             return []
         step, own = (1e3 * float(np.median(each)) for each in zip(*self._times, strict=True))

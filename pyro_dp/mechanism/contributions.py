@@ -67,14 +67,18 @@ class Contributions(Protocol):
         """The tensor itself, in float64, for sums that must see every coordinate."""
 
 
-class Divisible(Contributions, Protocol):
+class Measured(Contributions, Protocol):
+    """A block with stored norms."""
+
+    def norms(self) -> Tensor: ...
+
+
+class Divisible(Measured, Protocol):
     """A block whose coordinates can be rounded without holding all of them at once."""
 
     @property
     def size(self) -> int:
         """Number of coordinates."""
-
-    def norms(self) -> Tensor: ...
 
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
         """Sum of the rows times their weights, each coordinate rounded towards zero first: (size,)
@@ -95,12 +99,6 @@ def divisible(block: Contributions) -> Divisible:
     return block if hasattr(inner, "whole_sum") else Rows(block.dense())  # type: ignore[return-value]
 
 
-class Measured(Contributions, Protocol):
-    """A block with stored norms."""
-
-    def norms(self) -> Tensor: ...
-
-
 class Rows:
     """A block that is held as it is.
 
@@ -118,7 +116,7 @@ class Rows:
         return self.squared_norms().sqrt()
 
     def squared_norms(self) -> Tensor:
-        """(B, 1), for a block that is a part of another."""
+        """(B, 1)"""
         return self.values.square().sum(dim=1, keepdim=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

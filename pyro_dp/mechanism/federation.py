@@ -204,7 +204,6 @@ class Federation:
         return math.sqrt(self.size / self.honest)
 
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
-        """A few numbers of each holder that is present, to all."""
         said = self._talk([int(each) for each in numbers])
         for holder, each in said.items():
             counted = isinstance(each, list) and len(each) == len(numbers)
@@ -213,10 +212,7 @@ class Federation:
         return [said[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
-        """Something public of each holder, to all; by rank.
-
-        :raises ClusterError: one is missing.
-        """
+        """:raises ClusterError: one is missing."""
         said = self._talk(public)
         for holder in range(self.size):
             if holder not in said:
@@ -297,11 +293,7 @@ def _read(holder: int, content: bytes) -> Any:
 
 
 class Holders(Peers):
-    """One inference in a federation, seen from one of its holders.
-
-    :param federation: the holders' federation.
-    :param accountant: this holder's.
-    """
+    """One inference in a federation, seen from one of its holders."""
 
     _speaker = "holder"
     own_ledgers = True
@@ -337,7 +329,6 @@ class Holders(Peers):
         clipped.in_shares(self._federation.honest, self._federation.add)
 
     def warnings(self) -> list[Warning]:
-        """Notes on a run that some holders left."""
         left = len(self._federation.present)
         if left == self._federation.size:
             return []

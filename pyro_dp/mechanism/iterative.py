@@ -31,7 +31,6 @@ _AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
 def _peers(peers: Cluster | Federation | None, accountant: PrivacyAccountant) -> Alone:
-    """The peers with which an inference makes its steps."""
     if peers is None:
         return Alone()
     if isinstance(peers, Federation):
@@ -175,8 +174,7 @@ class IterativeMechanism(abc.ABC):
         return self.num_steps is not None and self._steps >= self.num_steps
 
     def __reduce__(self) -> NoReturn:
-        name = self._name
-        raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
+        raise PrivacyError(f"A {self._name} holds the data: save its state_dict() instead.")
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
@@ -220,11 +218,10 @@ class IterativeMechanism(abc.ABC):
         return self._bound
 
     def _warnings(self) -> list[Warning]:
-        """Warnings about a finished run, from released numbers."""
+        """About a finished run, from released numbers."""
         return []
 
     def _state(self) -> dict[str, Any]:
-        """The common part of all states."""
         return {"version": 1, "steps": self._steps} | self._reservation.state()
 
     def _require_state(self, state: Any, names: Sequence[str]) -> None:
@@ -245,7 +242,6 @@ class IterativeMechanism(abc.ABC):
         self._steps = state["steps"]
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
-        """The releases of the steps that are left."""
         assert self.num_steps is not None  # calibration and runs have a number
         return Counter({gaussian(sigma, rate, self.sampling.kind): self.num_steps - self._steps})
 
@@ -255,7 +251,6 @@ class IterativeMechanism(abc.ABC):
         return self._to_release(rate, ours.calibrate(rate)) if ours.whole else None
 
     def _lose_release(self) -> None:
-        """Count a release that failed."""
         self._reservation.lose()
 
     def _refuse_steps_beyond_calibration(self) -> None:

@@ -34,16 +34,6 @@ _PEERS = "nonprivate() reads from one process: use an inference without peers th
 class Readable(abc.ABC):
     """Several inferences with one name to users."""
 
-    @property
-    @abc.abstractmethod
-    def _releases(self) -> Any:
-        """Those of its steps."""
-
-    @property
-    @abc.abstractmethod
-    def _steps(self) -> int:
-        """Steps that were taken."""
-
     @abc.abstractmethod
     def _read_from(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -54,12 +44,12 @@ class Readable(abc.ABC):
 class NonPrivate:
     """The result of :func:`nonprivate`."""
 
-    def __init__(self, inference: IterativeMechanism | Readable):
+    def __init__(self, inference: Any):
+        self._inference = inference
         if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
-        if not inference._releases.peers.alone:
+        if not self._inference._releases.peers.alone:
             raise ConfigurationError(_PEERS)
-        self._inference = inference
 
     def loss(self, *args: Any, **kwargs: Any) -> float:
         """The negative ELBO of all records at the present parameters, in nats, without noise.
@@ -95,7 +85,7 @@ class NonPrivate:
 
         :param kinds: inferences that have such numbers.
         """
-        inference: Any = self._inference
+        inference = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
         kind, read = inference._name, inference._exact.get(name)

@@ -87,7 +87,7 @@ def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
 
 
 def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
-    """The bins of the rows' norms, and no more of them."""
+    """The bins of the rows' norms."""
     return [MeasuredBins(block.norms())]
 
 
@@ -144,7 +144,7 @@ class Norms:
 
     @staticmethod
     def places_above(bound: float) -> slice:
-        """The bins whose norms are above the bound, about."""
+        """The bins above the bound, about."""
         return slice(int(np.searchsorted(MIDDLES, math.log(bound))), SIZE)
 
     @property
@@ -153,7 +153,6 @@ class Norms:
         return float(self.norms[np.searchsorted(self.counts.cumsum(), half)])
 
     def share_above(self, bound: float) -> float:
-        """A fraction of the records."""
         return float(self.counts[self.norms > bound].sum() / self.counts.sum())
 
     def excess(self, bounds: Floats) -> Floats:

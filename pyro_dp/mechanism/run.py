@@ -28,10 +28,7 @@ def walk(
     progress: bool,
     callbacks: Sequence[Callback],
 ) -> RunResult:
-    """Make the steps that are left.
-
-    :param inference: an :class:`IterativeMechanism`; the arguments are those of its ``run``.
-    """
+    """Make the steps that are left; the arguments are those of ``IterativeMechanism.run``."""
     require_callbacks(callbacks)
     peers, interrupts = inference._releases.peers, inference._releases.interrupts
     with peers.together():

@@ -52,13 +52,11 @@ class ReleasedStep:
     >>> from pyro_dp import VIPS, PrivacyAccountant
     >>> from pyro_dp.vips import GaussianMixture
     >>> def half_way(step):
-    ...     print(f"step {step.step} of {step.num_steps}")
     ...     return step.step == 2  # enough
     >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
     >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=4)
-    >>> result = vips.run(torch.zeros(1000, 2), progress=False, callbacks=[half_way])
-    step 1 of 4
-    step 2 of 4
+    >>> vips.run(torch.zeros(1000, 2), progress=False, callbacks=[half_way]).steps
+    2
     """
 
     step: int
@@ -72,8 +70,7 @@ class ReleasedStep:
 
     @property
     def epsilon(self) -> float:
-        """The accountant's value for its whole ledger at the time of the call, with all planned
-        steps.
+        """The accountant's value at the time of the call, with all planned steps.
 
         It takes up to a second.
         """
@@ -238,17 +235,15 @@ class RunResult(Sequence[float]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has not ended."""
         return self.stopped == _RUNNING
 
     @property
     def headline(self) -> str:
-        """How far it came, and why no farther."""
         return f"{self.earlier + self.steps} of {self.num_steps} steps, {self.stopped}"
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """The whole run. An exception that ends it is why it stopped."""
+        """An exception that ends the run is why it stopped."""
         start = time.perf_counter()
         try:
             yield
@@ -259,7 +254,7 @@ class RunResult(Sequence[float]):
             self.seconds = time.perf_counter() - start
 
     def add(self, step: ReleasedStep, seconds: float) -> None:
-        """Add a step. Its numbers are kept, and not the object, which holds the inference."""
+        """Its numbers are kept, and not the object, which holds the inference."""
         self.returned.append(step.value)
         self.bounds.append(step.bound)
         self.noise_multiplier, self.noise = step.noise_multiplier, step.noise

@@ -35,8 +35,6 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class Setting:
-    """Base of the settings."""
-
     _plain: ClassVar[tuple[type, ...]] = (int, float, np.integer, np.floating)
     _forms: ClassVar[str]  # the values that an argument may have
 
@@ -115,7 +113,6 @@ class Noise(Setting):
 
     @property
     def is_secure(self) -> bool:
-        """Whether it comes from the operating system's generator."""
         return isinstance(self.source, str)
 
 
@@ -246,12 +243,10 @@ class Clip(Setting):
 
     @property
     def adaptive(self) -> AdaptiveClip | None:
-        """The rule that moves the bound."""
         return self.bound if isinstance(self.bound, AdaptiveClip) else None
 
     @property
     def first_bound(self) -> float | None:
-        """The bound of the first step."""
         return self.bound.initial if isinstance(self.bound, AdaptiveClip) else self.bound
 
 
@@ -342,9 +337,8 @@ def require_fit(
     bound: float,
     plans: bool,
 ) -> None:
-    """
-    :param bound: the largest norm of one record's part of the first release.
-    :param plans: whether the first step chooses ``num_steps``, where it is None.
+    """Arguments of an :class:`IterativeMechanism`.
+
     :raises ConfigurationError: a setting does not fit the others.
     """
     if not isinstance(accountant, PrivacyAccountant):

@@ -754,7 +754,7 @@ MUTATIONS = [
     Mutation(
         "a look without noise in a cluster",
         "NonPrivate.__init__",
-        "not inference._releases.peers.alone",
+        "not self._inference._releases.peers.alone",
         "False",
         "test_cluster.py",
     ),

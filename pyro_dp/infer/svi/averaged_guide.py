@@ -109,23 +109,20 @@ class IterateAverages:
         )
 
     def state(self) -> dict[str, Any]:
-        """Tensors and numbers."""
         sums = {name: each.clone() for name, each in self._sums.items()}
         return {"num_steps": self._num_steps, "counts": list(self._counts), "sums": sums}
 
     @staticmethod
     def resumed(state: Any) -> "IterateAverages":
-        """The averages whose :meth:`state` this is.
+        """From a result of :meth:`state`.
 
         :raises ConfigurationError: it is no such state.
         """
-        names = {"num_steps", "counts", "sums"}
-        if not isinstance(state, Mapping) or state.keys() != names:
+        if not isinstance(state, Mapping) or state.keys() != {"num_steps", "counts", "sums"}:
             raise ConfigurationError(_DAMAGED)
         sums, counts = require_tensors("averages", state["sums"]), state["counts"]
-        if not isinstance(counts, list) or len(counts) != _PARTS:
-            raise ConfigurationError(_DAMAGED)
-        if not all(each.dim() and len(each) == _PARTS for each in sums.values()):
+        parts = [counts if isinstance(counts, list) else (), *sums.values()]
+        if any(getattr(each, "ndim", 1) == 0 or len(each) != _PARTS for each in parts):
             raise ConfigurationError(_DAMAGED)
         counts = [require_count("averages", count, least=0) for count in counts]
         return IterateAverages(require_count("averages", state["num_steps"]), counts, sums)
@@ -136,7 +133,6 @@ def guide_posterior(
 ) -> Posterior:
     """The guide as it is.
 
-    :param records: the last look's; None: there was none.
     :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
     """
     if records is None:

@@ -55,10 +55,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClipPolicy:
-    """A bound that stays, without a report.
+    """A bound C that stays, without a report.
 
-    :param clip: settings.
-    :param bound: C.
     :param side: the block that reports clipping, if there is one.
     :param report: makes a record's part of that block.
     :param fractions: estimates, for each step, of the fraction of the records beyond C.
@@ -110,11 +108,9 @@ class ClipPolicy:
         return False
 
     def learned(self, read: Reading) -> "ClipPolicy":
-        """The policy after a release."""
         return self
 
     def resumed(self, bound: float, histogram: HistogramBound | None) -> "ClipPolicy":
-        """The policy of a saved run."""
         return replace(self, bound=bound)
 
     @property
@@ -133,13 +129,11 @@ class ClipPolicy:
         return NOTHING_TO_CHECK
 
     def judged(self, found: Status) -> Status:
-        """The status of a posterior whose own is ``found``."""
+        """The status of a posterior of a status of its own."""
         return found if self.status.is_ok else _joined(self.status, found)
 
     def warnings(self, status: Status) -> list[Warning]:
-        """
-        :param status: as of :meth:`judged`.
-        """
+        """:param status: as of :meth:`judged`."""
         return []
 
 
@@ -288,10 +282,7 @@ def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
 
 
 def resumed(policy: ClipPolicy, state: Mapping[str, Any]) -> ClipPolicy:
-    """The policy of a saved run.
-
-    :raises ConfigurationError: its part of the state is damaged.
-    """
+    """:raises ConfigurationError: the policy's part of the state is damaged."""
     bound = require_scale("bound", state["bound"], infinite=True)
     saved = state.get("histogram")
     return policy.resumed(bound, None if saved is None else HistogramBound.resumed(saved))

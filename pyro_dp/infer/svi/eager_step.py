@@ -41,12 +41,7 @@ from pyro_dp.utils.torch_state import private_rng, rows_on
 
 
 class LatentCoordinates:
-    """Latents in unconstrained coordinates, and the parameters used inside the plate.
-
-    :param particles: the public draws of this step.
-    :param term: tells which parameters the records use.
-    :param parameters: all unconstrained parameters.
-    """
+    """Latents in unconstrained coordinates, and the parameters used inside the plate."""
 
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
@@ -79,7 +74,7 @@ class LatentCoordinates:
 
 
 class ParameterCoordinates:
-    """The unconstrained parameters. The arguments are those of :class:`LatentCoordinates`."""
+    """The unconstrained parameters."""
 
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
@@ -93,7 +88,6 @@ class ParameterCoordinates:
         return sum(x.numel() for x in self._released.values())
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
-        """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
         batch = len(gradients[0].losses)
         total = {name: x.new_zeros(batch, *x.shape) for name, x in self._released.items()}
         for particle, each in zip(self._particles, gradients, strict=True):
@@ -105,7 +99,6 @@ class ParameterCoordinates:
         return list(total.values())
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
-        """Gradients of the parameters, from the released estimate, (size,)."""
         direct = unflat(released, self._released)
         return _with_exact(self._parameters, mean_loss(self._particles), direct)
 
@@ -172,14 +165,10 @@ Report = Callable[[Measured, Tensor | float], list[Contributions]]  # from gradi
 
 
 class Gradients(NamedTuple):
-    """The public results of a release and of public draws.
-
-    :param parameters: by name.
-    :param outside: the loss outside the plate.
-    """
+    """The public results of a release and of public draws."""
 
     parameters: dict[str, Tensor | None]
-    outside: Tensor
+    outside: Tensor  # the loss outside the plate
 
 
 @dataclass
@@ -212,7 +201,6 @@ class EagerStep:
         return self
 
     def of_norms_alone(self) -> "EagerStep":
-        """The same step, whose release has the norms and no more."""
         return replace(self, releases_loss=False, report=bins_alone)
 
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
@@ -221,14 +209,10 @@ class EagerStep:
         return [self._particle(mode) for mode in modes]
 
     def size(self, draws: list[Particle]) -> int:
-        """Number of coordinates of the gradient's block."""
         return self.coordinates(draws, self.parameters).size
 
     def most_records(self, size: int) -> int | None:
-        """How many records to work on at a time; None: all of them.
-
-        :param size: number of coordinates.
-        """
+        """How many records of so many coordinates to work on at a time; None: all of them."""
         records = self.term.records
         return self.microbatch_size or rows_on(records.device, size + records.row_size)
 
@@ -304,7 +288,6 @@ class EagerStep:
         return blocks
 
     def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
-        """Gradients of the parameters from the released estimate."""
         coordinates = self.coordinates(draws, self.parameters)
         return Gradients(coordinates.gradients(released), mean_loss(draws))
 

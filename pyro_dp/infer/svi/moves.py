@@ -38,10 +38,7 @@ _OTHER_NAMES = (
 
 
 class SavedParameters:
-    """Unconstrained values by name: Pyro's store takes them once it has the parameters.
-
-    :param values: those that wait.
-    """
+    """Unconstrained values by name: Pyro's store takes them once it has the parameters."""
 
     def __init__(self, values: Mapping[str, Tensor] | None = None):
         self.waiting = dict(values or {})
@@ -109,7 +106,6 @@ class Moves:
         self.loaded = SavedParameters()
 
     def _row_adam(self, name: str) -> RowAdam:
-        """Moves the rows of this parameter."""
         return self.local or RowAdam.like(self.optimizer.optim, name)
 
     def rate(self, size: int) -> float:
@@ -117,7 +113,7 @@ class Moves:
         return 1.0
 
     def refuse_more(self, num_steps: int | None) -> None:
-        """All planned steps are done."""
+        """:raises ConfigurationError: no step may follow the plan."""
 
     def require(self, parameters: Mapping[str, Tensor]) -> None:
         """Take up loaded values.
@@ -130,10 +126,7 @@ class Moves:
         self.optimizer.require(parameters)
 
     def begin(self, num_steps: int | None) -> int | None:
-        """Begin a run, or go on.
-
-        :returns: the number of its steps.
-        """
+        """Begin a run, or go on: the number of its steps."""
         return num_steps
 
     def move(
@@ -143,10 +136,7 @@ class Moves:
         plan: StepPlan,
         step: int,
     ) -> None:
-        """Take a step along gradients of the parameters.
-
-        :param step: its number, from 1.
-        """
+        """Take a step, with its number from 1."""
         # In few steps a device may be waited for.
         rarely = step <= 3 or step % 10 == 0 or step == plan.num_steps
         self.optimizer.step(parameters, gradients, rarely=rarely)
@@ -163,7 +153,6 @@ class Moves:
         return []
 
     def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
-        """The parts of a state by which a run goes on as planned."""
         return {}
 
     def require_own(self, state: Any) -> None:
@@ -207,7 +196,6 @@ class PlannedMoves(Moves):
         self.concluded = ""  # what the guide holds
 
     def _row_adam(self, name: str) -> RowAdam:
-        """If nobody set it, each step chooses its step size."""
         return self.local or RowAdam()
 
     def rate(self, size: int) -> float:

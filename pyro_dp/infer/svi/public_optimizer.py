@@ -94,10 +94,7 @@ def _is_plain(optimizer: Any) -> bool:
 
 
 class PublicOptimizer:
-    """Moves parameters along released gradients.
-
-    :param optim: the user's, with or without a scheduler.
-    """
+    """Moves parameters along released gradients."""
 
     def __init__(self, optim: PyroOptim):
         self.optim = optim
@@ -110,10 +107,7 @@ class PublicOptimizer:
         return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
 
     def require(self, leaves: Mapping[str, Tensor]) -> None:
-        """
-        :param leaves: unconstrained parameters by name.
-        :raises ConfigurationError: no optimizer can be made for them that needs gradients only.
-        """
+        """:raises ConfigurationError: no optimizer can be made that needs gradients only."""
         for name, leaf in leaves.items():
             try:
                 made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
@@ -173,10 +167,7 @@ class PublicOptimizer:
                 group.update(settings)
 
     def step_scheduler(self, loss: float) -> None:
-        """
-        :param loss: private, of the step.
-        :raises ConfigurationError: it fails.
-        """
+        """:raises ConfigurationError: it fails."""
         if isinstance(self.optim, PyroLRScheduler):
             try:
                 self.optim.step(*([loss] if self.needs_metric else []))
@@ -184,7 +175,7 @@ class PublicOptimizer:
                 raise ConfigurationError(_FAILED.format(error=_named(error))) from error
 
     def load(self, state: dict[str, Any]) -> None:
-        """Optimizers are made anew in the next step, from a saved state."""
+        """Optimizers are made anew in the next step."""
         self.optim.optim_objs.clear()
         self.optim.set_state(state)
 

@@ -69,23 +69,19 @@ class RecordsTracedStep(TracedStep):
         return self._template
 
     def draw(self) -> Any:
-        """Particles."""
         return self.eager.draw()
 
     def size(self, draws: Any) -> int:
-        """Number of coordinates of the gradient's block."""
         return self.eager.size(draws)
 
     def add(
         self, clipped: ClippedSum, draws: Any, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
-        """As :meth:`EagerStep.add`."""
         if not self._fits(draws):
             return self.eager.add(clipped, draws, indices, new_stream)
         return super().add(clipped, draws, indices, new_stream)
 
     def gradients(self, draws: Any, released: Tensor) -> Gradients:
-        """As :meth:`EagerStep.gradients`."""
         return self.eager.gradients(draws, released)
 
     def _fits(self, draws: list[Particle]) -> bool:
@@ -136,17 +132,15 @@ def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
 
 def _shape(particle: Particle) -> list[Any]:
     """The shapes and transforms of a draw, which are constants in a graph."""
-    tensors = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
-    return [
-        tensors,
-        *(each for name in particle.latents for each in _constants(particle.transforms[name])),
-    ]
+    shapes = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
+    transforms = (particle.transforms[name] for name in particle.latents)
+    return [shapes, *(each for own in transforms for each in _constants(own))]
 
 
 def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """Constants of a transform, and of those that it is made of.
+    """Constants of a transform, and of those that it is made of: some refer to their inverse.
 
-    :param known: the transforms visited before: some refer to their inverse, which refers to them.
+    :param known: the transforms visited before.
     """
     yield type(transform)
     known = known | {id(transform)}

@@ -53,9 +53,7 @@ class StepPlan:
         return self.num_steps <= _MANY * self.dim
 
     def step_size(self, step: int) -> float:
-        """
-        :param step: from 0.
-        """
+        """:param step: from 0."""
         if self.is_of_many:
             return self._between(*self._of_many, step)
         first = _FIRST

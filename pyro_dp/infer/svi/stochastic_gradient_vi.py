@@ -190,7 +190,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _status(self) -> Status:
-        """Whether the posterior can be published."""
         if same(self._reservation.noise_multiplier, 0):
             return NOTHING_TO_CHECK
         return self._policy.judged(_WITHOUT_NOISE)
@@ -313,9 +312,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return self._moves.rate(plate.size) if chosen and rate == 1.0 else rate
 
     def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
-        """
-        :param dim: coordinates of a gradient.
-        """
+        """:param dim: coordinates of a gradient."""
         steps, known = self.num_steps or USUAL_STEPS, self._kept.prepared
         gradient = Block(dim, 1.0, self._policy.share)
         noise = gradient.noise(self._releases.in_sums(self.noise_multiplier))
