@@ -303,7 +303,7 @@ MUTATIONS = [
         "rounded_sums",
         "counted = torch.stack(norms).isfinite().all(dim=0)",
         "counted = torch.ones_like(norms[0], dtype=torch.bool)",
-        "test_fixed_point.py",
+        "test_clipping.py",
     ),
     Mutation(
         "secure: noise of any size",

@@ -161,15 +161,6 @@ def test_memory_of_a_draw(rate, secure):
     assert abs(len(indices) - rate * sampler.size) < 6 * math.sqrt(rate * sampler.size)
 
 
-def test_poisson_of_a_large_data_set():
-    """The number of indices, not of records, is drawn; all are distinct and in range."""
-    sampler = RecordSampler("poisson", 10**9, 1e-6)
-    indices = sampler.draw(Randomness(0).stream("sampling", 0))
-    assert 700 < len(indices) < 1300
-    assert len(indices.unique()) == len(indices)
-    assert 0 <= indices[0] and indices[-1] < 10**9
-
-
 @pytest.mark.parametrize(
     ("size", "rate", "batch"), [(100, 0.29, 29), (7, 0.5, 3), (1000, 0.0015, 1)]
 )
