@@ -29,7 +29,7 @@ _ALARM = 1e-8
 
 @pytest.fixture(params=["system", "seeded"])
 def noise(request, monkeypatch):
-    """Of either kind, with a seed."""
+    """A generator of either kind, with a seed."""
     if request.param == "seeded":
         return np.random.default_rng(0)
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
