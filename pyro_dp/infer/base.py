@@ -98,7 +98,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
-        self._fractions.load(require_fractions(state.get("clipped_fractions")))
+        self._fractions.load(state.get("clipped_fractions"))
 
     def _prepare(self, args: tuple, kwargs: dict) -> P:
         self._refuse_steps_beyond_calibration()

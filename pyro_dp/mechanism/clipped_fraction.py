@@ -86,9 +86,9 @@ class ClippedFractions:
         self._look()
         return torch.tensor(self._steps, dtype=torch.float64).reshape(-1, 2)
 
-    def load(self, state: Tensor) -> None:
+    def load(self, state: Tensor | None) -> None:
         self._pending = []
-        self._steps = [(fraction, variance) for fraction, variance in state.tolist()]
+        self._steps = [] if state is None else [tuple(step) for step in state.tolist()]
 
     def _look(self) -> None:
         if not self._pending:
@@ -99,16 +99,11 @@ class ClippedFractions:
         self._pending = []
 
 
-def require_fractions(state: Any) -> Tensor:
-    """A result of :meth:`ClippedFractions.state`. Older versions have none.
-
-    :raises ConfigurationError: it is something else.
-    """
-    if state is None:
-        return torch.zeros(0, 2)
-    if not isinstance(state, Tensor) or state.shape[1:] != (2,) or not state.isfinite().all():
+def require_fractions(state: Any) -> None:
+    """:raises ConfigurationError: it is neither a result of ``ClippedFractions.state`` nor None."""
+    is_known = isinstance(state, Tensor) and state.shape[1:] == (2,) and state.isfinite().all()
+    if not (state is None or is_known):
         raise ConfigurationError("load_state_dict: clipped_fractions is damaged.")
-    return state
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 import abc
 import functools
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
@@ -15,15 +18,27 @@ from pyro_dp.accounting.origins import PLANNED, Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
-from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.peers import Alone, Stopped
 from pyro_dp.mechanism.releases import Releases, gaussian
 from pyro_dp.mechanism.reservation import Reservation
-from pyro_dp.mechanism.run import walk
-from pyro_dp.mechanism.run_result import Callback, RunResult
+from pyro_dp.mechanism.run_result import (
+    BY_CALLBACK,
+    DONE,
+    Callback,
+    ReleasedStep,
+    RunResult,
+    require_callbacks,
+    wants_to_stop,
+)
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.utils import display
-from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.errors import (
+    ConfigurationError,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    warn_user,
+)
 from pyro_dp.utils.validation import require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
@@ -153,7 +168,52 @@ class IterativeMechanism(abc.ABC):
             metric, and there is no private loss.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
-        return walk(self, args, kwargs, progress, callbacks)
+        require_callbacks(callbacks)
+        peers, interrupts = self._releases.peers, self._releases.interrupts
+        with peers.together():
+            num_steps = peers.step(functools.partial(self._planned, args, kwargs))
+            self._reservation.plan()
+            result = RunResult(self._name, self._measure, self._steps, num_steps)
+            self.last_run = result
+            bar = tqdm(
+                total=num_steps,
+                initial=self._steps,
+                desc=f"Fitting with {self._name}",
+                unit="step",
+                disable=not progress or self.accountant.silent or not peers.counts,
+            )
+            with interrupts.installed(), result.timed(), bar:
+                while not self._finished:
+                    try:
+                        with interrupts.within():
+                            start = time.perf_counter()
+                            value = self.step(*args, **kwargs)
+                            sizes = self._next_bound(), self.noise_multiplier, self._releases.noise
+                            step = ReleasedStep(self._steps, num_steps, value, *sizes, self)
+                            result.add(step, time.perf_counter() - start)
+                    except Stopped:  # on another rank
+                        result.stopped = BY_CALLBACK
+                        break
+                    if not math.isnan(step.value):
+                        bar.set_postfix_str(f"{self._measure} {step.value:.4g}", refresh=False)
+                    bar.update()
+                    stops = [wants_to_stop(callback, step) for callback in callbacks]
+                    if any(stops) and not self._finished:
+                        peers.stop()
+                        result.stopped = BY_CALLBACK
+                        result.read_clipped(step)
+                        break
+                else:
+                    result.stopped, result.num_steps = DONE, self._steps
+                    bar.total = self._steps
+                    bar.refresh()
+                with interrupts.within():  # the result is written as a whole
+                    interrupts.hold()
+                    self._conclude()
+            self._releases.forget()
+            for warning in [*self._warnings(), *peers.warnings()]:
+                warn_user(warning)
+            return result
 
     def _conclude(self, status: str | None = None) -> None:
         """Tell the ledger the fraction clipped, and whether the result can be published."""

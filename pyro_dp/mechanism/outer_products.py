@@ -9,8 +9,6 @@ from torch import Tensor
 from pyro_dp.mechanism.contributions import Rows, few_rows, whole_total
 from pyro_dp.utils.linalg import gram, in_memory
 
-_SHORTEST = 1e-130
-
 
 @dataclass
 class LookedUpRows:
@@ -117,12 +115,7 @@ class OuterProducts:
         if self.left.shape[2] > 1:
             return Rows(self.dense()).whole_sum(weights, fused)
         left, right = self.left.flatten(1).double(), self.right.flatten(1).double()
-        # Lengths beyond these are those of no gradient, and their squares may be lost: such a
-        # record counts as zero. No product of others overflows or underflows.
         kept = weights > 0
-        for factor in (left, right):
-            length = torch.linalg.vector_norm(factor, dim=1, keepdim=True)
-            kept = kept & (length > _SHORTEST) & (length < 1 / _SHORTEST)
         left = torch.where(kept, left * weights, 0.0)
         right = torch.where(kept, right, 0.0)
         rows = few_rows(len(weights), self.size, fused)

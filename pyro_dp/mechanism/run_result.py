@@ -10,7 +10,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils import display
 from pyro_dp.utils.display import figure
@@ -65,8 +64,7 @@ class ReleasedStep:
     bound: float
     noise_multiplier: float
     noise: float
-    _accountant: PrivacyAccountant = field(repr=False)
-    _clipped: Callable[[], ClippedFraction | None] = field(repr=False)
+    _inference: Any = field(repr=False)
 
     @property
     def epsilon(self) -> float:
@@ -74,12 +72,13 @@ class ReleasedStep:
 
         It takes up to a second.
         """
-        return self._accountant.get_epsilon()
+        epsilon: float = self._inference.accountant.get_epsilon()
+        return epsilon
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
         """The inference's value at the time of the call; None if there is none."""
-        return self._clipped()
+        return getattr(self._inference, "clipped_fraction", None)
 
 
 def require_callbacks(callbacks: Any) -> None:

@@ -139,8 +139,8 @@ MUTATIONS = [
     ),
     Mutation(
         "rows that are held for good",
-        "walk",
-        "        inference._releases.forget()\n",
+        "IterativeMechanism.run",
+        "            self._releases.forget()\n",
         "",
         "test_held_rows.py",
     ),
@@ -237,9 +237,9 @@ MUTATIONS = [
     ),
     Mutation(
         "secure: factors of which squares are lost",
-        "OuterProducts.whole_sum",
-        "kept = kept & (length > _SHORTEST) & (length < 1 / _SHORTEST)",
-        "kept = kept & (length >= 0.0)",
+        "OuterProducts.squared_norms",
+        "return (ours + tiny) * (theirs + tiny)",
+        "return ours * theirs",
         "test_fixed_point.py",
     ),
     Mutation(
@@ -442,9 +442,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a loss that Ctrl-C leaves out of the run's result",
-        "walk",
-        "with interrupts.within():\n                        step =",
-        "if True:\n                        step =",
+        "IterativeMechanism.run",
+        "with interrupts.within():\n                            start =",
+        "if True:\n                            start =",
         "test_dpem.py test_run.py",
     ),
     Mutation(
@@ -477,7 +477,7 @@ MUTATIONS = [
     ),
     Mutation(
         "callbacks of which the first that stops hides the step from the others",
-        "walk",
+        "IterativeMechanism.run",
         "stops = [wants_to_stop(callback, step) for callback in callbacks]",
         "stops = (wants_to_stop(callback, step) for callback in callbacks)",
         "test_dpem.py",

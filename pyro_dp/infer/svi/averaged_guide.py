@@ -1,6 +1,7 @@
 """The guide after gradient steps: means of its parameters over the last half, and a posterior."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _NOT_FINITE = (
 )
 
 
+@dataclass(eq=False)
 class IterateAverages:
     """Sums of the unconstrained parameters over the last four eighths of a run: public.
 
@@ -46,42 +48,36 @@ class IterateAverages:
     :param sums: each parameter's sums over them, (4, *shape).
     """
 
-    def __init__(
-        self,
-        num_steps: int,
-        counts: Sequence[int] = (0,) * _PARTS,
-        sums: Mapping[str, Tensor] | None = None,
-    ):
-        self._num_steps = num_steps
-        self._counts = list(counts)
-        self._sums = {name: each.clone() for name, each in (sums or {}).items()}
+    num_steps: int
+    counts: list[int] = field(default_factory=lambda: [0] * _PARTS)
+    sums: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
     def add(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """The iterate after this step, from 1."""
-        part = 2 * _PARTS * (step - 1) // self._num_steps - _PARTS
+        part = 2 * _PARTS * (step - 1) // self.num_steps - _PARTS
         if not 0 <= part < _PARTS:
             return
-        self._counts[part] += 1
+        self.counts[part] += 1
         for name, leaf in parameters.items():
-            if name not in self._sums:
-                self._sums[name] = leaf.new_zeros(_PARTS, *leaf.shape)
-            self._sums[name][part] += leaf
+            if name not in self.sums:
+                self.sums[name] = leaf.new_zeros(_PARTS, *leaf.shape)
+            self.sums[name][part] += leaf
 
     @torch.no_grad()
     def means(self) -> dict[str, Tensor]:
         """Over the last half so far, of all parameters; empty before it begins."""
-        count = sum(self._counts)
-        return {name: sums.sum(dim=0) / count for name, sums in self._sums.items()}
+        count = sum(self.counts)
+        return {name: sums.sum(dim=0) / count for name, sums in self.sums.items()}
 
     @torch.no_grad()
     def agreed(self) -> dict[str, Tensor]:
         """Means over the last half, of the parameters that have arrived."""
-        if min(self._counts) == 0:
+        if min(self.counts) == 0:
             return {}
         found = set()
-        for name, sums in self._sums.items():
-            means = sums / torch.tensor(self._counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
+        for name, sums in self.sums.items():
+            means = sums / torch.tensor(self.counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
             a, b, c, d = means
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
@@ -109,8 +105,8 @@ class IterateAverages:
         )
 
     def state(self) -> dict[str, Any]:
-        sums = {name: each.clone() for name, each in self._sums.items()}
-        return {"num_steps": self._num_steps, "counts": list(self._counts), "sums": sums}
+        sums = {name: each.clone() for name, each in self.sums.items()}
+        return {"num_steps": self.num_steps, "counts": list(self.counts), "sums": sums}
 
     @staticmethod
     def resumed(state: Any) -> "IterateAverages":
@@ -125,6 +121,7 @@ class IterateAverages:
         if any(getattr(each, "ndim", 1) == 0 or len(each) != _PARTS for each in parts):
             raise ConfigurationError(_DAMAGED)
         counts = [require_count("averages", count, least=0) for count in counts]
+        sums = {name: each.clone() for name, each in sums.items()}
         return IterateAverages(require_count("averages", state["num_steps"]), counts, sums)
 
 

@@ -37,30 +37,6 @@ _OTHER_NAMES = (
 )
 
 
-class SavedParameters:
-    """Unconstrained values by name: Pyro's store takes them once it has the parameters."""
-
-    def __init__(self, values: Mapping[str, Tensor] | None = None):
-        self.waiting = dict(values or {})
-
-    @torch.no_grad()
-    def take_up(self) -> None:
-        """:raises ConfigurationError: the store's parameter has another shape."""
-        store = pyro.get_param_store()
-        for name in [name for name in self.waiting if name in store]:
-            leaf = store[name].unconstrained()
-            if leaf.shape != self.waiting[name].shape:
-                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-            leaf.copy_(self.waiting[name])
-            del self.waiting[name]
-
-    def require_none(self) -> None:
-        """:raises ConfigurationError: some still wait, although all parameters exist."""
-        if self.waiting:
-            names = ", ".join(map(repr, self.waiting))
-            raise ConfigurationError(_OTHER_NAMES.format(names=names))
-
-
 def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as it is today: version 0.2.0 also kept released gradients and lengths of steps.
 
@@ -103,7 +79,7 @@ class Moves:
         self.chooses = optim is None  # step sizes
         self.local = local
         self.rows = RowOptimizer(self._row_adam)
-        self.loaded = SavedParameters()
+        self.waiting: dict[str, Tensor] = {}  # loaded, of parameters that do not exist yet
 
     def _row_adam(self, name: str) -> RowAdam:
         return self.local or RowAdam.like(self.optimizer.optim, name)
@@ -120,8 +96,10 @@ class Moves:
 
         :raises ConfigurationError: these parameters cannot be moved.
         """
-        self.loaded.take_up()
-        self.loaded.require_none()
+        self._take_up()
+        if self.waiting:
+            names = ", ".join(map(repr, self.waiting))
+            raise ConfigurationError(_OTHER_NAMES.format(names=names))
         require_finite(parameters, STARTED)
         self.optimizer.require(parameters)
 
@@ -176,9 +154,18 @@ class Moves:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that was found sound."""
         self.rows.load_state_dict(state.get("private_local_state", {}))
-        self.loaded = SavedParameters(state["parameters"])
-        self.loaded.take_up()
+        self.waiting = dict(state["parameters"])
+        self._take_up()
         self.optimizer.load(state["optimizer"])
+
+    @torch.no_grad()
+    def _take_up(self) -> None:
+        store = pyro.get_param_store()
+        for name in [name for name in self.waiting if name in store]:
+            leaf = store[name].unconstrained()
+            if leaf.shape != self.waiting[name].shape:
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+            leaf.copy_(self.waiting.pop(name))
 
 
 class PlannedMoves(Moves):

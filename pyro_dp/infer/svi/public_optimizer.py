@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from pyro_dp.utils.errors import ConfigurationError
 
+_CONTIGUOUS = torch.contiguous_format
 _NUMBERS = ("lr", "weight_decay", "eps", "amsgrad", "maximize")
 _settings = itemgetter("betas", "decoupled_weight_decay", "fused", *_NUMBERS)
 _others = itemgetter("foreach", "capturable", "differentiable")
@@ -135,7 +136,12 @@ class PublicOptimizer:
         self.failed = True
         try:
             if not joint_adam(self.optim, leaves, gradients):
-                self._step_of_each(leaves, gradients)
+                for name, leaf in leaves.items():
+                    # A gradient that the leaf held before may come from the data, so it is
+                    # replaced. The new one is a copy, because optimizers write to it.
+                    own = gradients[name]
+                    leaf.grad = None if own is None else own.clone(memory_format=_CONTIGUOUS)
+                self.optim(set(leaves.values()))
         except Exception as error:
             raise ConfigurationError(_FAILED.format(error=_named(error))) from error
         finally:
@@ -145,19 +151,6 @@ class PublicOptimizer:
         if rarely or all(leaf.device.type == "cpu" for leaf in leaves.values()):
             require_finite(leaves, _LEFT, constrained=rarely)
         self.failed = False
-
-    def _step_of_each(
-        self, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
-    ) -> None:
-        """As Pyro takes it."""
-        for name, leaf in leaves.items():
-            gradient = gradients[name]
-            # A gradient that the leaf held before may come from the data, so it is replaced. The
-            # new one has memory of its own, because optimizers write to it.
-            leaf.grad = (
-                None if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
-            )
-        self.optim(set(leaves.values()))
 
     def set(self, **settings: Any) -> None:
         """Set options for the next step, also of optimizers that are made later."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributions import Transform
 
@@ -86,9 +85,7 @@ class RecordsTracedStep(TracedStep):
 
     def _fits(self, draws: list[Particle]) -> bool:
         """Whether these particles are the template with other numbers in its tensors."""
-        return len(draws) == len(self._template) and all(
-            map(_alike, map(_shape, draws), map(_shape, self._template))
-        )
+        return list(map(_fixed, draws)) == list(map(_fixed, self._template))
 
     def _public_inputs(self, public: Any) -> list[Tensor]:
         values = [self.eager.parameters[name].detach() for name in self._inside]
@@ -130,7 +127,7 @@ def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
     return {(kind, name): x for kind in kinds for name, x in getattr(particle, kind).items()}
 
 
-def _shape(particle: Particle) -> list[Any]:
+def _fixed(particle: Particle) -> list[Any]:
     """The shapes and transforms of a draw, which are constants in a graph."""
     shapes = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
     transforms = (particle.transforms[name] for name in particle.latents)
@@ -150,17 +147,7 @@ def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Ite
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, Transform) and id(each) not in known:
                 yield from _constants(each, known)
-            elif isinstance(each, Tensor | int | float | str):
+            elif isinstance(each, Tensor):
+                yield name, each.dtype, each.tolist()
+            elif isinstance(each, int | float | str):
                 yield name, each
-
-
-def _alike(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(_equal, one, other))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other

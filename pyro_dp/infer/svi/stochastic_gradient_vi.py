@@ -204,7 +204,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of all N records whose part was clipped, with its standard error.
+        """The fraction of all N records whose part was clipped.
 
         DPSVI reads it off the mean histogram of all steps so far, for the present bound.
         :class:`~pyro_dp.PaperDPSVI` counts over the last half of the steps. None before the first
@@ -224,7 +224,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """As :meth:`~pyro_dp.DPSVI.state_dict`."""
         known = self._kept.prepared
-        parameters = (known.parameters if known else {}) | self._moves.loaded.waiting
+        parameters = (known.parameters if known else {}) | self._moves.waiting
         local = known.term.local.leaves if known else {}
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
@@ -266,7 +266,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         started, before = self._kept.values_before(self.guide)
-        before = before | self._moves.loaded.waiting.keys()
+        before = before | self._moves.waiting.keys()
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
         users = (as_elbo(self.loss), self.model, self.guide)
