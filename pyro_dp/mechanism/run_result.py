@@ -83,9 +83,8 @@ class ReleasedStep:
 
 def require_callbacks(callbacks: Any) -> None:
     """:raises ConfigurationError: these are no callbacks."""
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise ConfigurationError(_NO_CALLBACKS)
-    if not all(map(callable, callbacks)):
+    is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
+    if not (is_list and all(map(callable, callbacks))):
         raise ConfigurationError(_NO_CALLBACKS)
 
 

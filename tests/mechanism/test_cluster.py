@@ -11,13 +11,17 @@ from collections import Counter
 from pathlib import Path
 
 import cluster_runs
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 import torch.distributed
 from cluster_runs import make, model
+from pyro.infer.autoguide import AutoNormal
 from trials import found_by
 
 from pyro_dp import (
+    DPSVI,
     Cluster,
     ClusterError,
     ClusterWarning,
@@ -215,12 +219,6 @@ def test_no_look_without_noise(cluster):
 
 @pytest.mark.parametrize("amortised", [False, True])
 def test_latents_of_a_record_are_refused(cluster, amortised):
-    import pyro
-    import pyro.distributions as dist
-    from pyro.infer.autoguide import AutoNormal
-
-    from pyro_dp import DPSVI
-
     def hierarchy(x):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
         with pyro.plate("people", len(x)):

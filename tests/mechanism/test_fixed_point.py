@@ -13,7 +13,7 @@ from sums import exact_sums
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.clipping import ClippedSum, clipped_sums
-from pyro_dp.mechanism.contributions import Block, Kept, Rows, Scaled
+from pyro_dp.mechanism.contributions import Block, Kept, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum, rounded_sums
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.release import release
@@ -194,7 +194,7 @@ def test_norms_that_are_kept_do_not_replace_those_of_rows():
     """If all coordinates are written out, so are their norms: a formula's may be rounded."""
     block = WeightedSquares(torch.randn(1, 4), torch.tensor([5.0]))
     (whole,) = rounded_sums([Kept(block, 0.9 * block.norms())], [1.0])
-    (scaled,) = rounded_sums([Scaled(Kept(block, 0.9 * block.norms()), torch.ones(1, 1))], [1.0])
+    (scaled,) = rounded_sums([Kept(block, 0.9 * block.norms(), torch.ones(1, 1))], [1.0])
     assert torch.equal(whole, scaled)
     assert 0.999 * _UNITS**2 < squared_norm(whole) <= _UNITS**2
 

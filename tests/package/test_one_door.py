@@ -70,7 +70,6 @@ USES = {
         mechanism.contributions.Divisible mechanism.contributions.divisible
         mechanism.contributions.Rows
         mechanism.contributions.Kept mechanism.contributions.Kept.whole_sum
-        mechanism.contributions.Scaled mechanism.contributions.Scaled.whole_sum
         mechanism.outer_products.LookedUpRows mechanism.outer_products.LookedUpRows.whole_sum
         mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
         mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
