@@ -151,24 +151,15 @@ class Federation:
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, Execution, Noise, PrivacyAccountant
     >>> from pyro_dp.federated import Federation
-    >>> from pyro_dp.vips import LinearRegression
     >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
     ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
     ...     def begin(self, holders, dropouts): ...
     ...     def talk(self, public): return {0: public, 1: public}
     ...     def add(self, upload): return 2 * upload, [0, 1]
     ...     def leave(self): ...
-    >>> x = torch.linspace(-1.0, 1.0, 5000)[:, None]
-    >>> federation = Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
-    >>> vips = VIPS(LinearRegression(dim=1, x_bound=1.0, y_bound=1.0), num_steps=1,
-    ...             accountant=PrivacyAccountant(epsilon=1.0), noise=Noise(source="system"),
-    ...             execution=Execution(peers=federation))
-    >>> result = vips.run(x, 0.5 * x[:, 0], progress=False)
-    >>> print(f"{vips.posterior()['weights'].mean.item():.1f} from {federation.size} holders")
-    0.5 from 2 holders
+    >>> Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
+    Federation(index=0, holders=2, dropouts=0, colluders=1)
     """
 
     def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 1):

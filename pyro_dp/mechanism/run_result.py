@@ -47,15 +47,9 @@ class ReleasedStep:
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
         records, before division by the sample rate. With several blocks, the first's.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
-    >>> from pyro_dp.vips import GaussianMixture
-    >>> def half_way(step):
-    ...     return step.step == 2  # enough
-    >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
-    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=4)
-    >>> vips.run(torch.zeros(1000, 2), progress=False, callbacks=[half_way]).steps
-    2
+    >>> from pyro_dp import ReleasedStep
+    >>> def half_way(step: ReleasedStep) -> bool:  # svi.run(x, callbacks=[half_way]) stops there
+    ...     return 2 * step.step >= step.num_steps
     """
 
     step: int

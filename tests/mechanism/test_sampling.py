@@ -71,20 +71,27 @@ def shuffled_epochs():
     return inclusions(lambda t: order[t * batch : (t + 1) * batch])
 
 
-def test_poisson():
-    assert poisson_pvalue(drawn("poisson")) > _ALARM
+@pytest.fixture(params=[0, "system"])
+def source(request, monkeypatch):
+    """The operating system's generator has other algorithms; a seeded one replaces it."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+    return Randomness(request.param)
+
+
+def test_poisson(source):
+    assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
+    assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
+
+
+def test_fixed(source):
+    assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
 
 
 def test_poisson_test_has_power():
     """It rejects fixed batches, shuffled epochs, a wrong rate, and one draw used for all steps."""
     assert poisson_pvalue(drawn("fixed", rate=4 / 12)) < _ALARM
     assert poisson_pvalue(shuffled_epochs()) < _ALARM
-    assert poisson_pvalue(drawn("poisson", rate=0.35)) < _ALARM
     assert poisson_pvalue(np.tile(drawn("poisson")[:1], (_DRAWS, 1))) < _ALARM
-
-
-def test_fixed():
-    assert fixed_pvalue(drawn("fixed")) > _ALARM
 
 
 def test_fixed_test_has_power():
@@ -92,16 +99,6 @@ def test_fixed_test_has_power():
     rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)])
     assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
-
-
-@pytest.mark.long
-def test_secure(monkeypatch):
-    """The operating system's generator replaces a seeded one, by other algorithms."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    source = Randomness("system")
-    assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
-    assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
-    assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
 
 
 def test_full():
@@ -112,12 +109,9 @@ def test_full():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("secure", [False, True])
-def test_poisson_block_by_block(monkeypatch, secure):
+def test_poisson_block_by_block(monkeypatch, source):
     """The same law, whatever the blocks; a block too few, or one count for all, is found."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
     monkeypatch.setattr(sampling, "BLOCK", 5)
-    source = Randomness("system") if secure else None
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
     assert poisson_pvalue(drawn("poisson", size=10, source=source)[:, :_SIZE]) < _ALARM
     assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
