@@ -73,7 +73,7 @@ class Cluster:
 
     In a step each process draws records from its shard and adds up their contributions. All sums go
     to rank 0. Its accountant records the release before the noise is drawn there, once. The release
-    goes to all, and all do the same with it. A step has at most three collectives.
+    goes to all.
 
     Make it before model and guide. Torch's global generators become those of rank 0 in all
     processes, so networks start at equal weights. From then on, public draws (of a guide's latents)
@@ -81,8 +81,8 @@ class Cluster:
     ``generator`` is the same seed for all.
 
     **Guarantee.** The same as for one process with all records, against anybody who sees the
-    releases. Sums over shards are the sum over records. Each process samples at the public rate
-    from its own private stream. There is one noise, one event and one ledger.
+    releases. Each process samples at the public rate from its own private stream. There is one
+    noise, one event and one ledger.
 
     **Not protected.** The number of records of each shard. Messages between the processes: rank 0
     sees the exact sums, others see parts of them, and nothing is encrypted. All ranks, the network

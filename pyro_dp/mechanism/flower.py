@@ -42,9 +42,9 @@ _LOOK = 0.2  # seconds between looks for replies
 class FlowerLine:
     """A holder's line to the aggregator of its federation, through Flower.
 
-    Write ``line = FlowerLine("/run/fit/line", index=0)`` in the process that has the data. The
-    holder's SuperNode gets the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
-    Flower's processes see the messages passed to :meth:`ask`, and nothing else of the holder.
+    It is made in the process that has the data. The holder's SuperNode gets the same address, and
+    :mod:`pyro_dp.mechanism.flower_relay` runs there. Flower's processes see the messages passed to
+    :meth:`ask`, and nothing else of the holder.
 
     **Access.** Anybody who may enter the folder of the socket can use the line. The folder is made
     for its owner alone, and a folder that all may enter is refused. A SuperNode runs the code that
@@ -73,7 +73,7 @@ class FlowerLine:
         self.index = require_count("index", index, least=0)
         self.timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST_TIMEOUT)
         self._address = Path(address).absolute()
-        self._relay: socket.socket | None = None  # the connection that waits for the next message
+        self._relay: socket.socket | None = None  # it waits for the next message
         self._begun = self._over = False
         _require_private_folder(self._address)
         self._listener = _listen(self._address)

@@ -145,17 +145,16 @@ class IterativeMechanism(abc.ABC):
 
         **Ctrl-C** waits for the end of a stage. The stages are the preparation of the first step
         (which may compile), the sum over the records, and the step. Before the release, Ctrl-C
-        leaves the step undone. After the release, the step is finished: ledger, parameters,
-        optimizer and history agree, and nothing is lost that was paid for. Call ``run`` again to
-        go on with the steps that are left. :attr:`last_run` is the interrupted call's result so
-        far. A second Ctrl-C before the release does not wait. It may leave torch in a state in
-        which this process cannot go on. Then save ``state_dict()``, and load it in another process.
-        Callbacks that raise, and interrupts within them, find the step done.
+        leaves the step undone. After it, the step is finished, and nothing is lost that was paid
+        for. Call ``run`` again to go on with the steps that are left. :attr:`last_run` is the
+        interrupted call's result so far. A second Ctrl-C before the release does not wait. It may
+        leave torch in a state in which this process cannot go on. Then save ``state_dict()``, and
+        load it in another process. Callbacks that raise, and interrupts within them, find the step
+        done.
 
         **Stopping early.** The first release reserves all steps that are left, and nothing is
         returned. So epsilon counts ``num_steps`` steps, even if a callback, an error or you stop
-        the run before. A stop may therefore depend on releases: it is post-processing of the run
-        as it was planned. ``run`` called again goes on with the steps that were reserved.
+        the run before. A stop may therefore depend on releases.
 
         :param progress: show a progress bar.
         :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
@@ -164,8 +163,7 @@ class IterativeMechanism(abc.ABC):
         :returns: the sequence of the steps' return values, if these are numbers, with noise,
             clipping, times, and why it stopped.
         :raises ConfigurationError: ``num_steps`` is missing and cannot be chosen, or all steps are
-            done. A callback returns neither None nor a bool. A scheduler of :class:`DPSVI` needs a
-            metric, and there is no private loss.
+            done. A callback returns neither None nor a bool.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         require_callbacks(callbacks)

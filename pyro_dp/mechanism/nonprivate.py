@@ -66,8 +66,8 @@ class NonPrivate:
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
         """Norms of each record's part of the next release, before clipping.
 
-        For :class:`DPSVI` these are norms of gradients, with the latents that the next step would
-        draw. For :class:`DPSEP` they are norms of sites, and for :class:`VIPS` norms of statistics.
+        They are norms of gradients for :class:`DPSVI`, with the latents that the next step would
+        draw, of sites for :class:`DPSEP`, and of statistics for :class:`VIPS`.
 
         :param args: the data, as for ``step``; so are kwargs.
         :returns: (N,), in float64; of a :class:`VIPS` one for each statistic, by name.
@@ -109,9 +109,8 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
     it happens. ``get_epsilon()`` is infinite for good, and a budget refuses every further release.
-    ``accountant.report()`` lists these reads and their times. Nothing undoes that, because nobody
-    can forget the numbers. The run itself goes on as without the look. Only the noise of seeded
-    runs changes, as it depends on the position in the ledger.
+    ``accountant.report()`` lists these reads and their times. The run itself goes on as without the
+    look. Only the noise of seeded runs changes, as it depends on the position in the ledger.
 
     For a private loss, see ``loss`` of :class:`Clip`. On data that need no protection use
     ``pyro.infer.Trace_ELBO``.

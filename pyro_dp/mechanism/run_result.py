@@ -34,8 +34,7 @@ _READINGS = 30  # readings of the clipped fraction, which takes longer than a bo
 class ReleasedStep:
     """A step of ``run(..., callbacks=[...])``, after its release and update.
 
-    The inference itself has all other releases so far: a callback may ask for its
-    ``posterior()``, or save its ``state_dict()``.
+    A callback may ask for the inference's ``posterior()``, or save its ``state_dict()``.
 
     :param step: its number, from 1.
     :param num_steps: number of planned steps.
@@ -102,8 +101,8 @@ class RunResult(Sequence[float]):
 
     :ivar inference: name of its class.
     :ivar measure: the name of the steps' result.
-    :ivar earlier: number of steps before this call.
-    :ivar num_steps: number of steps that are planned, earlier ones included.
+    :ivar earlier: number of steps before this call, which ``num_steps`` includes.
+    :ivar num_steps: number of steps that are planned.
     :ivar returned: each step's number, NaN if it has none.
     :ivar bounds: C after each step, as :attr:`ReleasedStep.bound`.
     :ivar noise_multiplier: sigma, of the last step; NaN before the first, as is

@@ -157,7 +157,6 @@ class PoissonSampling(Sampling):
     :param rate: in (0, 1]. ``None``: subsample_size / size of the plate. If that is 1,
         :class:`DPSVI` takes 0.05, or 1000 records if that is more.
     :param plate: name of the private plate; found if exactly one plate holds observations.
-    :raises ConfigurationError: a field is out of range.
 
     >>> from pyro_dp import PoissonSampling
     >>> PoissonSampling(0.05, plate="people").rate
@@ -172,7 +171,6 @@ class FixedSizeSampling(Sampling):
     """A uniform subset of floor(rate N) records, for an accountant of ``"replace_one"``.
 
     :param rate: as for :class:`PoissonSampling`, as is plate.
-    :raises ConfigurationError: a field is out of range.
 
     >>> from pyro_dp import FixedSizeSampling
     >>> FixedSizeSampling(0.05).rate

@@ -48,8 +48,7 @@ _LOST = (
 class ShamirSums:
     """A channel of a :class:`~pyro_dp.federated.Federation` in which holders add up by themselves.
 
-    Nobody sees a holder's upload, only the total. There is no aggregator. All K holders must stay,
-    so ``dropouts`` above 0 is refused.
+    Nobody sees a holder's upload. All K holders must stay, so ``dropouts`` above 0 is refused.
 
     :param addresses: "host:port" of each holder, the same list for all; each listens at its own.
     :param index: this holder's position among them.

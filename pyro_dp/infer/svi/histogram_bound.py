@@ -134,10 +134,9 @@ class HistogramBound:
         above most norms would pay noise in many directions for the gradients of few records.
     :param counts: the mean histogram, (SIZE,).
     :param variance: mean variance of a bin, by noise and sampling.
-    :param weight: the weight of all histograms so far.
-    :param steps: number of them.
-    :param next_reading: number at which C is chosen anew.
-    :param bound: C.
+    :param weight: that of all histograms so far.
+    :param steps: their number.
+    :param next_reading: number at which the bound C is chosen anew.
     :param typical: norm of a record by the first histogram. (By the latest it would drift away
         where the noise hides all.)
     """

@@ -19,10 +19,9 @@ from pyro_dp.utils.errors import ConfigurationError
 class PaperDPSVI(StochasticGradientVI):
     """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 
-    It is for comparisons with papers. The optimizer's steps are taken as they are. The guide holds
-    the last iterate, and its intervals ignore the privacy noise. The result depends on the learning
-    rate and on the bound, whose bias no number of steps removes. :class:`DPSVI` has neither
-    weakness where it makes looks. :meth:`posterior` is the guide as it is.
+    It is for comparisons with papers. The guide holds the last iterate, and its intervals ignore
+    the privacy noise. The result depends on the learning rate and on the bound, whose bias no
+    number of steps removes. :class:`DPSVI` has neither weakness where it makes looks.
 
     **Guarantee.** As :class:`DPSVI`. Instead of the histogram, the release has a block with bound
     1/2: each record's bit, whether it lies within the bound.

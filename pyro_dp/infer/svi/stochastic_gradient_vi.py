@@ -115,15 +115,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Make one private gradient step of the plan from the full data.
+        """As :meth:`~pyro_dp.DPSVI.step`.
 
-        If C is chosen, the first one releases the norms alone, and moves nothing.
-
-        :returns: the private loss in nats if ``Clip.loss`` is set, else nan; nan for the norms.
-        :raises ModelError: model, guide or data do not fit; nothing was spent.
-        :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
-        :raises ConfigurationError: the plan is done; or the optimizer fails, or makes a parameter
-            NaN or infinite.
+        If C is chosen, the first one releases the norms alone, moves nothing, and returns nan.
         """
         prepared = self._prepare(args, kwargs)
         loops = self._moves.plans and self.last_run is None  # over step()
@@ -171,12 +165,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return super()._planned(args, kwargs)
 
     def finish(self) -> None:
-        """End a loop over :meth:`step` early: write the result into the guide.
-
-        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
-
-        :raises ConfigurationError: no step was taken yet.
-        """
+        """As :meth:`~pyro_dp.DPSVI.finish`."""
         if self._kept.prepared is None or not self._steps:
             raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
         self._conclude()
