@@ -180,21 +180,6 @@ def test_adaptive_clip_survives_a_wild_fraction():
     assert 0.8 < clip.updated(1.0, 1e9) < 1.0 < clip.updated(1.0, -1e9) < 1.2
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"initial": 0.0},
-        {"initial": math.inf},
-        {"quantile": 1.0},
-        {"learning_rate": -1},
-        {"share": 1.0},
-    ],
-)
-def test_adaptive_clip_settings(setting):
-    with pytest.raises(ConfigurationError, match=next(iter(setting))):
-        AdaptiveClip(**setting)
-
-
 def test_bounds_at_which_squares_underflow_are_refused():
     with pytest.raises(ConfigurationError, match="bound"):
         Block(3, 1e-170)

@@ -252,20 +252,14 @@ def test_precision_tells_nothing(stream):
         assert 0.4 < np.mean(near % 2) < 0.6
 
 
-@pytest.mark.parametrize("sigma", [0.0, 1e-9, 1e9])
-def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma):
-    accountant = PrivacyAccountant()
-    event = SubsampledGaussian(sigma)
-    with pytest.raises(ConfigurationError, match="multiplier"):
-        release(FixedPointSum([Block(1, 1.0)]), accountant=accountant, event=event, noise=stream)
-    assert accountant.ledger == ()
-
-
-def test_an_infinite_bound_is_refused(stream):
-    total = FixedPointSum([Block(1, math.inf)])
-    event, accountant = SubsampledGaussian(1.0), PrivacyAccountant()
-    with pytest.raises(ConfigurationError, match="bound"):
-        release(total, accountant=accountant, event=event, noise=stream)
+@pytest.mark.parametrize(
+    ("sigma", "bound", "text"),
+    [*((sigma, 1.0, "multiplier") for sigma in (0.0, 1e-9, 1e9)), (1.0, math.inf, "bound")],
+)
+def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma, bound, text):
+    accountant, event = PrivacyAccountant(), SubsampledGaussian(sigma)
+    with pytest.raises(ConfigurationError, match=text):
+        release(FixedPointSum([Block(1, bound)]), accountant=accountant, event=event, noise=stream)
     assert accountant.ledger == ()
 
 
