@@ -166,7 +166,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
     def _is_current(self, prepared: P) -> bool:
-        """Whether its parameters are still those of the model."""
         return True
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:

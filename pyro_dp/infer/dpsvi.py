@@ -94,7 +94,6 @@ class Looks(DPSEP):
         return math.nan
 
     def finish(self) -> None:
-        """As :meth:`DPSVI.finish`."""
         self._conclude()
         for warning in self._warnings():
             warn_user(warning)

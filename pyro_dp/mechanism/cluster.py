@@ -185,14 +185,12 @@ class Ranks(Peers):
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
-        """Turn the sum into the total on rank 0, and empty it elsewhere."""
         self._agree_on(clipped, event, step, public, time.perf_counter() - self._began)
         clipped.over_ranks(self._cluster.reduce)
 
     def released(
         self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
     ) -> list[Tensor]:
-        """Rank 0 alone makes the release; all get it."""
         sizes = [block.size for block in clipped.blocks]
         shared = torch.zeros(1 + sum(sizes), dtype=torch.float64)
         if self.leads:

@@ -185,7 +185,6 @@ class Federation:
 
     @property
     def note(self) -> str:
-        """A note for the ledger: towards whom the guarantee holds."""
         numbers = {"dropouts": self.dropouts, "colluders": self.colluders}
         return self._channel.note.format(holders=self.size, **numbers)
 

@@ -261,7 +261,6 @@ class Nodes:
 
 
 def lead(nodes: Nodes, aggregator: "TrustedAggregator") -> None:
-    """Rounds until the aggregator is done."""
     there = nodes.meet(aggregator.holders)
     found = nodes.ask(BEGIN, dict.fromkeys(there, b""))
     index_of = {node: index for node, (index, _) in found.items()}

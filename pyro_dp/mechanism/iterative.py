@@ -228,7 +228,6 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def _finished(self) -> bool:
-        """Whether no planned step is left."""
         return self.num_steps is not None and self._steps >= self.num_steps
 
     def __reduce__(self) -> NoReturn:
@@ -272,7 +271,6 @@ class IterativeMechanism(abc.ABC):
         return self._reservation.least(rate)
 
     def _next_bound(self) -> float:
-        """The bound to which a record's part is clipped in the next step."""
         return self._bound
 
     def _warnings(self) -> list[Warning]:

@@ -79,7 +79,6 @@ def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
 
 
 def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
-    """The bins of the rows' norms."""
     return [MeasuredBins(block.norms())]
 
 

@@ -45,7 +45,6 @@ class LookedUpRows:
         return total.index_add(0, self.indices.flatten(), own.flatten(0, 1)).flatten()
 
     def dense(self) -> Tensor:
-        """(B, size) in float64."""
         count, own = len(self.gradients), self.gradients.double()
         first = self.num_rows * torch.arange(count, device=own.device).unsqueeze(1)
         total = own.new_zeros(count * self.num_rows, own.shape[2])
@@ -101,7 +100,6 @@ class OuterProducts:
         return (total.T if self.transposed else total).flatten()
 
     def dense(self) -> Tensor:
-        """(B, p q) in float64."""
         left, right = self.left.double(), self.right.double()
         # A batched product of vectors takes twenty times as long as their multiplication.
         products = left * right if left.shape[2] == 1 else left @ right

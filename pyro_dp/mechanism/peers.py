@@ -161,7 +161,6 @@ class Alone:
         return make()
 
     def warnings(self) -> list[Warning]:
-        """Notes on a run."""
         return []
 
 

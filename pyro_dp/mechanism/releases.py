@@ -71,7 +71,6 @@ class Releases:
         return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
 
     def forget(self) -> None:
-        """Samples of steps to come."""
         self._ahead.forget()
 
     def in_sums(self, noise_multiplier: float) -> float:

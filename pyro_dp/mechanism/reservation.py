@@ -86,11 +86,9 @@ class Reservation:
         )
 
     def plan(self) -> None:
-        """The next release reserves all that are left, also without calibration."""
         self.whole = self.whole or not self.calibrates
 
     def begin(self) -> Origin:
-        """The run's origin in the ledger."""
         if self.origin is None:
             plan = self._plan if self.whole else OPEN
             self.origin = self._now(reservation=self.name, plan=plan)

@@ -256,7 +256,6 @@ class RunResult(Sequence[float]):
             self.read_clipped(step)
 
     def read_clipped(self, step: ReleasedStep) -> None:
-        """As it is after this step, the last."""
         clipped = step.clipped_fraction
         if clipped is not None:
             self.clipped[step.step] = clipped

@@ -1037,8 +1037,8 @@ MUTATIONS = [
     Mutation(
         "a mean of iterates that are on their way",
         "IterateAverages.agreed",
-        "if 2 * apart <= within:",
-        "if True:",
+        "if not 2 * apart <= within:",
+        "if False:",
         "test_iterate_averages.py",
     ),
     Mutation(

@@ -83,18 +83,21 @@ def true_fractions(monkeypatch, inference, y):
     return found
 
 
+def found_and_true(monkeypatch, inference, y):
+    """The mean over the last half of the steps, its standard error, and the truth."""
+    fractions = true_fractions(monkeypatch, inference, y)
+    inference.run(y, progress=False)
+    truth = np.mean(fractions[len(fractions) // 2 :])
+    assert 0.1 < truth < 0.9
+    return *inference.clipped_fraction, truth
+
+
 @pytest.mark.parametrize("jit", ["none", "trace", pytest.param("compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_without_noise_it_is_exact(monkeypatch, make, jit):
-    """The mean over the last half of the steps, on full batches."""
-    y = 0.5 + torch.randn(200)
     inference = make(execution=Execution(jit=jit))
-    fractions = true_fractions(monkeypatch, inference, y)
-    inference.run(y, progress=False)
-    fraction, error = inference.clipped_fraction
-    assert len(set(fractions)) > 1 or make is new_sep  # a Gaussian posterior is found at once
-    assert 0.1 < fraction < 0.9 and error == 0.0
-    assert fraction == pytest.approx(np.mean(fractions[3:]), abs=1e-12)
+    fraction, error, truth = found_and_true(monkeypatch, inference, 0.5 + torch.randn(200))
+    assert fraction == pytest.approx(truth, abs=1e-12) and error == 0.0
 
 
 @pytest.mark.parametrize("source", [None, "system"])
@@ -110,14 +113,9 @@ def test_close_to_the_truth(monkeypatch, make, options, source):
     """Within 0.02 at epsilon 1 and N = 20,000, where the standard error is at most 0.003."""
     if source:
         options = options | dict(num_steps=6)
-    y = 0.5 + torch.randn(20_000)
     accountant = PrivacyAccountant(epsilon=1.0)
     inference = make(accountant=accountant, noise=Noise(source=source), **options)
-    fractions = true_fractions(monkeypatch, inference, y)
-    inference.run(y, progress=False)
-    fraction, error = inference.clipped_fraction
-    truth = np.mean(fractions[len(fractions) // 2 :])
-    assert 0.1 < truth < 0.9
+    fraction, error, truth = found_and_true(monkeypatch, inference, 0.5 + torch.randn(20_000))
     assert abs(fraction - truth) < min(0.02, 5.5 * error)  # false alarms: 4e-8
     assert error < (0.02 if source else 0.003)
 

@@ -75,15 +75,15 @@ class IterateAverages:
         """Means over the last half, of the parameters that have arrived."""
         if min(self.counts) == 0:
             return {}
-        found = set()
+        found = self.means()
         for name, sums in self.sums.items():
             means = sums / torch.tensor(self.counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
             a, b, c, d = means
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
-            if 2 * apart <= within:
-                found.add(name)
-        return {name: mean for name, mean in self.means().items() if name in found}
+            if not 2 * apart <= within:
+                del found[name]
+        return found
 
     @torch.no_grad()
     def conclude(self, parameters: Mapping[str, Tensor]) -> str:

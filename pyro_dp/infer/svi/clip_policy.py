@@ -99,7 +99,6 @@ class ClipPolicy:
         return [*blocks, *self.side]
 
     def of(self, step: GradientStep) -> GradientStep:
-        """The step as the next release has it."""
         return step
 
     @property
@@ -115,7 +114,6 @@ class ClipPolicy:
 
     @property
     def histogram_state(self) -> dict[str, Any] | None:
-        """The part of a state beside the bound."""
         return None
 
     @property
@@ -125,11 +123,9 @@ class ClipPolicy:
 
     @property
     def status(self) -> Status:
-        """Whether the bound fits."""
         return NOTHING_TO_CHECK
 
     def judged(self, found: Status) -> Status:
-        """The status of a posterior of a status of its own."""
         return found if self.status.is_ok else _joined(self.status, found)
 
     def warnings(self, status: Status) -> list[Warning]:
@@ -262,7 +258,6 @@ class Measured(ClipPolicy):
 
 
 def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
-    """The policy of DPSVI."""
     if same(noise.multiplier, 0):
         return ClipPolicy(clip, math.inf if clip.first_bound is None else clip.first_bound)
     side = [Block(SIZE, 1.0, norm_histogram.SHARE)]
@@ -270,7 +265,6 @@ def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
 
 
 def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
-    """The policy of PaperDPSVI."""
     bound = clip.first_bound
     assert bound is not None
     bits = ClippedFractions(clip.adaptive.share if clip.adaptive else SHARE)

@@ -64,7 +64,6 @@ class LatentCoordinates:
         return latents + inside
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
-        """Gradients of the parameters, from the released estimate, (size,)."""
         # Latents by number, parameters by name.
         parts = unflat(released, dict(enumerate(self._latents)) | self._inside)
         objective = mean_loss(self._particles)
@@ -135,7 +134,6 @@ def mean_loss(particles: Sequence[Particle]) -> Tensor:
 
 
 def mean(values: Sequence[Tensor]) -> Tensor:
-    """Over the particles."""
     total = sum(values[1:], values[0])
     return total if len(values) == 1 else total / len(values)
 
@@ -334,7 +332,6 @@ class PreparedGradient(Prepared):
     step: GradientStep
 
     def is_current(self) -> bool:
-        """Whether the parameters are those of Pyro's store still."""
         store = pyro.get_param_store()
         return all(
             store.param_name(leaf) == name and leaf.requires_grad

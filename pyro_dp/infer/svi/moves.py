@@ -152,7 +152,6 @@ class Moves:
             raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was found sound."""
         self.rows.load_state_dict(state.get("private_local_state", {}))
         self.waiting = dict(state["parameters"])
         self._take_up()

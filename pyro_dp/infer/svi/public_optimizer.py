@@ -84,7 +84,6 @@ def _adam(
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is Adam's and no more."""
     if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
         return False
     hooks = (
@@ -103,7 +102,6 @@ class PublicOptimizer:
 
     @property
     def needs_metric(self) -> bool:
-        """Whether its scheduler goes by a loss."""
         make = getattr(self.optim, "pt_scheduler_constructor", None)
         return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
 

@@ -21,6 +21,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.records.global_draw import Particle
 
+_KINDS = ("latents", "fixed", "indices")
 _PARTLY = (
     "jit={jit!r} does not apply to the guide and to the model outside the plate, which run Pyro "
     "code in every step: {reason}. The records have a graph."
@@ -94,22 +95,14 @@ class RecordsTracedStep(TracedStep):
     def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
         counts = [len(self._inside), *(len(_tensors(each)) for each in self._template)]
         values, *tables, _ = parted(inputs, counts)
-        parameters = self.eager.parameters | dict(zip(self._inside, values, strict=True))
+        inside = dict(zip(self._inside, values, strict=True))
         particles = []
         for particle, table in zip(self._template, tables, strict=True):
-            latents, fixed, indices, _ = parted(
-                table, [len(particle.latents), len(particle.fixed), len(particle.indices)]
-            )
-            particles.append(
-                replace(
-                    particle,
-                    latents=dict(zip(particle.latents, latents, strict=True)),
-                    fixed=dict(zip(particle.fixed, fixed, strict=True)),
-                    indices=dict(zip(particle.indices, indices, strict=True)),
-                    parameters=particle.parameters | dict(zip(self._inside, values, strict=True)),
-                )
-            )
-        return parameters, particles
+            own: dict[str, Any] = {kind: {} for kind in _KINDS}
+            for (kind, name), value in zip(_tensors(particle), table, strict=True):
+                own[kind][name] = value
+            particles.append(replace(particle, parameters=particle.parameters | inside, **own))
+        return self.eager.parameters | inside, particles
 
     def _trace_public(self, compiler: Compiler) -> None:
         """There is no such graph."""
@@ -123,8 +116,7 @@ class RecordsTracedStep(TracedStep):
 
 def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
     """The tensors of a draw on which the records' terms depend."""
-    kinds = ("latents", "fixed", "indices")
-    return {(kind, name): x for kind in kinds for name, x in getattr(particle, kind).items()}
+    return {(kind, name): x for kind in _KINDS for name, x in getattr(particle, kind).items()}
 
 
 def _fixed(particle: Particle) -> list[Any]:

@@ -136,7 +136,6 @@ class RowOptimizer:
                 self._move(name, indices, gradient, moves)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Rows, step counts and moments by parameter: private."""
         own = {
             name: {"value": leaf.detach().clone()}
             | {key: value.clone() for key, value in vars(self._moments[name]).items()}

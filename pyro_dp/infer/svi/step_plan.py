@@ -49,7 +49,6 @@ class StepPlan:
 
     @property
     def is_of_many(self) -> bool:
-        """Whether there are few steps for each latent."""
         return self.num_steps <= _MANY * self.dim
 
     def step_size(self, step: int) -> float:

@@ -140,7 +140,6 @@ class TracedStep:
         return [LocalStream(stream) for _ in self._counts]
 
     def _private_rng(self, stream: np.random.Generator | None) -> contextlib.AbstractContextManager:
-        """The context in which torch's samplers draw for records."""
         if stream is not None and self.eager.term.samples:
             return private_rng(stream)
         return contextlib.nullcontext()
