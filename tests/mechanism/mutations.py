@@ -1,6 +1,6 @@
 """Mutations that the tests of mechanism must notice: see tests/mutate.py."""
 
-# By tests and place: what is there, and what replaces it.
+# By tests, definition and name: the old text and the new one.
 MUTATIONS = {
     "test_clipping.py": {
         "ClippedSum._noisy": {

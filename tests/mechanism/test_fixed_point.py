@@ -1,7 +1,6 @@
 """Sums in integers: what a record can change, exactly, and the noise."""
 
 import math
-import os
 
 import mpmath
 import numpy as np
@@ -23,12 +22,6 @@ from pyro_dp.vips.models.noisy_sums import WeightedSquares
 
 _ALARM = 1e-8
 _UNITS = 2**30
-
-
-@pytest.fixture
-def stream(monkeypatch):
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    return SystemGenerator()
 
 
 def units(bound, *values):

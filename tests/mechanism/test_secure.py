@@ -35,12 +35,6 @@ _ALARM = 1e-8
 _UNITS = 2**30
 
 
-@pytest.fixture
-def entropy(monkeypatch):
-    """A seeded generator instead of the operating system's."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-
-
 def dpsep(accountant, **options):
     guide = AutoMultivariateNormal(logistic)
     return PaperDPSEP(logistic, guide, accountant=accountant, clip=3.0, **options)
@@ -126,7 +120,7 @@ def test_forked_processes_share_no_noise(monkeypatch):
     assert len(set(seen)) == 3
 
 
-def test_no_other_generator_draws(monkeypatch, entropy):
+def test_no_other_generator_draws(monkeypatch, stream):
     """With numpy's generators broken, records are sampled and noise is drawn all the same."""
 
     def broken(*args):

@@ -15,12 +15,6 @@ from pyro_dp.mechanism.system_random import SystemGenerator, discrete_gaussian
 _ALARM = 1e-8  # each statistical test's
 
 
-@pytest.fixture
-def stream(monkeypatch):
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    return SystemGenerator()
-
-
 def fits(values, law):
     """p-value of a chi-squared test of integers from 0 on, cells below 5 expected joined."""
     expected = law * len(values)
