@@ -85,10 +85,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """
         return self._fractions.mean()
 
-    def _shown(self) -> dict[str, Any]:
-        clipped = self.clipped_fraction
-        return super()._shown() | ({"clipped": str(clipped)} if clipped else {})
-
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"clipped_fractions": self._fractions.state()}
 

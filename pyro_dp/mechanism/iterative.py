@@ -245,11 +245,12 @@ class IterativeMechanism(abc.ABC):
         return display.facts(self._name, facts)
 
     def _shown(self) -> dict[str, Any]:
+        clipped = getattr(self, "clipped_fraction", None)
         return {
             "num_steps": self.num_steps,
             "noise_multiplier": self._reservation.noise_multiplier,
             "steps_done": self._steps,
-        }
+        } | ({"clipped": str(clipped)} if clipped else {})
 
     @property
     def noise_multiplier(self) -> float:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from pyro_dp.mechanism.sampling import RecordSampler
+
 USUAL_STEPS = 1000  # T, if it is not set
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _FIRST, _LEAST = 0.1, 0.02  # first step size, and its least
@@ -41,6 +43,15 @@ class StepPlan:
     size: int
     noise: float
     sees_parameters: bool
+
+    @staticmethod
+    def of(
+        num_steps: int | None, dim: int, sampler: RecordSampler, noise: float, sees: bool
+    ) -> "StepPlan":
+        """:param noise: that of a released sum, in units of C."""
+        steps = num_steps or USUAL_STEPS
+        of_all = noise / sampler.sample_rate / math.sqrt(steps)
+        return StepPlan(steps, dim, sampler.size, of_all, sees)
 
     @property
     def ratio(self) -> float:

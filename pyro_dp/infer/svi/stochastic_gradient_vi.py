@@ -26,7 +26,7 @@ from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.step_plan import USUAL_STEPS, StepPlan
+from pyro_dp.infer.svi.step_plan import StepPlan
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
@@ -135,7 +135,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         moves = step.add(clipped, draws, batch, stream)
         released = self._release(clipped, prepared.sampler)
         noise = self._releases.in_sums(self.noise_multiplier)
-        plan = self._plan(size, prepared.sampler)
+        per_bound = Block(size, 1.0, policy.share).noise(noise)
+        sees = bool(prepared.term.parameters)
+        plan = StepPlan.of(self.num_steps, size, prepared.sampler, per_bound, sees)
         read = Reading(released, blocks, noise, prepared.sampler, plan)
         if policy.opens:
             self._policy = policy.learned(read)
@@ -299,19 +301,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         rate = super()._rate(plate)
         chosen = self.sampling.rate is None
         return self._moves.rate(plate.size) if chosen and rate == 1.0 else rate
-
-    def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
-        """:param dim: coordinates of a gradient."""
-        steps, known = self.num_steps or USUAL_STEPS, self._kept.prepared
-        gradient = Block(dim, 1.0, self._policy.share)
-        noise = gradient.noise(self._releases.in_sums(self.noise_multiplier))
-        return StepPlan(
-            steps,
-            dim,
-            sampler.size,
-            noise / sampler.sample_rate / math.sqrt(steps),
-            sees_parameters=bool(known and known.term.parameters),
-        )
 
     @property
     def _others(self) -> tuple[Any, ...]:
