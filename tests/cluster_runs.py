@@ -204,7 +204,7 @@ def without_noise_in_units():
 
     def units(self, sigmas, noise):
         exact(self, sigmas, noise)
-        return [each.double() for each in self._units]
+        return [each.double() for each in self._totals]
 
     FixedPointSum._noisy = units
     try:

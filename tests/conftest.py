@@ -1,7 +1,9 @@
 import collections
+import os
 import signal
 import zlib
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -10,6 +12,7 @@ import trials
 from pyro_dp.accounting import origins
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
+from pyro_dp.mechanism.system_random import SystemGenerator
 
 pytest.register_assert_rewrite("contract")  # its failures show their values
 
@@ -40,6 +43,13 @@ def pytest_configure(config):
         each._usual_jit = config.getoption("jit")
     if config.getoption("jit") != "none":
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    """The operating system's generator, which a seeded one stands in for."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+    return SystemGenerator()
 
 
 @pytest.hookimpl(trylast=True)  # after -m has selected

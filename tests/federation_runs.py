@@ -238,7 +238,7 @@ def uploads() -> dict[str, Any]:
         exact, kept = FixedPointSum._noisy, []
 
         def noisy(self: FixedPointSum, sigmas: Any, noise: Any) -> Any:
-            kept.append(torch.cat(self._units).tolist())
+            kept.append(torch.cat(self._totals).tolist())
             return exact(self, sigmas, noise)
 
         FixedPointSum._noisy = noisy

@@ -53,7 +53,14 @@ def mutations(room: str) -> list[Mutation]:
     spec = importlib.util.spec_from_file_location(f"mutations_of_{room}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MUTATIONS
+    if isinstance(module.MUTATIONS, list):
+        return module.MUTATIONS
+    return [
+        Mutation(name, where, old, new, tests)
+        for tests, places in module.MUTATIONS.items()
+        for where, found in places.items()
+        for name, (old, new) in found.items()
+    ]
 
 
 def rooms() -> list[str]:

@@ -11,11 +11,7 @@ from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
 from pyro_dp.infer.preparation import P, Preparation
-from pyro_dp.mechanism.clipped_fraction import (
-    ClippedFraction,
-    ClippedFractions,
-    require_fractions,
-)
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
@@ -89,10 +85,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """
         return self._fractions.mean()
 
-    def _shown(self) -> dict[str, Any]:
-        clipped = self.clipped_fraction
-        return super()._shown() | ({"clipped": str(clipped)} if clipped else {})
-
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"clipped_fractions": self._fractions.state()}
 
@@ -102,10 +94,9 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
-        self._fractions.load(require_fractions(state.get("clipped_fractions")))
+        self._fractions.load(state.get("clipped_fractions"))
 
     def _prepare(self, args: tuple, kwargs: dict) -> P:
-        """Everything that a step needs, checked. Refuses one step too many. Spends nothing."""
         self._refuse_steps_beyond_calibration()
         return self._look_at(args, kwargs)
 
@@ -149,7 +140,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return None if first is None else NewRecords(self.model, self.guide, first)
 
     def _rate(self, plate: PrivatePlate) -> float:
-        """The sample rate, which may be that of the plate."""
         return self.sampling.rate or plate.subsample_size / plate.size
 
     @abc.abstractmethod
@@ -172,7 +162,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
     def _is_current(self, prepared: P) -> bool:
-        """Whether the preparation still holds, as far as parameters are concerned."""
         return True
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:

@@ -94,7 +94,6 @@ class Looks(DPSEP):
         return math.nan
 
     def finish(self) -> None:
-        """As :meth:`DPSVI.finish`."""
         self._conclude()
         for warning in self._warnings():
             warn_user(warning)
@@ -282,15 +281,10 @@ class DPSVI(Readable, Forecasted):
     ) -> RunResult:
         """Make the looks, or the steps that are left of ``num_steps``, with a progress bar.
 
-        Interrupts, callbacks and early stops are those of
+        Interrupts, callbacks, early stops and the result are those of
         :meth:`~pyro_dp.mechanism.iterative.IterativeMechanism.run`.
 
         :param args: the data, as of the model; so are kwargs.
-        :param progress: show a progress bar.
-        :param callbacks: functions of a :class:`ReleasedStep`, called after each step. If one of
-            them returns True, the run stops after this step. ``run`` goes on later.
-        :returns: the private losses, if there are any, with noise, clipping, times, and why the run
-            stopped.
         :raises ConfigurationError: all steps are done. A callback returns neither None nor a bool.
             A scheduler needs a metric, and there is no private loss.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
@@ -379,7 +373,7 @@ class DPSVI(Readable, Forecasted):
 
     @property
     def last_run(self) -> RunResult | None:
-        """The result of the last :meth:`run`, even if it was interrupted; None before the first."""
+        """The result of the last :meth:`run`; None before the first."""
         return self._inference.last_run
 
     def _on_data(self, call: Callable[[Any], Any]) -> Any:

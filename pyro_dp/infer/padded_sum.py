@@ -25,16 +25,11 @@ Graph = Callable[..., Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Records of a pass.
+    """Records of a pass."""
 
-    :param chosen: their indices, (B,).
-    :param inputs: the graph's: indices, rows, local parameters and draws, padded.
-    :param sampled: (B, ...) each, the draws of torch's samplers.
-    """
-
-    chosen: Tensor
-    inputs: list[Tensor]
-    sampled: list[Tensor]
+    chosen: Tensor  # their indices, (B,)
+    inputs: list[Tensor]  # the graph's: indices, rows, local parameters and draws, padded
+    sampled: list[Tensor]  # (B, ...) each, the draws of torch's samplers
 
 
 class PaddedSum:
@@ -46,7 +41,6 @@ class PaddedSum:
     :param contribute: from (bounds, public, indices, rows, rest) of B records it makes their
         blocks, and further outputs, (B, ...) each. The rest is rows of local parameters, then
         local draws.
-    :param term: the term of these records.
     :param public: further inputs, in the form that they will always have.
     :param blocks: number of blocks.
     :param size: number of records in a pass.
@@ -54,7 +48,6 @@ class PaddedSum:
     :param sampling: makes the draws of torch's samplers for the records, (B, ...) each, from
         public, indices and the rest; None: there are none.
     :param marks: whether the last output marks records that do not count, (B,).
-    :param sum_type: to which the sums are added.
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
 
@@ -78,7 +71,6 @@ class PaddedSum:
         ones = torch.ones(size, 1, dtype=torch.float64, device=records.device)
         self._ones_then_zeros = torch.cat([ones, 0 * ones])
         self._bounds: tuple[list[float], list[Tensor]] = ([], [])
-
         add = sum_type.compiled_sums if compiler.enabled else sum_type.clipped_sums
 
         def sums(*inputs: Tensor) -> list[Tensor]:

@@ -40,27 +40,23 @@ class Preparation(Generic[P]):
         self._first: Records | None = None  # the first step's
 
     def current(self, args: tuple, kwargs: dict) -> P | None:
-        """The objects for these arguments; None: these, or traced code, are new."""
+        """The objects for these arguments; None if these, or traced code, are new."""
         known = self.prepared
         if known is None or not known.records.same_as(args, kwargs):
             return None
         return None if self.traces_left and self._watched and self._watched.changed else known
 
     def first(self, steps: int) -> Records | None:
-        """The records of the first of so many steps."""
         return self._first if steps else None
 
     def keep(self, prepared: P, steps: int) -> P:
-        """Keep new objects."""
         if self.first(steps) is None:
             self._first = prepared.records
         self.prepared = prepared
         return prepared
 
     def traced(self, trace: Callable[[Compiler], Any], term: RecordTerm, *users: Callable) -> Any:
-        """The result of tracing, or None: with a warning, if no graph can be had.
-
-        That records are taken one at a time, had a warning of its own.
+        """The result of tracing; None, with a warning, if no graph can be had.
 
         :param users: model and guide.
         """
@@ -88,10 +84,7 @@ class Preparation(Generic[P]):
         return self._before
 
     def take_over(self, other: "Preparation") -> None:
-        """Start where another inference of the same call has begun to look.
-
-        :param other: parameters that its look made are not earlier values here.
-        """
+        """Parameters that the look of another inference made are not earlier values here."""
         self._handed = other._before
 
     def start_anew(self, guide: Callable) -> None:
@@ -103,7 +96,6 @@ class Preparation(Generic[P]):
 
 
 def note_earlier_values(accountant: PrivacyAccountant, name: str) -> None:
-    """Note that there were values before the first step of this inference."""
     accountant.note_earlier_values(
         "Parameters or optimizer had values before the first step of "
         f"{name}. If those came from the data, this ledger does not cover "

@@ -61,11 +61,7 @@ class ClippedFractions:
     def add(
         self, released: Sequence[Tensor], sampler: RecordSampler, noise_multiplier: float
     ) -> None:
-        """Add one step.
-
-        :param released: an estimate of the sum of all bits, (1,), for each of the blocks.
-        :param noise_multiplier: the whole release's.
-        """
+        """Add a step, whose estimates of the sum of all bits are (1,), one for each block."""
         rate, size = sampler.sample_rate, sampler.size
         for block, each in zip(self.blocks, released, strict=True):
             noise = noise_multiplier / (2 * math.sqrt(block.share) * rate * size)
@@ -90,10 +86,9 @@ class ClippedFractions:
         self._look()
         return torch.tensor(self._steps, dtype=torch.float64).reshape(-1, 2)
 
-    def load(self, state: Tensor) -> None:
-        """Go on from a result of :meth:`state`."""
+    def load(self, state: Tensor | None) -> None:
         self._pending = []
-        self._steps = [(fraction, variance) for fraction, variance in state.tolist()]
+        self._steps = [] if state is None else [tuple(step) for step in state.tolist()]
 
     def _look(self) -> None:
         if not self._pending:
@@ -104,16 +99,11 @@ class ClippedFractions:
         self._pending = []
 
 
-def require_fractions(state: Any) -> Tensor:
-    """The part of a state that :meth:`ClippedFractions.state` wrote: nothing in older versions.
-
-    :raises ConfigurationError: it is something else.
-    """
-    if state is None:
-        return torch.zeros(0, 2)
-    if not isinstance(state, Tensor) or state.shape[1:] != (2,) or not state.isfinite().all():
+def require_fractions(state: Any) -> None:
+    """:raises ConfigurationError: it is neither a result of ``ClippedFractions.state`` nor None."""
+    is_known = isinstance(state, Tensor) and state.shape[1:] == (2,) and state.isfinite().all()
+    if not (state is None or is_known):
         raise ConfigurationError("load_state_dict: clipped_fractions is damaged.")
-    return state
 
 
 @dataclass(frozen=True)
@@ -131,21 +121,10 @@ class AdaptiveClip:
         (0, 1).
     :raises ConfigurationError: a setting is out of range.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer import Trace_ELBO
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import AdaptiveClip, Noise, PaperDPSVI, PrivacyAccountant
-    >>> def model(y):
-    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> svi = PaperDPSVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.05}), Trace_ELBO(),
-    ...                  accountant=PrivacyAccountant(epsilon=1.0), num_steps=20, sampling=0.5,
-    ...                  clip=AdaptiveClip(initial=10.0, quantile=0.8), noise=Noise(source=0))
-    >>> result = svi.run(torch.linspace(-1.0, 1.0, 5000), progress=False)
-    >>> result.bounds[-1] < 5.0  # it began at 10
-    True
+    >>> from pyro_dp import AdaptiveClip
+    >>> clip = AdaptiveClip(initial=10.0, quantile=0.8)  # PaperDPSVI(..., clip=clip)
+    >>> print(f"{clip.updated(10.0, within=1.0):.1f}")  # all records are within 10
+    9.6
     """
 
     initial: float = 1.0

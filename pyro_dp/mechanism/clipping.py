@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_dp.mechanism.contributions import Block, Contributions, Rows
 from pyro_dp.mechanism.streams import normals
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
-from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.errors import PrivacyError
 from pyro_dp.utils.linalg import require_same
 from pyro_dp.utils.torch_state import one_thread
 
@@ -63,16 +63,13 @@ class ClippedSum:
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int | None:
-        """How many records to work on at a time, of so many coordinates each.
-
-        :param limit: at most so many, or None.
-        """
+        """How many records of so many coordinates to work on at a time; None: all of them."""
         return limit
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
         self.blocks = tuple(blocks)
         self.device = device
-        self._totals: tuple[Tensor, ...] = ()  # until there is something
+        self._added: tuple[Tensor, ...] = ()  # until there is something
 
     def add(self, *values: Tensor | Contributions) -> None:
         """Clip each record's blocks and add them.
@@ -92,9 +89,9 @@ class ClippedSum:
 
     def add_sums(self, sums: Sequence[Tensor]) -> None:
         """Add the result of :attr:`clipped_sums` for these bounds."""
-        if self._totals:
-            sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
-        self._totals = tuple(sums)
+        if self._added:
+            sums = [total + new for total, new in zip(self._added, sums, strict=True)]
+        self._added = tuple(sums)
 
     def over_ranks(self, reduce: Callable[[Tensor], Tensor | None]) -> None:
         """Become the sum over all processes of a cluster, where it is released; empty elsewhere.
@@ -102,22 +99,14 @@ class ClippedSum:
         :param reduce: from this process's part of all blocks, one after the other, to the total;
             None where that does not belong.
         """
-        empty = [torch.zeros(b.size, dtype=self.dtype, device=self.device) for b in self.blocks]
-        total = reduce(torch.cat(self._totals or empty))
+        total = reduce(torch.cat(self._totals))
         sizes = [block.size for block in self.blocks]
-        self._totals = () if total is None else torch.split(total.to(self.device), sizes)
-
-    def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
-        """:raises ConfigurationError: always: shares of the noise are integers."""
-        raise ConfigurationError(
-            "Only sums of integers, of secure mode, meet those of other owners."
-        )
+        self._added = () if total is None else torch.split(total.to(self.device), sizes)
 
     def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
         """Compare the first blocks of two computations. No sum leaves this class for it.
 
-        :param other: computed from the same records and bounds.
-        :param count: number of the records.
+        :param count: number of the records, which are the same.
         :param exact: whether the model computes in float64.
         :raises ModelError: they differ by more than rounding explains.
         """
@@ -138,11 +127,16 @@ class ClippedSum:
         """:raises ConfigurationError: noise of such a size, one per block, cannot be added."""
 
     @property
+    def _totals(self) -> tuple[Tensor, ...]:
+        """In units of the grid, if there is one."""
+        return self._added or tuple(
+            torch.zeros(b.size, dtype=self.dtype, device=self.device) for b in self.blocks
+        )
+
+    @property
     def _exact_sums(self) -> tuple[Tensor, ...]:
         """Private until released."""
-        return self._totals or tuple(
-            torch.zeros(b.size, dtype=torch.float64, device=self.device) for b in self.blocks
-        )
+        return self._totals
 
     def _noisy(self, sigmas: Sequence[float], noise: Stream) -> list[Tensor]:
         """The sums with noise, for :func:`release` only.

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -72,7 +73,7 @@ class Cluster:
 
     In a step each process draws records from its shard and adds up their contributions. All sums go
     to rank 0. Its accountant records the release before the noise is drawn there, once. The release
-    goes to all, and all do the same with it. A step has at most three collectives.
+    goes to all.
 
     Make it before model and guide. Torch's global generators become those of rank 0 in all
     processes, so networks start at equal weights. From then on, public draws (of a guide's latents)
@@ -80,8 +81,8 @@ class Cluster:
     ``generator`` is the same seed for all.
 
     **Guarantee.** The same as for one process with all records, against anybody who sees the
-    releases. Sums over shards are the sum over records. Each process samples at the public rate
-    from its own private stream. There is one noise, one event and one ledger.
+    releases. Each process samples at the public rate from its own private stream. There is one
+    noise, one event and one ledger.
 
     **Not protected.** The number of records of each shard. Messages between the processes: rank 0
     sees the exact sums, others see parts of them, and nothing is encrypted. All ranks, the network
@@ -124,20 +125,15 @@ class Cluster:
         set_torch_states(Draws(torch_states()).of_all(self.exchange, "rank")[0].states)
 
     def tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
-        """A few numbers of each process, the same number of them, to all; by rank."""
         own = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self.size)]
         self._heard("agreeing", lambda: dist.all_gather(found, own, group=self._group))
         return [each.tolist() for each in found]
 
     def exchange(self, public: Any) -> list[Any]:
-        """Something public of each process, to all; by rank."""
         found: list[Any] = [None] * self.size
-
-        def exchange() -> None:
-            dist.all_gather_object(found, public, group=self._group)
-
-        self._heard("exchanging public values", exchange)
+        gather = partial(dist.all_gather_object, found, public, group=self._group)
+        self._heard("exchanging public values", gather)
         return found
 
     def reduce(self, part: Tensor) -> Tensor | None:
@@ -176,11 +172,7 @@ class Cluster:
 
 
 class Ranks(Peers):
-    """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0.
-
-    :param cluster: the processes' cluster.
-    :param accountant: this rank's.
-    """
+    """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0."""
 
     note = _CLUSTER
 
@@ -193,14 +185,12 @@ class Ranks(Peers):
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
-        """Turn the sum into the total on rank 0, and empty it elsewhere."""
         self._agree_on(clipped, event, step, public, time.perf_counter() - self._began)
         clipped.over_ranks(self._cluster.reduce)
 
     def released(
         self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
     ) -> list[Tensor]:
-        """Rank 0 alone makes the release; all get it."""
         sizes = [block.size for block in clipped.blocks]
         shared = torch.zeros(1 + sum(sizes), dtype=torch.float64)
         if self.leads:
@@ -227,7 +217,7 @@ class Ranks(Peers):
         return [block.to(clipped.device, copy=True) for block in torch.split(shared[1:], sizes)]
 
     def warnings(self) -> list[Warning]:
-        """Warnings on rank 0, if computing took a small share of its time."""
+        """On rank 0, if computing took a small share of its time."""
         if not self.leads or len(self._times) < _FEW_STEPS or self._cluster.size == 1:
             return []
         step, own = (1e3 * float(np.median(each)) for each in zip(*self._times, strict=True))

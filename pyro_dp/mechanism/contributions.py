@@ -67,14 +67,18 @@ class Contributions(Protocol):
         """The tensor itself, in float64, for sums that must see every coordinate."""
 
 
-class Divisible(Contributions, Protocol):
+class Measured(Contributions, Protocol):
+    """A block with stored norms."""
+
+    def norms(self) -> Tensor: ...
+
+
+class Divisible(Measured, Protocol):
     """A block whose coordinates can be rounded without holding all of them at once."""
 
     @property
     def size(self) -> int:
         """Number of coordinates."""
-
-    def norms(self) -> Tensor: ...
 
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
         """Sum of the rows times their weights, each coordinate rounded towards zero first: (size,)
@@ -89,16 +93,10 @@ class Divisible(Contributions, Protocol):
 def divisible(block: Contributions) -> Divisible:
     """The block itself, or its rows, with the norms of exactly the numbers that are rounded."""
     inner = block
-    while isinstance(inner, Kept | Scaled):
+    while isinstance(inner, Kept):
         inner = inner.block
     # A protocol that is asked at run time would call properties.
     return block if hasattr(inner, "whole_sum") else Rows(block.dense())  # type: ignore[return-value]
-
-
-class Measured(Contributions, Protocol):
-    """A block with stored norms."""
-
-    def norms(self) -> Tensor: ...
 
 
 class Rows:
@@ -118,7 +116,7 @@ class Rows:
         return self.squared_norms().sqrt()
 
     def squared_norms(self) -> Tensor:
-        """(B, 1), for a block that is a part of another."""
+        """(B, 1)"""
         return self.values.square().sum(dim=1, keepdim=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -153,51 +151,38 @@ def whole_total(parts: Iterable[Tensor]) -> Tensor:
 
 
 class Kept:
-    """A block whose norms are kept."""
+    """A block whose norms are kept, and whose rows may be made shorter, whatever the bound.
 
-    def __init__(self, block: Contributions, norms: Tensor):
-        self.weighted_sum, self.dense = block.weighted_sum, block.dense
-        self.block, self._norms = block, norms
+    :param norms: (B, 1).
+    :param factors: (B, 1) in [0, 1], which make rows shorter; private. None: all are 1.
+    """
+
+    def __init__(self, block: Contributions, norms: Tensor, factors: Tensor | None = None):
+        self.block, self._factors = block, factors
+        self._norms = self._scaled(norms)
 
     def norms(self) -> Tensor:
         return self._norms
 
-    @property
-    def size(self) -> int:
-        return divisible(self.block).size
-
-    def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
-        return divisible(self.block).whole_sum(weights, fused)
-
-
-class Scaled:
-    """A block whose rows are made shorter, whatever the bound.
-
-    :param factors: in [0, 1], (B, 1); private.
-    """
-
-    def __init__(self, block: Measured, factors: Tensor):
-        self.block, self._factors = block, factors
-
-    def norms(self) -> Tensor:
-        return self.block.norms() * self._factors
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.block.weighted_sum(self._scaled(weights))
+        return self.block.weighted_sum(self._of_rows(weights))
 
     def dense(self) -> Tensor:
-        return self.block.dense() * self._factors
+        return self._scaled(self.block.dense())
 
     @property
     def size(self) -> int:
         return divisible(self.block).size
 
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
-        return divisible(self.block).whole_sum(self._scaled(weights), fused)
+        return divisible(self.block).whole_sum(self._of_rows(weights), fused)
 
-    def _scaled(self, weights: Tensor) -> Tensor:
+    def _scaled(self, values: Tensor) -> Tensor:
+        return values if self._factors is None else values * self._factors
+
+    def _of_rows(self, weights: Tensor) -> Tensor:
         # A broken record's factor is NaN, and its weight zero.
-        return torch.where(weights > 0, weights * self._factors, 0.0)
+        return torch.where(weights > 0, self._scaled(weights), 0.0)
 
 
 class _Bits:

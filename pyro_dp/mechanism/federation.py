@@ -13,7 +13,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import UNREADABLE, CalibratedNoise, Ledger, Seed, Settings
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError
@@ -150,24 +151,15 @@ class Federation:
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, Execution, Noise, PrivacyAccountant
     >>> from pyro_dp.federated import Federation
-    >>> from pyro_dp.vips import LinearRegression
     >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
     ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
     ...     def begin(self, holders, dropouts): ...
     ...     def talk(self, public): return {0: public, 1: public}
     ...     def add(self, upload): return 2 * upload, [0, 1]
     ...     def leave(self): ...
-    >>> x = torch.linspace(-1.0, 1.0, 5000)[:, None]
-    >>> federation = Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
-    >>> vips = VIPS(LinearRegression(dim=1, x_bound=1.0, y_bound=1.0), num_steps=1,
-    ...             accountant=PrivacyAccountant(epsilon=1.0), noise=Noise(source="system"),
-    ...             execution=Execution(peers=federation))
-    >>> result = vips.run(x, 0.5 * x[:, 0], progress=False)
-    >>> print(f"{vips.posterior()['weights'].mean.item():.1f} from {federation.size} holders")
-    0.5 from 2 holders
+    >>> Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
+    Federation(index=0, holders=2, dropouts=0, colluders=1)
     """
 
     def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 1):
@@ -193,7 +185,6 @@ class Federation:
 
     @property
     def note(self) -> str:
-        """A note for the ledger: towards whom the guarantee holds."""
         numbers = {"dropouts": self.dropouts, "colluders": self.colluders}
         return self._channel.note.format(holders=self.size, **numbers)
 
@@ -203,7 +194,6 @@ class Federation:
         return math.sqrt(self.size / self.honest)
 
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
-        """A few numbers of each holder that is present, to all."""
         said = self._talk([int(each) for each in numbers])
         for holder, each in said.items():
             counted = isinstance(each, list) and len(each) == len(numbers)
@@ -212,10 +202,7 @@ class Federation:
         return [said[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
-        """Something public of each holder, to all; by rank.
-
-        :raises ClusterError: one is missing.
-        """
+        """:raises ClusterError: one is missing."""
         said = self._talk(public)
         for holder in range(self.size):
             if holder not in said:
@@ -296,11 +283,7 @@ def _read(holder: int, content: bytes) -> Any:
 
 
 class Holders(Peers):
-    """One inference in a federation, seen from one of its holders.
-
-    :param federation: the holders' federation.
-    :param accountant: this holder's.
-    """
+    """One inference in a federation, seen from one of its holders."""
 
     _speaker = "holder"
     own_ledgers = True
@@ -332,16 +315,10 @@ class Holders(Peers):
         self._accountant.require_room(event)
         # Its computing time stays secret: it reveals something about the number of sampled records.
         self._agree_on(clipped, event, step, public, 0.0)
+        assert isinstance(clipped, FixedPointSum)  # as the settings say
         clipped.in_shares(self._federation.honest, self._federation.add)
 
-    def released(
-        self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
-    ) -> list[Tensor]:
-        """Each holder records the event for itself."""
-        return make()
-
     def warnings(self) -> list[Warning]:
-        """Notes on a run that some holders left."""
         left = len(self._federation.present)
         if left == self._federation.size:
             return []

@@ -112,10 +112,7 @@ class FixedPointSum(ClippedSum):
 
     @property
     def _exact_sums(self) -> tuple[Tensor, ...]:
-        return tuple(
-            self._in_bounds(units, block.bound)
-            for units, block in zip(self._units, self.blocks, strict=True)
-        )
+        return tuple(self._in_bounds(self._totals))
 
     def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
         """Make later noise one share of the noise that hides a record. A release is then a total.
@@ -130,7 +127,7 @@ class FixedPointSum(ClippedSum):
         if isinstance(noise, Generator):
             raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
         own = []
-        for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):
+        for block, units, sigma in zip(self.blocks, self._totals, sigmas, strict=True):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.
             scale = math.ceil(sigma / math.sqrt(self._shares) * _UNITS) + 1
             draw = torch.from_numpy(discrete_gaussian(scale, block.size, noise))
@@ -138,17 +135,10 @@ class FixedPointSum(ClippedSum):
         if self._total is not None:
             total = self._total(torch.cat(own)).to(self.device)
             own = list(torch.split(total, [block.size for block in self.blocks]))
+        return self._in_bounds(own)
+
+    def _in_bounds(self, units: Sequence[Tensor]) -> list[Tensor]:
         return [
-            self._in_bounds(units, block.bound)
-            for block, units in zip(self.blocks, own, strict=True)
+            own.double() * (block.bound / _UNITS)
+            for block, own in zip(self.blocks, units, strict=True)
         ]
-
-    @property
-    def _units(self) -> tuple[Tensor, ...]:
-        return self._totals or tuple(
-            torch.zeros(b.size, dtype=torch.int64, device=self.device) for b in self.blocks
-        )
-
-    @staticmethod
-    def _in_bounds(units: Tensor, bound: float) -> Tensor:
-        return units.double() * (bound / _UNITS)

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyro_dp.mechanism.flower_relay import (
     ANSWER,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
+    from pyro_dp.mechanism.trusted_aggregator import TrustedAggregator
+
 _LONGEST_TIMEOUT = 1e6  # seconds
 _LONGEST_PATH = 107  # bytes of a socket's address, on Linux
 _LOOK = 0.2  # seconds between looks for replies
@@ -40,9 +42,9 @@ _LOOK = 0.2  # seconds between looks for replies
 class FlowerLine:
     """A holder's line to the aggregator of its federation, through Flower.
 
-    Write ``line = FlowerLine("/run/fit/line", index=0)`` in the process that has the data. The
-    holder's SuperNode gets the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
-    Flower's processes see the messages passed to :meth:`ask`, and nothing else of the holder.
+    It is made in the process that has the data. The holder's SuperNode gets the same address, and
+    :mod:`pyro_dp.mechanism.flower_relay` runs there. Flower's processes see the messages passed to
+    :meth:`ask`, and nothing else of the holder.
 
     **Access.** Anybody who may enter the folder of the socket can use the line. The folder is made
     for its owner alone, and a folder that all may enter is refused. A SuperNode runs the code that
@@ -71,7 +73,7 @@ class FlowerLine:
         self.index = require_count("index", index, least=0)
         self.timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST_TIMEOUT)
         self._address = Path(address).absolute()
-        self._relay: socket.socket | None = None  # the connection that waits for the next message
+        self._relay: socket.socket | None = None  # it waits for the next message
         self._begun = self._over = False
         _require_private_folder(self._address)
         self._listener = _listen(self._address)
@@ -191,25 +193,7 @@ def _listen(address: Path) -> socket.socket:
     return listener
 
 
-class Aggregator(Protocol):
-    """Adds up the holders' messages. It does not depend on their transport.
-
-    :ivar holders: K; their indices are 0 to K - 1.
-    :ivar timeout: in seconds: the time a round waits for messages.
-    """
-
-    holders: int
-    timeout: float
-
-    @property
-    def done(self) -> bool:
-        """Whether the last answers have been sent."""
-
-    def answer(self, messages: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """One round: the messages of the holders that are there, and the answer to each."""
-
-
-def server_app(aggregator: Aggregator) -> "ServerApp":
+def server_app(aggregator: "TrustedAggregator") -> "ServerApp":
     """Flower's ServerApp with an aggregator in it: it goes round by round until that is done.
 
     In a round each holder sends one message and gets one answer. A holder is left out from then on
@@ -242,7 +226,6 @@ class Nodes:
         self._rounds = 0
 
     def meet(self, count: int) -> Iterable[int]:
-        """All that are there, as soon as there are enough."""
         deadline = time.monotonic() + self._timeout
         while len(nodes := list(self._grid.get_node_ids())) < count:
             if time.monotonic() > deadline:
@@ -277,8 +260,7 @@ class Nodes:
         return found
 
 
-def lead(nodes: Nodes, aggregator: Aggregator) -> None:
-    """Rounds until the aggregator is done."""
+def lead(nodes: Nodes, aggregator: "TrustedAggregator") -> None:
     there = nodes.meet(aggregator.holders)
     found = nodes.ask(BEGIN, dict.fromkeys(there, b""))
     index_of = {node: index for node, (index, _) in found.items()}

@@ -52,7 +52,6 @@ def client_app() -> "ClientApp":
 
 
 def content(**values: bytes | float) -> "RecordDict":
-    """The content of a Flower message."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({NAME: ConfigRecord(dict(values))})

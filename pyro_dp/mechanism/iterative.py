@@ -2,12 +2,15 @@
 
 import abc
 import functools
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
@@ -15,15 +18,27 @@ from pyro_dp.accounting.origins import PLANNED, Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
-from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.peers import Alone, Stopped
 from pyro_dp.mechanism.releases import Releases, gaussian
 from pyro_dp.mechanism.reservation import Reservation
-from pyro_dp.mechanism.run import walk
-from pyro_dp.mechanism.run_result import Callback, RunResult
+from pyro_dp.mechanism.run_result import (
+    BY_CALLBACK,
+    DONE,
+    Callback,
+    ReleasedStep,
+    RunResult,
+    require_callbacks,
+    wants_to_stop,
+)
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.utils import display
-from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.errors import (
+    ConfigurationError,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    warn_user,
+)
 from pyro_dp.utils.validation import require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
@@ -31,7 +46,6 @@ _AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
 def _peers(peers: Cluster | Federation | None, accountant: PrivacyAccountant) -> Alone:
-    """The peers with which an inference makes its steps."""
     if peers is None:
         return Alone()
     if isinstance(peers, Federation):
@@ -131,17 +145,16 @@ class IterativeMechanism(abc.ABC):
 
         **Ctrl-C** waits for the end of a stage. The stages are the preparation of the first step
         (which may compile), the sum over the records, and the step. Before the release, Ctrl-C
-        leaves the step undone. After the release, the step is finished: ledger, parameters,
-        optimizer and history agree, and nothing is lost that was paid for. Call ``run`` again to
-        go on with the steps that are left. :attr:`last_run` is the interrupted call's result so
-        far. A second Ctrl-C before the release does not wait. It may leave torch in a state in
-        which this process cannot go on. Then save ``state_dict()``, and load it in another process.
-        Callbacks that raise, and interrupts within them, find the step done.
+        leaves the step undone. After it, the step is finished, and nothing is lost that was paid
+        for. Call ``run`` again to go on with the steps that are left. :attr:`last_run` is the
+        interrupted call's result so far. A second Ctrl-C before the release does not wait. It may
+        leave torch in a state in which this process cannot go on. Then save ``state_dict()``, and
+        load it in another process. Callbacks that raise, and interrupts within them, find the step
+        done.
 
         **Stopping early.** The first release reserves all steps that are left, and nothing is
         returned. So epsilon counts ``num_steps`` steps, even if a callback, an error or you stop
-        the run before. A stop may therefore depend on releases: it is post-processing of the run
-        as it was planned. ``run`` called again goes on with the steps that were reserved.
+        the run before. A stop may therefore depend on releases.
 
         :param progress: show a progress bar.
         :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
@@ -150,11 +163,55 @@ class IterativeMechanism(abc.ABC):
         :returns: the sequence of the steps' return values, if these are numbers, with noise,
             clipping, times, and why it stopped.
         :raises ConfigurationError: ``num_steps`` is missing and cannot be chosen, or all steps are
-            done. A callback returns neither None nor a bool. A scheduler of :class:`DPSVI` needs a
-            metric, and there is no private loss.
+            done. A callback returns neither None nor a bool.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
-        return walk(self, args, kwargs, progress, callbacks)
+        require_callbacks(callbacks)
+        peers, interrupts = self._releases.peers, self._releases.interrupts
+        with peers.together():
+            num_steps = peers.step(functools.partial(self._planned, args, kwargs))
+            self._reservation.plan()
+            result = RunResult(self._name, self._measure, self._steps, num_steps)
+            self.last_run = result
+            bar = tqdm(
+                total=num_steps,
+                initial=self._steps,
+                desc=f"Fitting with {self._name}",
+                unit="step",
+                disable=not progress or self.accountant.silent or not peers.counts,
+            )
+            with interrupts.installed(), result.timed(), bar:
+                while not self._finished:
+                    try:
+                        with interrupts.within():
+                            start = time.perf_counter()
+                            value = self.step(*args, **kwargs)
+                            sizes = self._next_bound(), self.noise_multiplier, self._releases.noise
+                            step = ReleasedStep(self._steps, num_steps, value, *sizes, self)
+                            result.add(step, time.perf_counter() - start)
+                    except Stopped:  # on another rank
+                        result.stopped = BY_CALLBACK
+                        break
+                    if not math.isnan(step.value):
+                        bar.set_postfix_str(f"{self._measure} {step.value:.4g}", refresh=False)
+                    bar.update()
+                    stops = [wants_to_stop(callback, step) for callback in callbacks]
+                    if any(stops) and not self._finished:
+                        peers.stop()
+                        result.stopped = BY_CALLBACK
+                        result.read_clipped(step)
+                        break
+                else:
+                    result.stopped, result.num_steps = DONE, self._steps
+                    bar.total = self._steps
+                    bar.refresh()
+                with interrupts.within():  # the result is written as a whole
+                    interrupts.hold()
+                    self._conclude()
+            self._releases.forget()
+            for warning in [*self._warnings(), *peers.warnings()]:
+                warn_user(warning)
+            return result
 
     def _conclude(self, status: str | None = None) -> None:
         """Tell the ledger the fraction clipped, and whether the result can be published."""
@@ -171,12 +228,10 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def _finished(self) -> bool:
-        """Whether no planned step is left."""
         return self.num_steps is not None and self._steps >= self.num_steps
 
     def __reduce__(self) -> NoReturn:
-        name = self._name
-        raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
+        raise PrivacyError(f"A {self._name} holds the data: save its state_dict() instead.")
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
@@ -190,11 +245,12 @@ class IterativeMechanism(abc.ABC):
         return display.facts(self._name, facts)
 
     def _shown(self) -> dict[str, Any]:
+        clipped = getattr(self, "clipped_fraction", None)
         return {
             "num_steps": self.num_steps,
             "noise_multiplier": self._reservation.noise_multiplier,
             "steps_done": self._steps,
-        }
+        } | ({"clipped": str(clipped)} if clipped else {})
 
     @property
     def noise_multiplier(self) -> float:
@@ -216,15 +272,13 @@ class IterativeMechanism(abc.ABC):
         return self._reservation.least(rate)
 
     def _next_bound(self) -> float:
-        """The bound to which a record's part is clipped in the next step."""
         return self._bound
 
     def _warnings(self) -> list[Warning]:
-        """Warnings about a finished run, from released numbers."""
+        """About a finished run, from released numbers."""
         return []
 
     def _state(self) -> dict[str, Any]:
-        """The common part of all states."""
         return {"version": 1, "steps": self._steps} | self._reservation.state()
 
     def _require_state(self, state: Any, names: Sequence[str]) -> None:
@@ -245,7 +299,6 @@ class IterativeMechanism(abc.ABC):
         self._steps = state["steps"]
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
-        """The releases of the steps that are left."""
         assert self.num_steps is not None  # calibration and runs have a number
         return Counter({gaussian(sigma, rate, self.sampling.kind): self.num_steps - self._steps})
 
@@ -255,7 +308,6 @@ class IterativeMechanism(abc.ABC):
         return self._to_release(rate, ours.calibrate(rate)) if ours.whole else None
 
     def _lose_release(self) -> None:
-        """Count a release that failed."""
         self._reservation.lose()
 
     def _refuse_steps_beyond_calibration(self) -> None:

@@ -28,7 +28,6 @@ class Message:
     """
 
     def packed(self) -> tuple[Any, ...]:
-        """Its fields, in order."""
         return tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
 
     def of_all(self: M, exchange: Callable[[Any], list[Any]], speaker: str) -> list[M]:
@@ -145,12 +144,10 @@ class Draws(Message):
 
 @dataclass(frozen=True)
 class Ledger(Message):
-    """The ledger of the first process of a cluster, and its run.
+    """The ledger of the first process of a cluster, and its run, as of a :class:`Reservation`.
 
-    :param accountant: the state of its accountant, which the accountant that follows it checks.
+    :param accountant: a state, which the accountant that follows it checks.
     :param noise_multiplier: sigma; None: it is not yet calibrated.
-    :param lost: releases without a result.
-    :param reservation: the name under which its steps are reserved.
     """
 
     accountant: dict[str, Any]
@@ -168,11 +165,9 @@ class Ledger(Message):
 
 @dataclass(frozen=True)
 class Start(Message):
-    """The start of a run in a cluster: each process gives its settings, the first one the rest.
+    """The start of a run in a cluster: each process gives its :class:`Settings`.
 
-    :param settings: as :class:`Settings`.
-    :param states: as :class:`Draws`.
-    :param ledger: the fields of a :class:`Ledger`; None: this is not the first process.
+    :param states: as :class:`Draws`; the first process gives them, and its :class:`Ledger`.
     """
 
     settings: dict[str, float | str | None]

@@ -34,16 +34,6 @@ _PEERS = "nonprivate() reads from one process: use an inference without peers th
 class Readable(abc.ABC):
     """Several inferences with one name to users."""
 
-    @property
-    @abc.abstractmethod
-    def _releases(self) -> Any:
-        """Those of its steps."""
-
-    @property
-    @abc.abstractmethod
-    def _steps(self) -> int:
-        """Steps that were taken."""
-
     @abc.abstractmethod
     def _read_from(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -54,12 +44,12 @@ class Readable(abc.ABC):
 class NonPrivate:
     """The result of :func:`nonprivate`."""
 
-    def __init__(self, inference: IterativeMechanism | Readable):
+    def __init__(self, inference: Any):
+        self._inference = inference
         if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
-        if not inference._releases.peers.alone:
+        if not self._inference._releases.peers.alone:
             raise ConfigurationError(_PEERS)
-        self._inference = inference
 
     def loss(self, *args: Any, **kwargs: Any) -> float:
         """The negative ELBO of all records at the present parameters, in nats, without noise.
@@ -76,8 +66,8 @@ class NonPrivate:
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
         """Norms of each record's part of the next release, before clipping.
 
-        For :class:`DPSVI` these are norms of gradients, with the latents that the next step would
-        draw. For :class:`DPSEP` they are norms of sites, and for :class:`VIPS` norms of statistics.
+        They are norms of gradients for :class:`DPSVI`, with the latents that the next step would
+        draw, of sites for :class:`DPSEP`, and of statistics for :class:`VIPS`.
 
         :param args: the data, as for ``step``; so are kwargs.
         :returns: (N,), in float64; of a :class:`VIPS` one for each statistic, by name.
@@ -95,7 +85,7 @@ class NonPrivate:
 
         :param kinds: inferences that have such numbers.
         """
-        inference: Any = self._inference
+        inference = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
         kind, read = inference._name, inference._exact.get(name)
@@ -119,9 +109,8 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
     it happens. ``get_epsilon()`` is infinite for good, and a budget refuses every further release.
-    ``accountant.report()`` lists these reads and their times. Nothing undoes that, because nobody
-    can forget the numbers. The run itself goes on as without the look. Only the noise of seeded
-    runs changes, as it depends on the position in the ledger.
+    ``accountant.report()`` lists these reads and their times. The run itself goes on as without the
+    look. Only the noise of seeded runs changes, as it depends on the position in the ledger.
 
     For a private loss, see ``loss`` of :class:`Clip`. On data that need no protection use
     ``pyro.infer.Trace_ELBO``.

@@ -50,10 +50,8 @@ class Bins:
         return None
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._sum((weights > 0).to(torch.float64))
-
-    def _sum(self, weights: Tensor) -> Tensor:
-        return weights.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), weights.squeeze(1))
+        own = torch.where(weights > 0, weights, 0.0).to(torch.float64)
+        return own.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), own.squeeze(1))
 
     def dense(self) -> Tensor:
         # Not functional.one_hot, which looks at values: no graph can.
@@ -61,10 +59,7 @@ class Bins:
 
 
 class MeasuredBins(Bins):
-    """The same, from the norms themselves: a broken record's part is broken.
-
-    :param norms: (B, 1).
-    """
+    """The same, from the norms themselves: a broken record's part is broken."""
 
     def __init__(self, norms: Tensor):
         super().__init__(norms)
@@ -72,9 +67,6 @@ class MeasuredBins(Bins):
 
     def norms(self) -> Tensor:  # type: ignore[override]
         return self._own
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._sum(torch.where(weights > 0, weights, 0.0))
 
     def dense(self) -> Tensor:
         return super().dense() * self._own
@@ -87,7 +79,6 @@ def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
 
 
 def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
-    """The bins of the rows' norms, and no more of them."""
     return [MeasuredBins(block.norms())]
 
 
@@ -144,7 +135,7 @@ class Norms:
 
     @staticmethod
     def places_above(bound: float) -> slice:
-        """The bins whose norms are above the bound, about."""
+        """The bins above the bound, about."""
         return slice(int(np.searchsorted(MIDDLES, math.log(bound))), SIZE)
 
     @property
@@ -153,7 +144,6 @@ class Norms:
         return float(self.norms[np.searchsorted(self.counts.cumsum(), half)])
 
     def share_above(self, bound: float) -> float:
-        """A fraction of the records."""
         return float(self.counts[self.norms > bound].sum() / self.counts.sum())
 
     def excess(self, bounds: Floats) -> Floats:

@@ -9,8 +9,6 @@ from torch import Tensor
 from pyro_dp.mechanism.contributions import Rows, few_rows, whole_total
 from pyro_dp.utils.linalg import gram, in_memory
 
-_SHORTEST = 1e-130
-
 
 @dataclass
 class LookedUpRows:
@@ -47,7 +45,6 @@ class LookedUpRows:
         return total.index_add(0, self.indices.flatten(), own.flatten(0, 1)).flatten()
 
     def dense(self) -> Tensor:
-        """(B, size) in float64."""
         count, own = len(self.gradients), self.gradients.double()
         first = self.num_rows * torch.arange(count, device=own.device).unsqueeze(1)
         total = own.new_zeros(count * self.num_rows, own.shape[2])
@@ -103,7 +100,6 @@ class OuterProducts:
         return (total.T if self.transposed else total).flatten()
 
     def dense(self) -> Tensor:
-        """(B, p q) in float64."""
         left, right = self.left.double(), self.right.double()
         # A batched product of vectors takes twenty times as long as their multiplication.
         products = left * right if left.shape[2] == 1 else left @ right
@@ -117,12 +113,7 @@ class OuterProducts:
         if self.left.shape[2] > 1:
             return Rows(self.dense()).whole_sum(weights, fused)
         left, right = self.left.flatten(1).double(), self.right.flatten(1).double()
-        # Lengths beyond these are those of no gradient, and their squares may be lost: such a
-        # record counts as zero. No product of others overflows or underflows.
         kept = weights > 0
-        for factor in (left, right):
-            length = torch.linalg.vector_norm(factor, dim=1, keepdim=True)
-            kept = kept & (length > _SHORTEST) & (length < 1 / _SHORTEST)
         left = torch.where(kept, left * weights, 0.0)
         right = torch.where(kept, right, 0.0)
         rows = few_rows(len(weights), self.size, fused)

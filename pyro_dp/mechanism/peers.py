@@ -110,7 +110,7 @@ class Alone:
         return step()
 
     def look_anew(self, needed: bool) -> bool:
-        """Whether all ranks look at their data anew, now: if this one needs it, or another."""
+        """Whether all ranks look at their data anew, now, as one of them needs it."""
         return needed
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
@@ -161,15 +161,11 @@ class Alone:
         return make()
 
     def warnings(self) -> list[Warning]:
-        """Notes on a run."""
         return []
 
 
 class Peers(Alone, abc.ABC):
-    """One inference on all ranks, seen from one of them.
-
-    :param group: the ranks' group.
-    """
+    """One inference on all ranks, seen from one of them."""
 
     alone = False
     _speaker = "rank"  # what each of them is called
@@ -180,14 +176,12 @@ class Peers(Alone, abc.ABC):
         self.counts = self.leads or self.own_ledgers
         self._draws: list[Tensor] | None = None  # states of public draws, from the first look on
         self._asked = False  # whether another rank is waiting for a common look
-        self.due = False  # whether this one needs one, as a state was loaded
         self._depth = 0
         self._told: BaseException | None = None  # an error that all have seen
         self._began = self._longest = 0.0
 
     @property
     def leads(self) -> bool:
-        """Whether this is the first rank."""
         return self.rank == 0
 
     @contextlib.contextmanager
@@ -244,7 +238,7 @@ class Peers(Alone, abc.ABC):
         return True
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
-        """As :meth:`Alone.common`; it is the ledger of rank 0."""
+        """The ledger is that of rank 0."""
         rest = (torch_states(), ledger.packed()) if self.leads else ([], None)
         given = self.exchange(Start(settings.by_name, *rest))
         self._require_equal(settings, [Settings(each.settings) for each in given])
@@ -289,7 +283,7 @@ class Peers(Alone, abc.ABC):
     ) -> None:
         """All are ready to add up, and have in common all that is public.
 
-        :param own: seconds that this rank computed, if all may know.
+        :param own: seconds that this rank computed.
         """
         settings = f"{event} of step {step} {clipped.blocks}"
         digests = zlib.crc32(settings.encode()), _digest(public), _digest(torch_states())
@@ -320,11 +314,7 @@ class Peers(Alone, abc.ABC):
 
     @abc.abstractmethod
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
-        """
-        :param ranks: that failed.
-        :param error: this rank's own, if it failed.
-        :raises ClusterError: on the ranks that did not fail.
-        """
+        """:raises ClusterError: on the ranks that did not fail; the others have their error."""
 
     @staticmethod
     def _say_elsewhere() -> None:

@@ -32,9 +32,6 @@ _LARGE_DELTA = (
 class Releases:
     """Draws the records of a run's steps, and releases their sums.
 
-    :param accountant: keeps the ledger.
-    :param peers: add up their sums.
-    :ivar sum_type: the class of the sums.
     :ivar interrupts: wait for a step that has begun to release.
     :ivar last: the last release's event; None before the first.
     :ivar noise: standard deviation of the last release's noise in a coordinate of its first block.
@@ -74,7 +71,6 @@ class Releases:
         return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
 
     def forget(self) -> None:
-        """Forget samples of steps to come."""
         self._ahead.forget()
 
     def in_sums(self, noise_multiplier: float) -> float:
@@ -102,9 +98,6 @@ class Releases:
         return event
 
     def _warn_of_delta(self, size: int) -> None:
-        """
-        :param size: N, which is public.
-        """
         times = self.accountant.delta * size
         if times >= 1.0:
             delta, better = self.accountant.delta, 0.1 / size
@@ -122,8 +115,6 @@ class Releases:
     ) -> list[Tensor]:
         """Noisy sums over the step's records, of all peers.
 
-        :param event: as of :meth:`begin`.
-        :param position: in the ledger.
         :param public: parameters, and other inputs of the release.
         """
         self.peers.add_up(clipped, event, step, public)

@@ -30,8 +30,6 @@ _RESULTS_LOST = (
 class Reservation:
     """A run's part of the budget.
 
-    :param accountant: keeps the budget.
-    :param peers: agree on the noise; those of a cluster have one ledger.
     :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
     :param left: the releases that are left, from the sample rate and sigma.
     :param plan: the kind of plan, for the ledger, if releases are reserved.
@@ -59,10 +57,7 @@ class Reservation:
         self.lost = 0
 
     def calibrate(self, rate: float) -> float:
-        """sigma. If needed, it is calibrated once, to the rest of the budget.
-
-        :param rate: the sample rate.
-        """
+        """sigma. If needed, it is calibrated once, to the rest of the budget."""
         self.noise_multiplier = self.agreed(rate)
         return self.noise_multiplier
 
@@ -91,18 +86,15 @@ class Reservation:
         )
 
     def plan(self) -> None:
-        """The next release reserves all that are left, also without calibration."""
         self.whole = self.whole or not self.calibrates
 
     def begin(self) -> Origin:
-        """The run's origin in the ledger."""
         if self.origin is None:
             plan = self._plan if self.whole else OPEN
             self.origin = self._now(reservation=self.name, plan=plan)
         return self.origin
 
     def note_result(self, clipped: ClippedFraction | None, status: str | None) -> None:
-        """Tell the ledger the fraction clipped, and whether the result can be published."""
         if self.origin is not None:
             self.accountant.note_result(self.origin, clipped, status)
 
@@ -154,14 +146,12 @@ class Reservation:
         self.noise_multiplier = None if again else state["noise_multiplier"]
 
     def _take_over(self, name: str) -> None:
-        """Go on with the reservation of an earlier run, or of this one."""
         if name != self.name:
             self.name, self.origin = name, None
 
     def share(self, settings: dict[str, Any]) -> None:
         """Agree on settings and noise with the peers, and in a cluster follow rank 0's ledger.
 
-        :param settings: by name.
         :raises ClusterError: a setting differs between ranks, or the ledger cannot be read.
         """
         ours, peers = self.accountant, self._peers

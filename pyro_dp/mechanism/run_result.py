@@ -10,7 +10,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils import display
 from pyro_dp.utils.display import figure
@@ -35,8 +34,7 @@ _READINGS = 30  # readings of the clipped fraction, which takes longer than a bo
 class ReleasedStep:
     """A step of ``run(..., callbacks=[...])``, after its release and update.
 
-    The inference itself has all other releases so far: a callback may ask for its
-    ``posterior()``, or save its ``state_dict()``.
+    A callback may ask for the inference's ``posterior()``, or save its ``state_dict()``.
 
     :param step: its number, from 1.
     :param num_steps: number of planned steps.
@@ -48,17 +46,9 @@ class ReleasedStep:
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
         records, before division by the sample rate. With several blocks, the first's.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
-    >>> from pyro_dp.vips import GaussianMixture
-    >>> def half_way(step):
-    ...     print(f"step {step.step} of {step.num_steps}")
-    ...     return step.step == 2  # enough
-    >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
-    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=4)
-    >>> result = vips.run(torch.zeros(1000, 2), progress=False, callbacks=[half_way])
-    step 1 of 4
-    step 2 of 4
+    >>> from pyro_dp import ReleasedStep
+    >>> def half_way(step: ReleasedStep) -> bool:  # svi.run(x, callbacks=[half_way]) stops there
+    ...     return 2 * step.step >= step.num_steps
     """
 
     step: int
@@ -67,29 +57,27 @@ class ReleasedStep:
     bound: float
     noise_multiplier: float
     noise: float
-    _accountant: PrivacyAccountant = field(repr=False)
-    _clipped: Callable[[], ClippedFraction | None] = field(repr=False)
+    _inference: Any = field(repr=False)
 
     @property
     def epsilon(self) -> float:
-        """The accountant's value for its whole ledger at the time of the call, with all planned
-        steps.
+        """The accountant's value at the time of the call, with all planned steps.
 
         It takes up to a second.
         """
-        return self._accountant.get_epsilon()
+        epsilon: float = self._inference.accountant.get_epsilon()
+        return epsilon
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
         """The inference's value at the time of the call; None if there is none."""
-        return self._clipped()
+        return getattr(self._inference, "clipped_fraction", None)
 
 
 def require_callbacks(callbacks: Any) -> None:
     """:raises ConfigurationError: these are no callbacks."""
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise ConfigurationError(_NO_CALLBACKS)
-    if not all(map(callable, callbacks)):
+    is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
+    if not (is_list and all(map(callable, callbacks))):
         raise ConfigurationError(_NO_CALLBACKS)
 
 
@@ -113,8 +101,8 @@ class RunResult(Sequence[float]):
 
     :ivar inference: name of its class.
     :ivar measure: the name of the steps' result.
-    :ivar earlier: number of steps before this call.
-    :ivar num_steps: number of steps that are planned, earlier ones included.
+    :ivar earlier: number of steps before this call, which ``num_steps`` includes.
+    :ivar num_steps: number of steps that are planned.
     :ivar returned: each step's number, NaN if it has none.
     :ivar bounds: C after each step, as :attr:`ReleasedStep.bound`.
     :ivar noise_multiplier: sigma, of the last step; NaN before the first, as is
@@ -238,17 +226,15 @@ class RunResult(Sequence[float]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has not ended."""
         return self.stopped == _RUNNING
 
     @property
     def headline(self) -> str:
-        """How far it came, and why no farther."""
         return f"{self.earlier + self.steps} of {self.num_steps} steps, {self.stopped}"
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """The whole run. An exception that ends it is why it stopped."""
+        """An exception that ends the run is why it stopped."""
         start = time.perf_counter()
         try:
             yield
@@ -259,7 +245,7 @@ class RunResult(Sequence[float]):
             self.seconds = time.perf_counter() - start
 
     def add(self, step: ReleasedStep, seconds: float) -> None:
-        """Add a step. Its numbers are kept, and not the object, which holds the inference."""
+        """Its numbers are kept, and not the object, which holds the inference."""
         self.returned.append(step.value)
         self.bounds.append(step.bound)
         self.noise_multiplier, self.noise = step.noise_multiplier, step.noise
@@ -270,7 +256,6 @@ class RunResult(Sequence[float]):
             self.read_clipped(step)
 
     def read_clipped(self, step: ReleasedStep) -> None:
-        """As it is after this step, the last."""
         clipped = step.clipped_fraction
         if clipped is not None:
             self.clipped[step.step] = clipped

@@ -135,16 +135,10 @@ class Held(Protocol):
     """Rows of some records, in memory."""
 
     def hold(self, indices: Tensor) -> None:
-        """Read these and keep them, instead of those that were kept.
-
-        :param indices: ascending.
-        """
+        """Read these, which ascend, and keep them instead of those that were kept."""
 
     def choose(self, indices: Tensor, places: Tensor) -> None:
-        """Some of them are asked for next.
-
-        :param places: their positions among those that are held.
-        """
+        """Some of them are asked for next, at these positions among those that are held."""
 
 
 class DrawnAhead:
@@ -162,7 +156,6 @@ class DrawnAhead:
     def sample(self, draw: Callable[[int], Indices], position: int, left: int | None) -> Indices:
         """The records of the step at this position. A step that begins again draws again.
 
-        :param draw: a sample, by position.
         :param left: how many steps there can be, this one included; None: any number.
         """
         if self._steps < 2:

@@ -35,8 +35,6 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class Setting:
-    """Base of the settings."""
-
     _plain: ClassVar[tuple[type, ...]] = (int, float, np.integer, np.floating)
     _forms: ClassVar[str]  # the values that an argument may have
 
@@ -115,7 +113,6 @@ class Noise(Setting):
 
     @property
     def is_secure(self) -> bool:
-        """Whether it comes from the operating system's generator."""
         return isinstance(self.source, str)
 
 
@@ -160,7 +157,6 @@ class PoissonSampling(Sampling):
     :param rate: in (0, 1]. ``None``: subsample_size / size of the plate. If that is 1,
         :class:`DPSVI` takes 0.05, or 1000 records if that is more.
     :param plate: name of the private plate; found if exactly one plate holds observations.
-    :raises ConfigurationError: a field is out of range.
 
     >>> from pyro_dp import PoissonSampling
     >>> PoissonSampling(0.05, plate="people").rate
@@ -175,7 +171,6 @@ class FixedSizeSampling(Sampling):
     """A uniform subset of floor(rate N) records, for an accountant of ``"replace_one"``.
 
     :param rate: as for :class:`PoissonSampling`, as is plate.
-    :raises ConfigurationError: a field is out of range.
 
     >>> from pyro_dp import FixedSizeSampling
     >>> FixedSizeSampling(0.05).rate
@@ -246,12 +241,10 @@ class Clip(Setting):
 
     @property
     def adaptive(self) -> AdaptiveClip | None:
-        """The rule that moves the bound."""
         return self.bound if isinstance(self.bound, AdaptiveClip) else None
 
     @property
     def first_bound(self) -> float | None:
-        """The bound of the first step."""
         return self.bound.initial if isinstance(self.bound, AdaptiveClip) else self.bound
 
 
@@ -342,9 +335,8 @@ def require_fit(
     bound: float,
     plans: bool,
 ) -> None:
-    """
-    :param bound: the largest norm of one record's part of the first release.
-    :param plans: whether the first step chooses ``num_steps``, where it is None.
+    """Arguments of an :class:`IterativeMechanism`.
+
     :raises ConfigurationError: a setting does not fit the others.
     """
     if not isinstance(accountant, PrivacyAccountant):

@@ -48,8 +48,7 @@ _LOST = (
 class ShamirSums:
     """A channel of a :class:`~pyro_dp.federated.Federation` in which holders add up by themselves.
 
-    Nobody sees a holder's upload, only the total. There is no aggregator. All K holders must stay,
-    so ``dropouts`` above 0 is refused.
+    Nobody sees a holder's upload. All K holders must stay, so ``dropouts`` above 0 is refused.
 
     :param addresses: "host:port" of each holder, the same list for all; each listens at its own.
     :param index: this holder's position among them.
@@ -141,9 +140,9 @@ class ShamirSums:
         return list(range(len(self._addresses)))
 
     def _sizes(self, own: int, *, adds: bool) -> list[int]:
-        """The length of each holder's next message, if all are about to do the same.
+        """The length of each holder's next message.
 
-        :raises ClusterError: they are not.
+        :raises ClusterError: not all are about to do the same.
         """
         said = [int(each[0]) for each in self._opened([2 * own + adds], "agreeing")]
         if any(each % 2 != adds or each > _MOST for each in said):

@@ -37,7 +37,6 @@ class SystemGenerator:
     """
 
     def words(self, count: int, dtype: type[np.unsignedinteger] = np.uint64) -> np.ndarray:
-        """Uniform words, (count,)."""
         return np.frombuffer(os.urandom(count * np.dtype(dtype).itemsize), dtype)
 
     def below(self, limit: int, count: int) -> np.ndarray:
@@ -116,7 +115,6 @@ def discrete_gaussian(scale: int, size: int, stream: SystemGenerator) -> NDArray
 
 
 def _accepted(scale: int, count: int, stream: SystemGenerator) -> NDArray[np.int64]:
-    """The accepted ones of so many candidates."""
     k = _half_normal(stream.words(count))
     j = stream.below(scale, count)
     negative = (stream.words(count) >> np.uint64(63)).astype(bool)

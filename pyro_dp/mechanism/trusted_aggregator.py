@@ -116,7 +116,6 @@ class TrustedAggregator:
 
     @property
     def done(self) -> bool:
-        """Whether nobody is left."""
         return self._closed or not self._left
 
     def answer(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:

@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
 
 from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.norm_counts import FROM, KEPT, ExtremeCounts, WithExtremes
-from pyro_dp.mechanism.contributions import Rows, Scaled
+from pyro_dp.mechanism.contributions import Kept, Rows
 from pyro_dp.mechanism.norm_histogram import Norms
 
 BOUND = 0.7
@@ -21,7 +21,8 @@ def rows_of(ratios):
     """Records whose parts are this many times as long as the bound, clipped and counted."""
     parts = torch.nn.functional.normalize(torch.randn(len(ratios), 3), dim=1)
     lengths = torch.tensor(ratios, dtype=torch.float64).unsqueeze(1)
-    clipped = Scaled(Rows(BOUND * lengths * parts), (1 / lengths).clamp(max=1.0))
+    rows = Rows(BOUND * lengths * parts)
+    clipped = Kept(rows, rows.norms(), (1 / lengths).clamp(max=1.0))
     return WithExtremes(clipped, lengths, torch.tensor(BOUND, dtype=torch.float64))
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pyro
 import pytest
@@ -176,9 +177,8 @@ def result(values=(3.0, 2.0, 1.0), bound=1.5, clipped=True):
     made = RunResult("DPSVI", "private loss (nats)", 2, 9)
     for place, value in enumerate(values):
         fraction = ClippedFraction(0.1 * place, 0.01) if clipped else None
-        step = ReleasedStep(
-            3 + place, 9, value, bound, 2.0, 3.0, PrivacyAccountant(), lambda f=fraction: f
-        )
+        inference = SimpleNamespace(accountant=PrivacyAccountant(), clipped_fraction=fraction)
+        step = ReleasedStep(3 + place, 9, value, bound, 2.0, 3.0, inference)
         made.add(step, 0.5)
     return made
 

@@ -326,7 +326,7 @@ def test_step_sizes_fall():
     svi, data = new(num_steps=8, noise=0, sampling=FullBatch()), regression_data()
     for step in range(1, 8):
         svi.step(*data)
-        plan = svi._plan(3, svi._kept.prepared.sampler)
+        plan = StepPlan.of(8, 3, svi._kept.prepared.sampler, 0.0, False)
         rates = {g["lr"] for each in svi.optim.optim_objs.values() for g in each.param_groups}
         assert rates == {plan.step_size(step)}
 

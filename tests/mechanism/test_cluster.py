@@ -11,13 +11,17 @@ from collections import Counter
 from pathlib import Path
 
 import cluster_runs
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 import torch.distributed
 from cluster_runs import make, model
+from pyro.infer.autoguide import AutoNormal
 from trials import found_by
 
 from pyro_dp import (
+    DPSVI,
     Cluster,
     ClusterError,
     ClusterWarning,
@@ -65,115 +69,102 @@ def require_equal(found):
 
 
 @pytest.mark.long
-def test_ranks_find_what_one_process_finds():
-    require_equal(dict(results("equality")))
+class TestRuns:
+    def test_ranks_find_what_one_process_finds(self):
+        require_equal(dict(results("equality")))
 
+    def test_dpsvi_has_the_same_method_on_all_ranks(self):
+        """Also in a loop that is longer than the looks, and after an attempt that failed."""
+        first, second = results("methods").values()
+        assert first == second
+        (looks, *counts, _), (gradients, *others, _) = first
+        assert (looks, gradients) == ("Looks", "StochasticGradientVI")
+        assert counts[0] == counts[1] < 25 and others == [5, 5]
 
-@pytest.mark.long
-def test_dpsvi_has_the_same_method_on_all_ranks():
-    """Also in a loop that is longer than the looks, and after an attempt that failed."""
-    first, second = results("methods").values()
-    assert first == second
-    (looks, *counts, _), (gradients, *others, _) = first
-    assert (looks, gradients) == ("Looks", "StochasticGradientVI")
-    assert counts[0] == counts[1] < 25 and others == [5, 5]
+    @pytest.mark.slow
+    def test_all_methods_find_what_one_process_finds(self):
+        require_equal(dict(results("equality_of_all")))
 
+    def test_integers_are_equal_bit_for_bit(self):
+        one, *others = results("secure").values()
+        assert len(one) == 3 and all(sums and any(sums[0][0]) for sums in one.values())
+        assert others and all(each == one for each in others)
 
-@pytest.mark.slow
-def test_all_methods_find_what_one_process_finds():
-    require_equal(dict(results("equality_of_all")))
+    def test_ranks_with_one_seed_draw_records_of_their_own(self):
+        first, second = (each["drawn"] for each in results("samples"))
+        assert len(first) == len(second) == 21
+        both = sum(len(set(a) & set(b)) for a, b in zip(first, second, strict=True))
+        # Independent at rate 1/2: a quarter of 21 x 30 pairs; with one stream, a half.
+        assert abs(both / 630 - 0.25) < 0.09
+        assert not any(a == b for a, b in zip(first, second, strict=True))
 
+    def test_noise_is_drawn_once_and_sums_stay_with_rank_0(self):
+        first, second = results("samples")
+        assert (first["noises"], second["noises"]) == (21, 0)
+        assert (first["releases"], second["releases"]) == (21, 21)
+        assert all(first["left"]) and not any(second["left"])
+        assert first["global draws"] and second["global draws"]
 
-@pytest.mark.long
-def test_integers_are_equal_bit_for_bit():
-    one, *others = results("secure").values()
-    assert len(one) == 3 and all(sums and any(sums[0][0]) for sums in one.values())
-    assert others and all(each == one for each in others)
+    def test_mirrors_refuse_what_only_the_ledger_can_tell(self):
+        first, second = (each["refused"] for each in results("samples"))
+        assert first[0] is first[2] is first[3] is None
+        for said, name in zip(
+            second, ("save()", "journal()", "report()", "state_dict"), strict=True
+        ):
+            assert said.startswith(f"PrivacyError: {name}: ") and "rank 0" in said.lower()
 
+    @pytest.mark.parametrize(
+        ("case", "of_first", "of_second"),
+        [
+            (
+                "other_settings",
+                "ClusterError: noise_multiplier differs",
+                "ClusterError: noise_mult",
+            ),
+            ("other_parameters", "ClusterError: The parameters", "ClusterError: The parameters"),
+            ("other_constants", "ClusterError: The parameters", "ClusterError: The parameters"),
+            ("other_rows", "ModelError: The rows of 'x'", "ModelError: The rows of 'x'"),
+            ("other_calls", "ClusterError: The ranks are not", "ClusterError: The ranks are not"),
+            (
+                "earlier_releases",
+                "ClusterError: Rank 1 failed",
+                "PrivacyError: This process counts 1",
+            ),
+        ],
+    )
+    def test_ranks_that_differ_are_told(self, case, of_first, of_second):
+        for said, expected in zip(results("differences"), (of_first, of_second), strict=True):
+            assert said[case].startswith(expected)
 
-@pytest.mark.long
-def test_ranks_with_one_seed_draw_records_of_their_own():
-    first, second = (each["drawn"] for each in results("samples"))
-    assert len(first) == len(second) == 21
-    both = sum(len(set(a) & set(b)) for a, b in zip(first, second, strict=True))
-    # Independent at rate 1/2: a quarter of 21 x 30 pairs; with one stream, a half.
-    assert abs(both / 630 - 0.25) < 0.09
-    assert not any(a == b for a, b in zip(first, second, strict=True))
+    def test_what_users_draw_and_pass_between_steps_changes_nothing(self):
+        for found in results("differences"):
+            for case in ("draws_between_steps", "new_arguments"):
+                assert found[case] == found["no_draws_between_steps"]
 
+    def test_ranks_use_graphs_together_or_not_at_all(self):
+        assert [each["graphs_on_one"] for each in results("differences")] == ["EagerStep"] * 2
 
-@pytest.mark.long
-def test_noise_is_drawn_once_and_sums_stay_with_rank_0():
-    first, second = results("samples")
-    assert (first["noises"], second["noises"]) == (21, 0)
-    assert (first["releases"], second["releases"]) == (21, 21)
-    assert all(first["left"]) and not any(second["left"])
-    assert first["global draws"] and second["global draws"]
+    def test_what_rank_0_refuses_is_no_release(self):
+        first, second = (each["refused_by_first"] for each in results("differences"))
+        assert first == ["PrivacyError", 0, 0, 1, 1]  # and it is not the end of the cluster
+        assert second == ["ClusterError", 0, 0, 1, 1]
 
+    def test_a_callback_of_one_rank_stops_all(self):
+        first, second = (each["stopped_by_one"] for each in results("differences"))
+        assert first == second
+        assert first[-3:-1] == [2, "a callback stopped it"]
 
-@pytest.mark.long
-def test_mirrors_refuse_what_only_the_ledger_can_tell():
-    first, second = (each["refused"] for each in results("samples"))
-    assert first[0] is first[2] is first[3] is None
-    for said, name in zip(second, ("save()", "journal()", "report()", "state_dict"), strict=True):
-        assert said.startswith(f"PrivacyError: {name}: ") and "rank 0" in said.lower()
+    @pytest.mark.every_case
+    @pytest.mark.parametrize("case", cluster_runs.SOME)
+    def test_failures(self, case):
+        """Typed errors in time, nothing before the ledger, and another number of ranks goes on."""
+        assert results("failures")[case] == []
 
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("case", "of_first", "of_second"),
-    [
-        ("other_settings", "ClusterError: noise_multiplier differs", "ClusterError: noise_mult"),
-        ("other_parameters", "ClusterError: The parameters", "ClusterError: The parameters"),
-        ("other_constants", "ClusterError: The parameters", "ClusterError: The parameters"),
-        ("other_rows", "ModelError: The rows of 'x'", "ModelError: The rows of 'x'"),
-        ("other_calls", "ClusterError: The ranks are not", "ClusterError: The ranks are not"),
-        ("earlier_releases", "ClusterError: Rank 1 failed", "PrivacyError: This process counts 1"),
-    ],
-)
-def test_ranks_that_differ_are_told(case, of_first, of_second):
-    for said, expected in zip(results("differences"), (of_first, of_second), strict=True):
-        assert said[case].startswith(expected)
-
-
-@pytest.mark.long
-def test_what_users_draw_and_pass_between_steps_changes_nothing():
-    for found in results("differences"):
-        for case in ("draws_between_steps", "new_arguments"):
-            assert found[case] == found["no_draws_between_steps"]
-
-
-@pytest.mark.long
-def test_ranks_use_graphs_together_or_not_at_all():
-    assert [each["graphs_on_one"] for each in results("differences")] == ["EagerStep"] * 2
-
-
-@pytest.mark.long
-def test_what_rank_0_refuses_is_no_release():
-    first, second = (each["refused_by_first"] for each in results("differences"))
-    assert first == ["PrivacyError", 0, 0, 1, 1]  # and it is not the end of the cluster
-    assert second == ["ClusterError", 0, 0, 1, 1]
-
-
-@pytest.mark.long
-def test_a_callback_of_one_rank_stops_all():
-    first, second = (each["stopped_by_one"] for each in results("differences"))
-    assert first == second
-    assert first[-3:-1] == [2, "a callback stopped it"]
-
-
-@pytest.mark.long
-@pytest.mark.every_case
-@pytest.mark.parametrize("case", cluster_runs.SOME)
-def test_failures(case):
-    """Typed errors in time, nothing before the ledger, and another number of ranks goes on."""
-    assert results("failures")[case] == []
-
-
-@pytest.mark.slow
-@pytest.mark.every_case
-@pytest.mark.parametrize("case", cluster_runs.MORE)
-def test_more_failures(case):
-    assert results("more_failures")[case] == []
+    @pytest.mark.slow
+    @pytest.mark.every_case
+    @pytest.mark.parametrize("case", cluster_runs.MORE)
+    def test_more_failures(self, case):
+        assert results("more_failures")[case] == []
 
 
 @pytest.fixture
@@ -215,12 +206,6 @@ def test_no_look_without_noise(cluster):
 
 @pytest.mark.parametrize("amortised", [False, True])
 def test_latents_of_a_record_are_refused(cluster, amortised):
-    import pyro
-    import pyro.distributions as dist
-    from pyro.infer.autoguide import AutoNormal
-
-    from pyro_dp import DPSVI
-
     def hierarchy(x):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
         with pyro.plate("people", len(x)):

@@ -37,7 +37,6 @@ from pyro_dp import (
 )
 from pyro_dp.auditing import audit
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -48,6 +47,7 @@ from pyro_dp.mechanism.trusted_aggregator import Message
 from pyro_dp.records.arguments import argument_names, find_shards
 
 _UNITS = 2.0**30
+UPLOAD = torch.zeros(1, dtype=torch.int64)
 
 
 def results():
@@ -64,8 +64,8 @@ def noisy(size, sigma, shares, add, value=0.0):
     return clipped._noisy([sigma], SystemGenerator())[0]
 
 
+@pytest.mark.long
 class TestHolders:
-    @pytest.mark.long
     def test_they_find_what_one_process_finds(self):
         """With equal noise: one share has it all. A holder may have no records."""
         found = results()["equality"]
@@ -76,14 +76,12 @@ class TestHolders:
             for method, values in one.items():
                 assert own[method] == pytest.approx(values, rel=0, abs=1e-9), method
 
-    @pytest.mark.long
     def test_nothing_set(self):
         first, *others = results()["nothing_set"]
         assert all(each == first for each in others)
         assert first["releases"] > 5 and 0.99 < first["epsilon"] <= 1.0
         assert first["noise factor"] == pytest.approx(math.sqrt(3))
 
-    @pytest.mark.long
     def test_what_leaves_them_has_a_share_of_the_noise(self):
         """Every release, holder and number has a draw of its own: at least 5 x 3 x 2."""
         found = results()["uploads"]
@@ -97,18 +95,15 @@ class TestHolders:
         # Blocks differ in their part of the cost: at least a share of sigma, below four times it.
         assert 0.6 < np.std(shares) / own["sigma"] < 4.0
 
-    @pytest.mark.long
     def test_each_counts_for_itself(self):
         for own in results()["uploads"]["holders"]:
             assert own["counted"] == 5 and 0.99 < own["epsilon"] <= 1.0
             notes = " ".join(own["notes"])
             assert "3 holders" in notes and "trusted aggregator" in notes
 
-    @pytest.mark.long
     def test_how_long_they_compute_is_not_told(self):
         assert results()["uploads"]["told"] == [0]
 
-    @pytest.mark.long
     def test_one_that_drops_out(self):
         first, second, lost = results()["dropouts"]["one"]
         assert lost is None
@@ -118,14 +113,12 @@ class TestHolders:
             # The journal has each release before it is uploaded.
             assert each["calls"] == list(range(1, 8)) and each["counted"] == 7
 
-    @pytest.mark.long
     def test_more_than_may_drop_out(self):
         first, *lost = results()["dropouts"]["two"]
         assert lost == [None, None]
         assert "Only 1 holders are left" in first["said"]
         assert (first["steps"], first["counted"]) == (1, 3)
 
-    @pytest.mark.long
     def test_they_go_on_after_a_crash(self):
         """One journal counts one release beyond its state. All add noise for its budget."""
         before, after, _ = results()["resumed"]
@@ -136,12 +129,10 @@ class TestHolders:
         assert [each[3] for each in after] == [5, 6, 5]
         assert all(each[1] <= 1.0 for each in after) and after[1][1] > 0.99
 
-    @pytest.mark.long
     def test_one_that_loads_a_state_of_a_smaller_ledger(self):
         (found, _, sigma), *others = results()["resumed"][2]
         assert all(each[0] == found and each[2] == sigma for each in others)
 
-    @pytest.mark.long
     @pytest.mark.parametrize("trial", [1, 2], ids=["in new processes", "in the same"])
     def test_looks_go_on_after_a_crash(self, trial):
         """One owner has spent a look more: all have its share of the budget left."""
@@ -151,7 +142,6 @@ class TestHolders:
         assert found[0] == found[1] == found[2]
         assert all(each <= 1.0 for each in epsilons) and epsilons[1] > 0.99
 
-    @pytest.mark.long
     def test_a_budget_of_ones_own(self):
         """Nobody pays for a release that one of them refuses."""
         first, second = results()["refusals"]["budget"]
@@ -159,41 +149,36 @@ class TestHolders:
         assert second[0].startswith("PrivacyBudgetExceeded: ")
         assert first[1:] == second[1:] and first[1] > 2
 
-    @pytest.mark.long
     def test_noise_is_that_of_the_smallest_budget(self):
         first, second = results()["refusals"]["calibrated"]
         assert first == second and first[:3] == [None, 5, 4]
         assert first[3] > 5.0  # a budget of 3 would make it 3.9
 
-    @pytest.mark.long
     def test_others_do_not_learn_what_an_error_says(self):
         first, second = results()["refusals"]["broken"]
         assert first[0].startswith("ClusterError: Holder 1 failed")
         assert "NaN" not in first[0] and "NaN" in second[0]
         assert first[1] == second[1] == 0
 
-    @pytest.mark.long
     def test_settings_that_differ(self):
         for kind, text in (("other_numbers", "colluders differ"), ("other_settings", "num_steps")):
             for said in results()["refusals"][kind]:
                 assert text in " ".join(map(str, said))
 
 
-class TestShamirSums:
-    @pytest.mark.long
+@pytest.mark.long
+class TestRunsOfShamirSums:
     def test_the_posterior_is_that_of_one_process(self):
         found = results()["shamir"]
         for own, notes in found["fit"]:
             assert own == pytest.approx(found["alone"], rel=0, abs=1e-9)
             assert any("secret sharing" in each and "2 colluding" in each for each in notes)
 
-    @pytest.mark.long
     def test_totals_are_exact(self):
         for each in results()["shamir"]["sends"]:
             assert each["total"] == [2**62 + 7 - 2**63] * 400
             assert each["present"] == [0, 1, 2]
 
-    @pytest.mark.long
     def test_all_others_together_see_uniform_numbers(self):
         """Each share, and what a line through two of the three says of the upload."""
         for index, each in enumerate(results()["shamir"]["sends"]):
@@ -205,19 +190,19 @@ class TestShamirSums:
             for numbers in (first, second, (first + second) % 1.0, guessed):
                 assert len(numbers) == 400 and kstest(numbers, "uniform").pvalue > 1e-8
 
-    @pytest.mark.long
     def test_sizes_that_differ_open_nothing(self):
         for each in results()["shamir"]["sends"]:
             first, second = each["refused"]
             assert "nothing was opened" in first and "not at the same point" in second
 
-    @pytest.mark.long
     def test_one_that_dies(self):
         *others, dead = results()["shamir"]["dies"]
         assert dead is None
         for said in others:
             assert len(said) == 2 and all("lost the others" in each for each in said)
 
+
+class TestShamirSums:
     @pytest.mark.parametrize(
         ("given", "text"),
         [
@@ -289,10 +274,6 @@ class TestShares:
         known = sum(left[honest:], torch.zeros_like(left[0]))
         hidden = (sum(left) - known).double() / _UNITS
         assert hidden.std().item() == pytest.approx(2.0, rel=0.021)
-
-    def test_sums_of_floating_point_have_none(self):
-        with pytest.raises(ConfigurationError, match="secure mode"):
-            ClippedSum([Block(1, 1.0)]).in_shares(2, lambda units: units)
 
     def test_too_little_noise_for_a_share(self):
         with pytest.raises(ConfigurationError, match="multiplier"):
@@ -399,6 +380,22 @@ class Alone:
         return self.aggregator.answer({0: message, 1: other})[0]
 
 
+@pytest.fixture
+def line():
+    return Alone()
+
+
+@pytest.fixture
+def federation(line):
+    return Federation(AtTrustedAggregator(line), holders=2)
+
+
+def said_by_other(content):
+    own = io.BytesIO()
+    torch.save(content, own)
+    return Message("talk", {}, own.getvalue()).packed()
+
+
 class TestFederation:
     @pytest.mark.parametrize(
         ("given", "text"),
@@ -409,23 +406,20 @@ class TestFederation:
             ({"holders": 2, "colluders": 0}, "colluders"),
         ],
     )
-    def test_numbers_that_make_no_sense(self, given, text):
+    def test_numbers_that_make_no_sense(self, line, given, text):
         with pytest.raises(ConfigurationError, match=text):
-            Federation(AtTrustedAggregator(Alone()), **given)
+            Federation(AtTrustedAggregator(line), **given)
 
     @pytest.mark.parametrize(
         ("given", "text"),
         [({"noise": None}, "system"), ({"sampling": FixedSizeSampling()}, "FixedSizeSampling")],
     )
-    def test_settings_that_do_not_go_with_it(self, given, text):
+    def test_settings_that_do_not_go_with_it(self, federation, given, text):
         accountant = PrivacyAccountant(1.0, neighboring="replace_one")
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         with pytest.raises(ConfigurationError, match=text):
             make("svi", accountant, federation, **{"noise": SECURE} | given)
 
-    def test_what_others_send_is_no_code(self, tmp_path):
-        line = Alone()
-        federation = Federation(AtTrustedAggregator(line), holders=2)
+    def test_what_others_send_is_no_code(self, line, federation, tmp_path):
         line.other = Message("talk", {}, pickle.dumps(_Writes(tmp_path / "written"))).packed()
         with pytest.raises(ClusterError, match="cannot be read"):
             federation.exchange(1)
@@ -437,9 +431,6 @@ class TestFederation:
     )
     def test_a_message_of_another_kind_spends_nothing(self, method, said):
         """Each of the first six things that another owner says."""
-        own = io.BytesIO()
-        torch.save(said, own)
-        wrong = Message("talk", {}, own.getvalue()).packed()
         for turn in range(6):
             cluster_runs.fresh()
             line = Alone()
@@ -450,7 +441,7 @@ class TestFederation:
 
             def answered(message, turn=turn, asked=asked, ask=ask, line=line):
                 asked.append(message)
-                line.other = wrong if len(asked) > turn else None
+                line.other = said_by_other(said) if len(asked) > turn else None
                 return ask(message)
 
             line.ask = answered
@@ -458,69 +449,56 @@ class TestFederation:
                 inference.run(*data(), progress=False)
             assert accountant.num_releases == 0 and len(asked) > turn
 
-    def test_reasons_that_are_none(self):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
-        for reason in ([], {}, None, 10**400):
-            answer = Message("failed", {"reason": reason, "left": None}).packed()
-            federation._channel._line.ask = lambda message, answer=answer: answer
-            with pytest.raises(ClusterError, match="cannot be read"):
-                federation.tell_all([1])
+    @pytest.mark.parametrize("said", [["1"], [1, 2], 1, None, [-1], [10**400], [True]])
+    def test_numbers_that_are_none(self, line, federation, said):
+        line.other = said_by_other(said)
+        with pytest.raises(ClusterError, match="message of holder 1 cannot be read"):
+            federation.tell_all([1])
 
     @pytest.mark.parametrize("total", [None, 5, [5], np.ones(1), np.ones(2, int), torch.ones(1)])
-    def test_totals_that_are_none(self, total):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+    def test_totals_that_are_none(self, federation, total):
         federation._channel.add = lambda upload: (total, [0, 1])
         with pytest.raises(ClusterError, match="is not the sum"):
-            federation.add(torch.zeros(1, dtype=torch.int64))
+            federation.add(UPLOAD)
 
-    def test_one_holder_counts_once(self):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+    def test_one_holder_counts_once(self, federation):
         federation._channel.add = lambda upload: (upload, [0, 0])
         with pytest.raises(ClusterError, match="Only 1"):
-            federation.add(torch.zeros(1, dtype=torch.int64))
+            federation.add(UPLOAD)
 
-    @pytest.mark.parametrize("answer", [b"", b"5\n", b'{"kind": "add", "present": [0, 1, 2]}\n'])
-    def test_answers_that_are_damaged(self, answer):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
-        federation._channel._line.ask = lambda message: answer
-        with pytest.raises(ClusterError, match="cannot be read"):
-            federation.add(torch.zeros(1, dtype=torch.int64))
+    @pytest.mark.parametrize(
+        ("answer", "text"),
+        [
+            (b"", "cannot be read"),
+            (b"5\n", "cannot be read"),
+            (b'{"kind": "add", "present": [0, 1, 2]}\n', "cannot be read"),
+            (b'{"kind": "add", "present": [0]}\n' + b"\0" * 8, "Only 1"),
+            *(
+                (Message("failed", {"reason": reason, "left": None}).packed(), "cannot be read")
+                for reason in ([], {}, None, 10**400)
+            ),
+        ],
+    )
+    def test_answers_of_an_aggregator_that_are_damaged(self, line, federation, answer, text):
+        """Also totals of too few holders, and reasons that are none."""
+        line.ask = lambda message: answer
+        with pytest.raises(ClusterError, match=text):
+            federation.add(UPLOAD)
 
-    def test_an_aggregator_that_opens_with_too_few(self):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
-        federation._channel._line.ask = lambda message: Message(
-            "add", {"present": [0]}, b"\0" * 8
-        ).packed()
-        with pytest.raises(ClusterError, match="Only 1"):
-            federation.add(torch.zeros(1, dtype=torch.int64))
-
-    def test_one_that_was_interrupted_is_out_of_step(self):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
-
+    def test_one_that_was_interrupted_is_out_of_step(self, line, federation):
         def interrupted(message):
             raise KeyboardInterrupt
 
-        federation._channel._line.ask = interrupted
+        line.ask = interrupted
         with pytest.raises(KeyboardInterrupt):
             federation.tell_all([1])
         with pytest.raises(ClusterError, match="was interrupted"):
-            federation.add(torch.zeros(1, dtype=torch.int64))
+            federation.add(UPLOAD)
 
-    def test_numbers_that_are_none(self):
-        line = Alone()
-        federation = Federation(AtTrustedAggregator(line), holders=2)
-        own = io.BytesIO()
-        for said in (["1"], [1, 2], 1, None, [-1], [10**400], [True]):
-            torch.save(said, own)
-            line.other = Message("talk", {}, own.getvalue()).packed()
-            with pytest.raises(ClusterError, match="message of holder 1 cannot be read"):
-                federation.tell_all([1])
-
-    def test_its_own_generator_is_not_told(self):
+    def test_its_own_generator_is_not_told(self, line):
         """Splits and dithering of the past can be computed from a generator's state."""
         torch.manual_seed(1)
-        own, line, said = torch.get_rng_state(), Alone(), []
-        ask = line.ask
+        own, said, ask = torch.get_rng_state(), [], line.ask
         line.ask = lambda message: said.append(message) or ask(message)
         federation = Federation(AtTrustedAggregator(line), holders=2)
         Holders(federation, PrivacyAccountant(1.0)).common(Settings({}), Ledger({}, None, 0, "run"))
@@ -529,25 +507,20 @@ class TestFederation:
         parts = {state[i : i + 64] for i in range(64, 2048, 64)}
         assert len(said) > 4 and not any(part in each for part in parts for each in said)
 
-    def test_public_draws_are_chosen_by_nobody(self):
+    def test_public_draws_are_chosen_by_nobody(self, line, federation):
         """Half of the numbers are other ones, and so is the generator."""
-        line = Alone()
-        federation = Federation(AtTrustedAggregator(line), holders=2)
-        own = io.BytesIO()
-        torch.save((5,), own)
-        line.other = Message("talk", {}, own.getvalue()).packed()
+        line.other = said_by_other((5,))
         found = [federation.agreed_states()[0] for _ in range(3)]
         assert not any(torch.equal(found[i], found[i - 1]) for i in range(3))
 
-    def test_a_selection_that_hides_its_trials(self):
+    def test_a_selection_that_hides_its_trials(self, federation):
         accountant = PrivacyAccountant(1.0)
         accountant.silent = True
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         with pytest.raises(ConfigurationError, match="private selection"):
             make("svi", accountant, federation, noise=SECURE)
 
     @pytest.mark.parametrize("method", ["svi", "sep"])
-    def test_own_rows_that_a_model_holds(self, method):
+    def test_own_rows_that_a_model_holds(self, federation, method):
         """As many as here, and half of all."""
         x, y = data()
         kept = (x - 1.3) * 0.77
@@ -557,7 +530,6 @@ class TestFederation:
             with pyro.plate("people", len(x)):
                 pyro.sample("y", dist.Bernoulli(logits=x @ w + kept.mean()), obs=y)
 
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         own = {"accountant": PrivacyAccountant(1.0), "execution": Execution(peers=federation)}
         kind = {"svi": DPSVI, "sep": DPSEP}[method]
         inference = kind(holding, AutoNormal(holding), noise=SECURE, **own)
@@ -588,14 +560,13 @@ class TestFederation:
         find_shards(names, (given, {}), lambda public: said.append(public) or [public] * 2)
         assert said and "63" not in repr(said)
 
-    def test_settings_of_numpy(self):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+    def test_settings_of_numpy(self, federation):
         noise, rate = Noise(np.float64(5.0), source="system"), np.float64(0.5)
         vips = make("vips", PrivacyAccountant(1.0), federation, noise=noise, sampling=rate)
         assert type(vips.sampling.rate) is type(vips.noise_multiplier) is float
 
-    def test_one_that_always_looks_anew(self):
-        holders = Holders(Federation(AtTrustedAggregator(Alone()), holders=2), PrivacyAccountant(1))
+    def test_one_that_always_looks_anew(self, federation):
+        holders = Holders(federation, PrivacyAccountant(1))
         looks = []
 
         def step():
@@ -606,11 +577,10 @@ class TestFederation:
             holders.step(step)
         assert len(looks) == 10
 
-    def test_it_ends(self):
-        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+    def test_it_ends(self, line, federation):
         federation.leave()
         federation.leave()
-        assert federation._channel._line.aggregator.done
+        assert line.aggregator.done
         with pytest.raises(ClusterError, match="left the federation"):
             federation.tell_all([1])
         with pytest.raises(ConfigurationError, match="process"):

@@ -1,7 +1,6 @@
 """Sums in integers: what a record can change, exactly, and the noise."""
 
 import math
-import os
 
 import mpmath
 import numpy as np
@@ -13,7 +12,7 @@ from sums import exact_sums
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.clipping import ClippedSum, clipped_sums
-from pyro_dp.mechanism.contributions import Block, Kept, Rows, Scaled
+from pyro_dp.mechanism.contributions import Block, Kept, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum, rounded_sums
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.release import release
@@ -25,17 +24,11 @@ _ALARM = 1e-8
 _UNITS = 2**30
 
 
-@pytest.fixture
-def stream(monkeypatch):
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    return SystemGenerator()
-
-
 def units(bound, *values):
     """The integers of a sum before its release."""
     total = FixedPointSum([Block(v.shape[1], bound, 1 / len(values)) for v in values])
     total.add(*values)
-    return total._units
+    return total._totals
 
 
 def squared_norm(vector):
@@ -83,7 +76,7 @@ def test_the_order_of_records_is_no_part_of_the_sum():
     whole, parts = units(1.0, values)[0], FixedPointSum([Block(5, 1.0)])
     for part in values.flip(0).split(7):
         parts.add(part)
-    assert torch.equal(parts._units[0], whole)
+    assert torch.equal(parts._totals[0], whole)
     plain = [ClippedSum([Block(5, 1.0)]) for _ in range(2)]
     plain[0].add(values)
     plain[1].add(values.flip(0))
@@ -98,16 +91,6 @@ def test_values_are_those_of_the_plain_sum():
     grid.add(values, losses)
     for one, other, block in zip(exact_sums(plain), exact_sums(grid), blocks, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=block.bound * grid.rounding(100))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_broken_record_is_zero_in_every_block(bad):
-    gradients, losses = torch.randn(5, 3), torch.randn(5, 1)
-    expected = units(1.0, gradients[1:], losses[1:])
-    gradients[0, 1] = bad
-    assert all(map(torch.equal, units(1.0, gradients, losses), expected))
-    gradients[0, 1], losses[0] = 0.0, bad
-    assert all(map(torch.equal, units(1.0, gradients, losses), expected))
 
 
 @pytest.mark.parametrize("bad", [0.0, 5.0, math.nan, math.inf])
@@ -147,7 +130,13 @@ def test_whatever_holds_a_block_can_write_it_out(name):
     torch.testing.assert_close(block.norms(), rows.norm(dim=1, keepdim=True))
 
 
-@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-30, 1e30), (1e120, 1e-120), (1e200, 1e-200)])
+@pytest.mark.parametrize(
+    "scales",
+    [
+        *((1.0, 1.0), (1e-30, 1e30), (1e120, 1e-120), (1e200, 1e-200)),
+        *((1e-160, 1e153), (1e153, 1e-160), (1e-310, 1e150), (1e150, 1e-165), (1e-200, 1e-200)),
+    ],
+)
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_product_keeps_the_bound_exactly(scales, fused):
     """Also where a factor's squares overflow, or are lost."""
@@ -166,13 +155,12 @@ def test_a_product_keeps_the_bound_exactly(scales, fused):
             (others,) = rounded_sums([block], [bound], 1 - alone, fused=fused)
             assert torch.equal(own + others, whole)
             assert squared_norm(own) <= _UNITS**2
-    if max(scales) < 1e130:
-        (plain,) = clipped_sums([block], [3.0])
-        torch.testing.assert_close(whole * (3.0 / _UNITS), plain, rtol=0.0, atol=300 * 3.0 / _UNITS)
+    (plain,) = clipped_sums([block], [3.0])
+    torch.testing.assert_close(whole * (3.0 / _UNITS), plain, rtol=0.0, atol=300 * 3.0 / _UNITS)
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_product_of_which_squares_are_lost_counts_as_zero(fused):
+def test_a_product_of_which_squares_are_lost_keeps_the_bound(fused):
     """A double near 1e-320 has some ten bits. A norm that is too small would break the bound."""
     bound = 1e-6
     for seed in range(20):
@@ -199,7 +187,7 @@ def test_norms_that_are_kept_do_not_replace_those_of_rows():
     """If all coordinates are written out, so are their norms: a formula's may be rounded."""
     block = WeightedSquares(torch.randn(1, 4), torch.tensor([5.0]))
     (whole,) = rounded_sums([Kept(block, 0.9 * block.norms())], [1.0])
-    (scaled,) = rounded_sums([Scaled(Kept(block, 0.9 * block.norms()), torch.ones(1, 1))], [1.0])
+    (scaled,) = rounded_sums([Kept(block, 0.9 * block.norms(), torch.ones(1, 1))], [1.0])
     assert torch.equal(whole, scaled)
     assert 0.999 * _UNITS**2 < squared_norm(whole) <= _UNITS**2
 
@@ -210,25 +198,6 @@ def released(stream, sigma=2.0, bound=3.0, size=20_000, value=None):
         total.add(torch.full((1, size), value))
     event = SubsampledGaussian(sigma)
     return release(total, accountant=PrivacyAccountant(), event=event, noise=stream)[0]
-
-
-def test_noise_has_the_right_scale(stream):
-    noise = (released(stream) / (2.0 * 3.0)).numpy()
-    assert stats.kstest(noise, "norm").pvalue > _ALARM
-    assert stats.kstest(noise * 2 / 3, "norm").pvalue < _ALARM
-    assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
-    for lag in (1, 2, 5):
-        assert abs(np.corrcoef(noise[lag:], noise[:-lag])[0, 1]) < 6 / math.sqrt(len(noise))
-
-
-def test_blocks_have_noise_of_their_shares(stream):
-    blocks = [Block(5000, 1.0, 0.75), Block(5000, 5.0, 0.25)]
-    event = SubsampledGaussian(1.3, 0.01)
-    both = release(FixedPointSum(blocks), accountant=PrivacyAccountant(), event=event, noise=stream)
-    for block, noise in zip(blocks, both, strict=True):
-        unit = (noise * math.sqrt(block.share) / (1.3 * block.bound)).numpy()
-        assert stats.kstest(unit, "norm").pvalue > _ALARM
-    assert abs(np.corrcoef(*both)[0, 1]) < 6 / math.sqrt(5000)
 
 
 def test_what_is_released_is_on_the_grid(stream):
@@ -276,20 +245,14 @@ def test_precision_tells_nothing(stream):
         assert 0.4 < np.mean(near % 2) < 0.6
 
 
-@pytest.mark.parametrize("sigma", [0.0, 1e-9, 1e9])
-def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma):
-    accountant = PrivacyAccountant()
-    event = SubsampledGaussian(sigma)
-    with pytest.raises(ConfigurationError, match="multiplier"):
-        release(FixedPointSum([Block(1, 1.0)]), accountant=accountant, event=event, noise=stream)
-    assert accountant.ledger == ()
-
-
-def test_an_infinite_bound_is_refused(stream):
-    total = FixedPointSum([Block(1, math.inf)])
-    event, accountant = SubsampledGaussian(1.0), PrivacyAccountant()
-    with pytest.raises(ConfigurationError, match="bound"):
-        release(total, accountant=accountant, event=event, noise=stream)
+@pytest.mark.parametrize(
+    ("sigma", "bound", "text"),
+    [*((sigma, 1.0, "multiplier") for sigma in (0.0, 1e-9, 1e9)), (1.0, math.inf, "bound")],
+)
+def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma, bound, text):
+    accountant, event = PrivacyAccountant(), SubsampledGaussian(sigma)
+    with pytest.raises(ConfigurationError, match=text):
+        release(FixedPointSum([Block(1, bound)]), accountant=accountant, event=event, noise=stream)
     assert accountant.ledger == ()
 
 

@@ -9,18 +9,13 @@ import torch
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.norm_histogram import SIZE, Bins, MeasuredBins, Norms
+from pyro_dp.mechanism.norm_histogram import SIZE, Bins, MeasuredBins, Norms, with_bins
 
 BLOCKS = [Block(3, 1.5, 0.95), Block(SIZE, 1.0, 0.05)]
 
 
 def counted(rows: torch.Tensor) -> np.ndarray:
     return Bins(Rows(rows).norms()).dense().sum(0).numpy()
-
-
-def with_bins(rows: torch.Tensor) -> list:
-    block = Rows(rows)
-    return [block, Bins(block.norms())]
 
 
 def noisy_counts(norms: np.ndarray, sd: float, seed: int = 5) -> np.ndarray:
@@ -44,7 +39,7 @@ def test_bins_are_quarter_octaves(rng):
 def test_a_record_adds_one_whatever_its_norm(sum_type):
     for size in (0.0, 1e-300, 1e-7, 1.0, 2.9, 1e150):
         clipped = sum_type(BLOCKS)
-        clipped.add(*with_bins(torch.tensor([[size, 0.0, 0.0]], dtype=torch.float64)))
+        clipped.add(*with_bins(Rows(torch.tensor([[size, 0.0, 0.0]], dtype=torch.float64)), 1.5))
         part, bins = clipped._exact_sums
         assert part.norm() <= 1.5
         assert 1 - 1e-8 < bins.sum() <= 1 and bins.norm() <= 1
@@ -54,12 +49,12 @@ def test_a_record_adds_one_whatever_its_norm(sum_type):
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_record_adds_nothing(sum_type, broken):
     clipped = sum_type(BLOCKS)
-    clipped.add(*with_bins(torch.tensor([[1.0, broken, 0.0]])))
+    clipped.add(*with_bins(Rows(torch.tensor([[1.0, broken, 0.0]])), 1.5))
     assert all(torch.equal(total, torch.zeros_like(total)) for total in clipped._exact_sums)
 
 
 def test_padding_is_not_counted():
-    rows = with_bins(torch.ones(4, 3))
+    rows = with_bins(Rows(torch.ones(4, 3)), 2.0)
     weights = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
     assert ClippedSum.clipped_sums(rows, [2.0, 1.0], weights)[1].sum() == 2
 

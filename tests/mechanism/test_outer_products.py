@@ -60,15 +60,6 @@ def test_norms_of_single_precision_are_never_too_small(length, scale):
         assert (found <= exact * 1.001 + 1e-30).all()
 
 
-def test_large_float32_rows_are_clipped():
-    """Their squares would overflow in float32."""
-    rows = torch.randn(6, 3).float()
-    (others,) = clipped_sums([Joined([Rows(rows[1:])])], [0.7])
-    rows[0, 0] = 1e30
-    (found,) = clipped_sums([Joined([Rows(rows)])], [0.7])
-    torch.testing.assert_close(found - others, torch.tensor([0.7, 0.0, 0.0]))
-
-
 def exact(left, right):
     """Squared norms of products of integers, as integers without a limit."""
     products = left.numpy().astype(object) @ right.numpy().astype(object)
@@ -306,20 +297,23 @@ def test_a_sum_with_something_else_is_no_product():
     assert per_record(loss, torch.randn(8, 9), torch.randn(5, 8)) == [None]
 
 
-def read(padding):
-    return lambda table, x: functional.embedding(x, table, padding_idx=padding).sin().sum(0).prod()
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("size", "read", "padding", "form"),
+    [
+        (30, 30, None, Lookup(30)),
+        (30, 1, None, Lookup(30)),
+        (30, 3, 1, Lookup(30, 1)),
+        (3, 3, None, None),
+    ],
+)
+def test_an_embedding_is_the_rows_that_are_read(size, read, padding, form):
+    """Also if it reads a row several times. Padding has no gradient; small tables are whole."""
 
+    def loss(table, x):
+        return functional.embedding(x, table, padding_idx=padding).sin().sum(0).prod()
 
-@pytest.mark.parametrize("same", [False, True])
-def test_an_embedding_is_the_rows_that_are_read(same):
-    """Also if a record reads a row several times."""
-    x = torch.full((5, 4), 7) if same else torch.randint(0, 30, (5, 4))
-    assert per_record(read(None), torch.randn(30, 6), x) == [Lookup(30)]
-
-
-def test_padding_of_an_embedding_has_no_gradient():
-    x = torch.randint(0, 3, (5, 4))
-    assert per_record(read(1), torch.randn(30, 6), x) == [Lookup(30, 1)]
+    assert per_record(loss, torch.randn(size, 6), torch.randint(0, read, (5, 4))) == [form]
 
 
 def test_an_embedding_whose_gradient_is_written_to_is_handed_out():
@@ -332,11 +326,6 @@ def test_an_embedding_whose_gradient_is_written_to_is_handed_out():
     x = torch.arange(20).reshape(5, 4) + 26 * torch.arange(5).unsqueeze(1)
     graph = trace(function, [torch.randn(5, 4, 6), x, torch.randn(5)])
     assert factorised(graph, fused=True)[1] == [None]
-
-
-def test_a_small_table_is_handed_out():
-    x = torch.randint(0, 3, (5, 4))
-    assert per_record(read(None), torch.randn(3, 6), x) == [None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,7 +1,6 @@
 """Which records take part: sizes, inclusions and pairs, against the law and against wrong ones."""
 
 import math
-import os
 import tracemalloc
 
 import numpy as np
@@ -71,20 +70,26 @@ def shuffled_epochs():
     return inclusions(lambda t: order[t * batch : (t + 1) * batch])
 
 
-def test_poisson():
-    assert poisson_pvalue(drawn("poisson")) > _ALARM
+@pytest.fixture(params=[0, "system"])
+def source(request, stream):
+    """The operating system's generator has other algorithms."""
+    return Randomness(request.param)
+
+
+def test_poisson(source):
+    assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
+    assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
+
+
+def test_fixed(source):
+    assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
 
 
 def test_poisson_test_has_power():
     """It rejects fixed batches, shuffled epochs, a wrong rate, and one draw used for all steps."""
     assert poisson_pvalue(drawn("fixed", rate=4 / 12)) < _ALARM
     assert poisson_pvalue(shuffled_epochs()) < _ALARM
-    assert poisson_pvalue(drawn("poisson", rate=0.35)) < _ALARM
     assert poisson_pvalue(np.tile(drawn("poisson")[:1], (_DRAWS, 1))) < _ALARM
-
-
-def test_fixed():
-    assert fixed_pvalue(drawn("fixed")) > _ALARM
 
 
 def test_fixed_test_has_power():
@@ -92,16 +97,6 @@ def test_fixed_test_has_power():
     rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)])
     assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
-
-
-@pytest.mark.long
-def test_secure(monkeypatch):
-    """The operating system's generator replaces a seeded one, by other algorithms."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    source = Randomness("system")
-    assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
-    assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
-    assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
 
 
 def test_full():
@@ -112,12 +107,9 @@ def test_full():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("secure", [False, True])
-def test_poisson_block_by_block(monkeypatch, secure):
+def test_poisson_block_by_block(monkeypatch, source):
     """The same law, whatever the blocks; a block too few, or one count for all, is found."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
     monkeypatch.setattr(sampling, "BLOCK", 5)
-    source = Randomness("system") if secure else None
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
     assert poisson_pvalue(drawn("poisson", size=10, source=source)[:, :_SIZE]) < _ALARM
     assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
@@ -159,15 +151,6 @@ def test_memory_of_a_draw(rate, secure):
     assert peak < 3 * 8 * len(indices) + 40e6  # 240 MB for a list of all
     assert (indices[1:] > indices[:-1]).all() and indices[-1] < sampler.size
     assert abs(len(indices) - rate * sampler.size) < 6 * math.sqrt(rate * sampler.size)
-
-
-def test_poisson_of_a_large_data_set():
-    """The number of indices, not of records, is drawn; all are distinct and in range."""
-    sampler = RecordSampler("poisson", 10**9, 1e-6)
-    indices = sampler.draw(Randomness(0).stream("sampling", 0))
-    assert 700 < len(indices) < 1300
-    assert len(indices.unique()) == len(indices)
-    assert 0 <= indices[0] and indices[-1] < 10**9
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,21 @@ pytestmark = pytest.mark.every_case
 # Module, and the innermost class and function of each use, as often as it is used there.
 USES = {
     # The sums of a batch, without noise: made and added, compared, and released.
-    "_totals": """
+    "_added": """
         mechanism.clipping.ClippedSum.__init__ mechanism.clipping.ClippedSum.add_sums
         mechanism.clipping.ClippedSum.add_sums mechanism.clipping.ClippedSum.add_sums
-        mechanism.clipping.ClippedSum._exact_sums mechanism.fixed_point.FixedPointSum._units
-        mechanism.clipping.ClippedSum.over_ranks mechanism.clipping.ClippedSum.over_ranks
+        mechanism.clipping.ClippedSum._totals mechanism.clipping.ClippedSum.over_ranks
+    """,
+    "_totals": """
+        mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum._exact_sums
+        mechanism.clipping.ClippedSum.over_ranks mechanism.fixed_point.FixedPointSum._exact_sums
+        mechanism.fixed_point.FixedPointSum._noisy
     """,
     # Sums of all processes of a cluster go to rank 0, and nowhere else.
     "over_ranks": "mechanism.clipping.ClippedSum mechanism.cluster.Ranks.add_up",
     # Sums of all owners of a federation go to the aggregator, with noise.
     "in_shares": """
-        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
-        mechanism.federation.Holders.add_up
+        mechanism.fixed_point.FixedPointSum mechanism.federation.Holders.add_up
     """,
     "_total": """
         mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum.in_shares
@@ -44,10 +47,6 @@ USES = {
     ".broadcast": """
         mechanism.cluster.Cluster.broadcast mechanism.cluster.Ranks.released
         mechanism.cluster.Ranks.released
-    """,
-    "_units": """
-        mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum._exact_sums
-        mechanism.fixed_point.FixedPointSum._noisy
     """,
     "_exact_sums": """
         mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
@@ -71,7 +70,6 @@ USES = {
         mechanism.contributions.Divisible mechanism.contributions.divisible
         mechanism.contributions.Rows
         mechanism.contributions.Kept mechanism.contributions.Kept.whole_sum
-        mechanism.contributions.Scaled mechanism.contributions.Scaled.whole_sum
         mechanism.outer_products.LookedUpRows mechanism.outer_products.LookedUpRows.whole_sum
         mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
         mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
@@ -226,7 +224,7 @@ PLANTED = {
     "called": ("svi", "def f(clipped): return clipped._noisy([0.0], None)", "_noisy", "svi.f"),
     "exact": ("steps", "def f(clipped): return clipped._exact_sums", "_exact_sums", "steps.f"),
     "its field": ("factors", "def f(c): return c._totals", "_totals", "factors.f"),
-    "in units": ("vips.e_step", "def f(c): return c._units", "_units", "vips.e_step.f"),
+    "in units": ("vips.e_step", "def f(c): return c._added", "_added", "vips.e_step.f"),
     "getattr": ("sep", "def f(c): return getattr(c, '_noisy')([0.0], None)", "_noisy", "sep.f"),
     "getattr in parts": ("sep", "def f(c): return getattr(c, '_no' + 'isy')", "_noisy", "sep.f"),
     "formatted": ("sep", "def f(c): return getattr(c, f'_no{\"isy\"}')", "_noisy", "sep.f"),

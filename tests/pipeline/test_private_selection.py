@@ -14,7 +14,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
-import pyro_dp.mechanism.run
+import pyro_dp.mechanism.iterative
 from pyro_dp import (
     ApproximateDP,
     Clip,
@@ -246,7 +246,7 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
     """In a notebook bars do not go through standard output: there must be none."""
     bars, x = [], torch.randn(200)
 
-    class Bar(pyro_dp.mechanism.run.tqdm):
+    class Bar(pyro_dp.mechanism.iterative.tqdm):
         def __init__(self, *args, **settings):
             bars.append(settings["disable"])
             super().__init__(*args, **settings)
@@ -255,7 +255,7 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
         _fitted(AutoNormal(model), pyro.optim.Adam({"lr": setting}), x, accountant)
         return None, 0.0
 
-    monkeypatch.setattr(pyro_dp.mechanism.run, "tqdm", Bar)
+    monkeypatch.setattr(pyro_dp.mechanism.iterative, "tqdm", Bar)
     select(run, [0.1], releases=_FITTED, generator=0)
     assert bars and all(bars)
 

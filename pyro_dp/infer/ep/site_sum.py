@@ -19,7 +19,7 @@ from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, Scaled, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, with_bit
 from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.utils.errors import ConfigurationError
@@ -270,7 +270,7 @@ class WhitenedSum(SiteSum):
             squared = sites.largest_residual() + weight**2 * sites.squared_norm() + counted**2
             size = squared.sqrt().unsqueeze(1)
         longest = size.maximum(norms)
-        weighted: Measured = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
+        weighted: Measured = Kept(part, norms, (bound / longest).clamp(max=1.0))
         if self.num_blocks == 1:
             return [weighted]
         if are_counted(self._moments.residuals):

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GlobalGaussian
@@ -46,6 +47,7 @@ _NOT_FINITE = (
 )
 
 
+@dataclass(eq=False)
 class IterateAverages:
     """Sums of the unconstrained parameters over the last four eighths of a run: public.
 
@@ -58,22 +60,14 @@ class IterateAverages:
     :param counts: iterates in each eighth so far.
     :param sums: each parameter's sums over them, (4, *shape).
     :param gradients: sums of the gradients in the last half of the run.
-    :param noise: the sum of these gradients' noise variances; NaN: it is unknown.
+    :param variance: the sum of these gradients' noise variances; NaN: it is unknown.
     """
 
-    def __init__(
-        self,
-        num_steps: int,
-        counts: Sequence[int] = (0,) * _PARTS,
-        sums: Mapping[str, Tensor] = MappingProxyType({}),
-        gradients: Mapping[str, Tensor] = MappingProxyType({}),
-        noise: float = 0.0,
-    ):
-        self._num_steps = num_steps
-        self._counts = list(counts)
-        self._sums = {name: each.clone() for name, each in sums.items()}
-        self._gradients = {name: each.clone() for name, each in gradients.items()}
-        self._variance = noise
+    num_steps: int
+    counts: list[int] = field(default_factory=lambda: [0] * _PARTS)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    variance: float = 0.0
 
     @torch.no_grad()
     def add(
@@ -88,29 +82,29 @@ class IterateAverages:
         :param gradients: the step's, by the negative ELBO.
         :param noise: variance of the noise in a location's gradient.
         """
-        part = 2 * _PARTS * (step - 1) // self._num_steps - _PARTS
+        part = 2 * _PARTS * (step - 1) // self.num_steps - _PARTS
         if not 0 <= part < _PARTS:
             return
-        self._counts[part] += 1
-        self._variance += noise
+        self.counts[part] += 1
+        self.variance += noise
         for name, leaf in parameters.items():
-            if name not in self._sums:
-                self._sums[name] = leaf.new_zeros(_PARTS, *leaf.shape)
-                self._gradients[name] = torch.zeros_like(leaf)
-            self._sums[name][part] += leaf
+            if name not in self.sums:
+                self.sums[name] = leaf.new_zeros(_PARTS, *leaf.shape)
+                self.gradients[name] = torch.zeros_like(leaf)
+            self.sums[name][part] += leaf
             if (gradient := gradients[name]) is not None:
-                self._gradients[name] += gradient
+                self.gradients[name] += gradient
 
     @torch.no_grad()
     def means(self) -> dict[str, Tensor]:
         """Over the last half so far, of all parameters; empty before it begins."""
-        count = sum(self._counts)
-        return {name: sums.sum(dim=0) / count for name, sums in self._sums.items()}
+        count = sum(self.counts)
+        return {name: sums.sum(dim=0) / count for name, sums in self.sums.items()}
 
     @property
     def complete(self) -> bool:
         """Whether each eighth has enough iterates, and their noise is there."""
-        return min(self._counts) >= _FEWEST and not math.isnan(self._variance)
+        return min(self.counts) >= _FEWEST and not math.isnan(self.variance)
 
     def variances(self, covariance: Tensor, sample_rate: float) -> dict[str, Tensor]:
         """Covariances of the mean over the last half, by privacy noise and by sampling.
@@ -123,7 +117,7 @@ class IterateAverages:
         :param covariance: the guide's, (d, d).
         :returns: (d, d) each.
         """
-        count = sum(self._counts)
+        count = sum(self.counts)
         excess = (1 - sample_rate) / sample_rate
         return {
             NOISE: self.gradient_sd**2 * covariance @ covariance,
@@ -133,12 +127,12 @@ class IterateAverages:
     @property
     def gradient_sd(self) -> float:
         """Standard deviation of the noise in the mean gradient by a location."""
-        return math.sqrt(self._variance) / sum(self._counts)
+        return math.sqrt(self.variance) / sum(self.counts)
 
     def gradient(self, names: Sequence[str]) -> Tensor:
         """Mean over the last half, of parameters of these names, (d,)."""
-        found = [self._gradients[name].flatten().double() for name in names]
-        return torch.cat(found) / sum(self._counts)
+        found = [self.gradients[name].flatten().double() for name in names]
+        return torch.cat(found) / sum(self.counts)
 
     def moved(self, names: Sequence[str]) -> Tensor:
         """From the mean of the third quarter to that of the fourth, in parameters of these names.
@@ -153,22 +147,22 @@ class IterateAverages:
 
     def _eighths(self, name: str) -> Tensor:
         """Means over the eighths, (4, *shape)."""
-        sums = self._sums[name]
-        return sums / torch.tensor(self._counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
+        sums = self.sums[name]
+        return sums / torch.tensor(self.counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
 
     @torch.no_grad()
     def agreed(self) -> dict[str, Tensor]:
         """Means over the last half, of the parameters that have arrived."""
-        if min(self._counts) == 0:
+        if min(self.counts) == 0:
             return {}
-        found = set()
-        for name in self._sums:
+        found = self.means()
+        for name in self.sums:
             a, b, c, d = self._eighths(name)
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
-            if 2 * apart <= within:
-                found.add(name)
-        return {name: mean for name, mean in self.means().items() if name in found}
+            if not 2 * apart <= within:
+                del found[name]
+        return found
 
     @torch.no_grad()
     def conclude(self, parameters: Mapping[str, Tensor]) -> str:
@@ -190,42 +184,34 @@ class IterateAverages:
         )
 
     def state(self) -> dict[str, Any]:
-        """Tensors and numbers."""
-        tensors = {"sums": self._sums, "gradients": self._gradients}
-        return {
-            "num_steps": self._num_steps,
-            "counts": list(self._counts),
-            "variance": self._variance,
-        } | {kind: {n: x.clone() for n, x in each.items()} for kind, each in tensors.items()}
+        return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, vars(self))
 
     @staticmethod
     def resumed(state: Any) -> "IterateAverages":
-        """The averages whose :meth:`state` this is.
+        """From a result of :meth:`state`, or from a state of version 0.2, which has no gradients.
 
         :raises ConfigurationError: it is no such state.
         """
-        names = {"num_steps", "counts", "sums", "gradients", "variance"}
-        if isinstance(state, Mapping) and state.keys() == names - {"gradients", "variance"}:
-            zeros = {n: torch.zeros_like(x[0]) for n, x in _tensors(state["sums"]).items()}
-            state = {**state, "gradients": zeros, "variance": math.nan}  # a state of version 0.2
-        if not isinstance(state, Mapping) or state.keys() != names:
+        names = IterateAverages.__dataclass_fields__.keys()
+        if not isinstance(state, Mapping) or state.keys() | {"gradients", "variance"} != names:
             raise ConfigurationError(_DAMAGED)
-        sums, counts, noise = _tensors(state["sums"]), state["counts"], state["variance"]
-        gradients = require_tensors("averages", state["gradients"])
-        shapes = {name: each.shape[1:] for name, each in sums.items()}
-        fits = isinstance(counts, list) and len(counts) == _PARTS and isinstance(noise, float)
-        if not fits or shapes != {name: each.shape for name, each in gradients.items()}:
+        sums, counts = require_tensors("averages", state["sums"]), state["counts"]
+        parts = [counts if isinstance(counts, list) else (), *sums.values()]
+        if any(getattr(each, "ndim", 1) == 0 or len(each) != _PARTS for each in parts):
             raise ConfigurationError(_DAMAGED)
-        counts = [require_count("averages", count, least=0) for count in counts]
-        num_steps = require_count("averages", state["num_steps"])
-        return IterateAverages(num_steps, counts, sums, gradients, noise)
-
-
-def _tensors(sums: Any) -> dict[str, Tensor]:
-    found = require_tensors("averages", sums)
-    if not all(each.dim() and len(each) == _PARTS for each in found.values()):
-        raise ConfigurationError(_DAMAGED)
-    return found
+        zeros = {name: torch.zeros_like(each[0]) for name, each in sums.items()}
+        gradients = require_tensors("averages", state.get("gradients", zeros))
+        variance = state.get("variance", math.nan)
+        shapes = [{name: each.shape for name, each in x.items()} for x in (gradients, zeros)]
+        if shapes[0] != shapes[1] or not isinstance(variance, float):
+            raise ConfigurationError(_DAMAGED)
+        return IterateAverages(
+            require_count("averages", state["num_steps"]),
+            [require_count("averages", count, least=0) for count in counts],
+            {name: each.clone() for name, each in sums.items()},
+            {name: each.clone() for name, each in gradients.items()},
+            variance,
+        )
 
 
 def gaussian_of(model: Callable, guide: Callable, records: Records) -> GlobalGaussian:

@@ -15,11 +15,7 @@ from pyro_dp.infer.svi.eager_step import GradientStep, Report
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.step_plan import StepPlan
 from pyro_dp.mechanism import norm_histogram
-from pyro_dp.mechanism.clipped_fraction import (
-    SHARE,
-    ClippedFraction,
-    ClippedFractions,
-)
+from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction, ClippedFractions
 from pyro_dp.mechanism.contributions import Block, with_bit
 from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -59,10 +55,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClipPolicy:
-    """A bound that stays, without a report.
+    """A bound C that stays, without a report.
 
-    :param clip: settings.
-    :param bound: C.
     :param side: the block that reports clipping, if there is one.
     :param report: makes a record's part of that block.
     :param fractions: estimates, for each step, of the fraction of the records beyond C.
@@ -75,7 +69,6 @@ class ClipPolicy:
     fractions: ClippedFractions = field(default_factory=ClippedFractions)
 
     _named = ""  # the block beside the gradient
-    opens = False  # whether the next release moves nothing
     names: ClassVar[tuple[str, ...]] = ()  # a state must have these parts
 
     def __post_init__(self) -> None:
@@ -106,20 +99,21 @@ class ClipPolicy:
         return [*blocks, *self.side]
 
     def of(self, step: GradientStep) -> GradientStep:
-        """The step as the next release has it."""
         return step
 
+    @property
+    def opens(self) -> bool:
+        """Whether the next release has the norms alone, and moves nothing."""
+        return False
+
     def learned(self, read: Reading) -> "ClipPolicy":
-        """The policy after a release."""
         return self
 
     def resumed(self, bound: float, histogram: HistogramBound | None) -> "ClipPolicy":
-        """The policy of a saved run."""
         return replace(self, bound=bound)
 
     @property
     def histogram_state(self) -> dict[str, Any] | None:
-        """The part of a state beside the bound."""
         return None
 
     @property
@@ -129,17 +123,13 @@ class ClipPolicy:
 
     @property
     def status(self) -> Status:
-        """Whether the bound fits."""
         return NOTHING_TO_CHECK
 
     def judged(self, found: Status) -> Status:
-        """The status of a posterior whose own is ``found``."""
         return found if self.status.is_ok else _joined(self.status, found)
 
     def warnings(self, status: Status) -> list[Warning]:
-        """
-        :param status: as of :meth:`judged`.
-        """
+        """:param status: as of :meth:`judged`."""
         return []
 
 
@@ -195,64 +185,73 @@ class Adaptive(Counted):
 
 
 @dataclass(frozen=True, eq=False)
-class Unmeasured(ClipPolicy):
-    """A bound before the first histogram of the records' norms."""
+class Measured(ClipPolicy):
+    """Each release has a histogram of the records' norms. If no bound is set, C follows it.
+
+    :param histogram: the mean of all so far; None before the first.
+    """
+
+    histogram: HistogramBound | None = field(default=None, kw_only=True)
 
     _named = "the histogram of the norms"
     names = ("histogram",)
 
+    @property
+    def _chooses(self) -> bool:
+        return self.clip.first_bound is None
+
+    @property
+    def opens(self) -> bool:
+        return self._chooses and self.histogram is None
+
+    def blocks(self, size: int) -> list[Block]:
+        return [Block(SIZE, 1.0)] if self.opens else super().blocks(size)
+
+    def of(self, step: GradientStep) -> GradientStep:
+        return step.eager.of_norms_alone() if self.opens else step
+
     def learned(self, read: Reading) -> ClipPolicy:
-        size, plan = read.sampler.size, replace(read.plan, dim=max(read.plan.dim, 1))
-        first = HistogramBound(size, plan.dim, plan.noise, of_many=plan.is_of_many)
-        return self.resumed(self.bound, first).learned(read)
+        size, rate, dim = read.sampler.size, read.sampler.sample_rate, max(read.plan.dim, 1)
+        of_many = replace(read.plan, dim=dim).is_of_many
+        known = self.histogram or HistogramBound(size, dim, read.plan.noise, of_many)
+        sd = read.blocks[-1].noise(read.noise_multiplier) / rate
+        found = known.updated(read.released[-1], sd, rate)
+        return replace(self, bound=found.bound if self._chooses else self.bound, histogram=found)
 
     def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
-        if histogram is None:
-            return Unmeasured(self.clip, bound, self.side, self.report)
-        return Measured(self.clip, bound, self.side, self.report, histogram=histogram)
-
-
-@dataclass(frozen=True, eq=False)
-class Measured(Unmeasured):
-    """A bound that stays. Each release has a histogram of the records' norms."""
-
-    histogram: HistogramBound = field(kw_only=True)
+        return replace(self, bound=bound, histogram=histogram)
 
     @property
-    def histogram_state(self) -> dict[str, Any]:
-        return self.histogram.state()
-
-    def learned(self, read: Reading) -> "Measured":
-        rate = read.sampler.sample_rate
-        sd = read.blocks[-1].noise(read.noise_multiplier) / rate
-        return replace(self, histogram=self.histogram.updated(read.released[-1], sd, rate))
+    def histogram_state(self) -> dict[str, Any] | None:
+        return None if self.histogram is None else self.histogram.state()
 
     @property
-    def clipped(self) -> ClippedFraction:
-        return self.histogram.clipped(self.bound)
-
-    @property
-    def _is_tight(self) -> bool:
-        """Whether C is well below the best bound, and cuts off more than the noise hides."""
-        noise = self.bound * self.histogram.noise  # a coordinate's, all gradients together
-        tighter = self.bound < self.histogram.bound / _TIGHTER
-        return tighter and self.histogram.lost(self.bound) > noise
+    def clipped(self) -> ClippedFraction | None:
+        return None if self.histogram is None else self.histogram.clipped(self.bound)
 
     @property
     def status(self) -> Status:
         """Whether C is far from the best bound, or cuts off many records."""
-        clipped, better = self.clipped, self.histogram.bound
-        times = self.bound / better
-        if self._is_tight:
+        histogram, clipped = self.histogram, self.clipped
+        if histogram is None or clipped is None:
+            return NOTHING_TO_CHECK
+        better, times = histogram.bound, self.bound / histogram.bound
+        noise = self.bound * histogram.noise  # a coordinate's, all gradients together
+        if self.bound < better / _TIGHTER and histogram.lost(self.bound) > noise:
             text = _CUT
         elif times > _MUCH_LOOSER:
             text = _LOOSE
-        elif clipped.is_large and not self.histogram.of_many:
+        elif clipped.is_large and not histogram.of_many:
             text = _CLIPPED
         else:
             return NOTHING_TO_CHECK
         numbers = {"bound": self.bound, "better": better, "times": times}
         return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
+
+    def judged(self, found: Status) -> Status:
+        if self._chooses and not self.status.is_ok:
+            return _joined(found, self.status)
+        return super().judged(found)
 
     def warnings(self, status: Status) -> list[Warning]:
         if status.cause != CLIPPING:
@@ -260,51 +259,14 @@ class Measured(Unmeasured):
         return [ClippingWarning(f"{status}. {_LEAVE_OUT}")]
 
 
-@dataclass(frozen=True, eq=False)
-class Opening(Unmeasured):
-    """A bound to be chosen. The next release has the norms alone."""
-
-    opens = True
-
-    def blocks(self, size: int) -> list[Block]:
-        return [Block(SIZE, 1.0)]
-
-    def of(self, step: GradientStep) -> GradientStep:
-        return step.eager.of_norms_alone()
-
-    def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
-        if histogram is None:
-            return Opening(self.clip, bound, self.side, self.report)
-        return Chosen(self.clip, bound, self.side, self.report, histogram=histogram)
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen(Measured):
-    """A bound that follows the histograms."""
-
-    def learned(self, read: Reading) -> Measured:
-        found = super().learned(read)
-        return replace(found, bound=found.histogram.bound)
-
-    def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
-        return Opening(self.clip, bound, self.side, self.report).resumed(bound, histogram)
-
-    def judged(self, found: Status) -> Status:
-        return found if self.status.is_ok else _joined(found, self.status)
-
-
 def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
-    """The policy of DPSVI."""
     if same(noise.multiplier, 0):
         return ClipPolicy(clip, math.inf if clip.first_bound is None else clip.first_bound)
     side = [Block(SIZE, 1.0, norm_histogram.SHARE)]
-    if clip.first_bound is None:
-        return Opening(clip, 1.0, side, with_bins)
-    return Unmeasured(clip, clip.first_bound, side, with_bins)
+    return Measured(clip, 1.0 if clip.first_bound is None else clip.first_bound, side, with_bins)
 
 
 def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
-    """The policy of PaperDPSVI."""
     bound = clip.first_bound
     assert bound is not None
     bits = ClippedFractions(clip.adaptive.share if clip.adaptive else SHARE)
@@ -316,10 +278,7 @@ def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
 
 
 def resumed(policy: ClipPolicy, state: Mapping[str, Any]) -> ClipPolicy:
-    """The policy of a saved run.
-
-    :raises ConfigurationError: its part of the state is damaged.
-    """
+    """:raises ConfigurationError: the policy's part of the state is damaged."""
     bound = require_scale("bound", state["bound"], infinite=True)
     saved = state.get("histogram")
     return policy.resumed(bound, None if saved is None else HistogramBound.resumed(saved))

@@ -27,7 +27,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Block, Contributions, Measured, Rows
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
@@ -41,12 +41,7 @@ from pyro_dp.utils.torch_state import private_rng, rows_on
 
 
 class LatentCoordinates:
-    """Latents in unconstrained coordinates, and the parameters used inside the plate.
-
-    :param particles: the public draws of this step.
-    :param term: tells which parameters the records use.
-    :param parameters: all unconstrained parameters.
-    """
+    """Latents in unconstrained coordinates, and the parameters used inside the plate."""
 
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
@@ -69,7 +64,6 @@ class LatentCoordinates:
         return latents + inside
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
-        """Gradients of the parameters, from the released estimate, (size,)."""
         # Latents by number, parameters by name.
         parts = unflat(released, dict(enumerate(self._latents)) | self._inside)
         objective = mean_loss(self._particles)
@@ -79,7 +73,7 @@ class LatentCoordinates:
 
 
 class ParameterCoordinates:
-    """The unconstrained parameters. The arguments are those of :class:`LatentCoordinates`."""
+    """The unconstrained parameters."""
 
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
@@ -93,7 +87,6 @@ class ParameterCoordinates:
         return sum(x.numel() for x in self._released.values())
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
-        """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
         batch = len(gradients[0].losses)
         total = {name: x.new_zeros(batch, *x.shape) for name, x in self._released.items()}
         for particle, each in zip(self._particles, gradients, strict=True):
@@ -105,7 +98,6 @@ class ParameterCoordinates:
         return list(total.values())
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
-        """Gradients of the parameters, from the released estimate, (size,)."""
         direct = unflat(released, self._released)
         return _with_exact(self._parameters, mean_loss(self._particles), direct)
 
@@ -142,7 +134,6 @@ def mean_loss(particles: Sequence[Particle]) -> Tensor:
 
 
 def mean(values: Sequence[Tensor]) -> Tensor:
-    """Over the particles."""
     total = sum(values[1:], values[0])
     return total if len(values) == 1 else total / len(values)
 
@@ -172,14 +163,10 @@ Report = Callable[[Measured, Tensor | float], list[Contributions]]  # from gradi
 
 
 class Gradients(NamedTuple):
-    """The public results of a release and of public draws.
-
-    :param parameters: by name.
-    :param outside: the loss outside the plate.
-    """
+    """The public results of a release and of public draws."""
 
     parameters: dict[str, Tensor | None]
-    outside: Tensor
+    outside: Tensor  # the loss outside the plate
 
 
 @dataclass
@@ -212,7 +199,6 @@ class EagerStep:
         return self
 
     def of_norms_alone(self) -> "EagerStep":
-        """The same step, whose release has the norms and no more."""
         return replace(self, releases_loss=False, report=bins_alone)
 
     @property
@@ -226,14 +212,10 @@ class EagerStep:
         return [self._particle(mode) for mode in modes]
 
     def size(self, draws: list[Particle]) -> int:
-        """Number of coordinates of the gradient's block."""
         return self.coordinates(draws, self.parameters).size
 
     def most_records(self, size: int) -> int | None:
-        """How many records to work on at a time; None: all of them.
-
-        :param size: number of coordinates.
-        """
+        """How many records of so many coordinates to work on at a time; None: all of them."""
         records = self.term.records
         return self.microbatch_size or rows_on(records.device, size + records.row_size)
 
@@ -268,15 +250,25 @@ class EagerStep:
         :param sampled: draws of torch's samplers for these records, by particle; by default they
             draw now.
         """
+        gradients, losses, own = self.of_records(draws, chosen, local, sampled)
+        clipped.add(*self.blocks(gradients, losses, clipped.blocks[0].bound))
+        return chosen, own
+
+    def of_records(
+        self,
+        draws: list[Particle],
+        chosen: Tensor,
+        local: LocalStreams,
+        sampled: Sequence[list[Tensor]] | None = None,
+    ) -> tuple[Rows, Tensor, dict[str, Tensor]]:
+        """Gradients and losses (B,) of these records, and gradients of their own rows. Private."""
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
         given: Sequence[list[Tensor] | None] = sampled or [None] * len(draws)
-        batches = [
-            Batch(chosen, rows, own, values=values, local_rows=local_rows)
-            for own, values in zip(local, given, strict=True)
-        ]
         gradients = [
-            self.term.gradients(particle, batch)
-            for particle, batch in zip(draws, batches, strict=True)
+            self.term.gradients(
+                particle, Batch(chosen, rows, own, values=values, local_rows=local_rows)
+            )
+            for particle, own, values in zip(draws, local, given, strict=True)
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
@@ -284,10 +276,8 @@ class EagerStep:
         flat = torch.cat(
             [losses.new_empty(len(chosen), 0), *(b.reshape(len(chosen), -1) for b in blocks)], dim=1
         )
-        clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
-        return chosen, {
-            name: mean([each.local[name] for each in gradients]) for name in self.term.local.leaves
-        }
+        names = self.term.local.leaves
+        return Rows(flat), losses, {n: mean([each.local[n] for each in gradients]) for n in names}
 
     def blocks(
         self, gradient: Measured, losses: Tensor, bound: Tensor | float
@@ -301,7 +291,6 @@ class EagerStep:
         return blocks
 
     def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
-        """Gradients of the parameters from the released estimate."""
         coordinates = self.coordinates(draws, self.parameters)
         return Gradients(coordinates.gradients(released), mean_loss(draws))
 
@@ -348,7 +337,6 @@ class PreparedGradient(Prepared):
     step: GradientStep
 
     def is_current(self) -> bool:
-        """Whether the parameters are those of Pyro's store still."""
         store = pyro.get_param_store()
         return all(
             store.param_name(leaf) == name and leaf.requires_grad
@@ -356,47 +344,22 @@ class PreparedGradient(Prepared):
         )
 
 
-def exact_loss(
-    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
-) -> float:
-    """The negative ELBO of all records, with the draws that the next step would make."""
-    kept, outside = _gradients(prepared, batches, stream)
-    return sum(kept.losses) + outside
-
-
-def exact_norms(
-    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
-) -> Tensor:
-    """Norms of the records' gradients before they are clipped, (N,)."""
-    kept, _ = _gradients(prepared, batches, stream)
-    return torch.cat(kept.norms)
-
-
 @torch.enable_grad()
-def _gradients(
+def exact(
     prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
-) -> tuple["_Kept", float]:
-    """Norms and losses of the records, and the loss outside the plate."""
-    eager = replace(prepared.step.eager, releases_loss=True, report=None)
+) -> tuple[float, Tensor]:
+    """The negative ELBO of all records, and norms (N,) of their gradients before clipping.
+
+    With the draws that the next step would make.
+    """
+    eager = prepared.step.eager
     particles = eager.draw()
     local = [LocalStream(stream) for _ in particles]
-    kept: Any = _Kept([Block(eager.size(particles), 1.0)])
+    loss = mean_loss(particles).item()
+    norms = []
     with private_rng(stream):
         for chosen in batches:
-            eager.add_microbatch(kept, particles, chosen, local)
-    outside = torch.stack([particle.loss.detach() for particle in particles]).mean()
-    return kept, outside.item()
-
-
-class _Kept:
-    """It keeps the norms of records, and the sums of their losses."""
-
-    def __init__(self, blocks: list[Block]):
-        self.blocks = blocks
-        self.norms: list[Tensor] = []
-        self.losses: list[float] = []
-
-    def add(self, gradients: Measured, losses: Contributions) -> None:
-        norms = row_norms(gradients)
-        self.norms.append(norms)
-        self.losses.append(losses.weighted_sum(torch.ones_like(norms).unsqueeze(1)).item())
+            gradients, losses, _ = eager.of_records(particles, chosen, local)
+            norms.append(row_norms(gradients))
+            loss += losses.double().sum().item()
+    return loss, torch.cat(norms)

@@ -134,10 +134,9 @@ class HistogramBound:
         above most norms would pay noise in many directions for the gradients of few records.
     :param counts: the mean histogram, (SIZE,).
     :param variance: mean variance of a bin, by noise and sampling.
-    :param weight: the weight of all histograms so far.
-    :param steps: number of them.
-    :param next_reading: number at which C is chosen anew.
-    :param bound: C.
+    :param weight: that of all histograms so far.
+    :param steps: their number.
+    :param next_reading: number at which the bound C is chosen anew.
     :param typical: norm of a record by the first histogram. (By the latest it would drift away
         where the noise hides all.)
     """
@@ -155,7 +154,7 @@ class HistogramBound:
     typical: float | None = None
 
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
-        """The bound with one more histogram.
+        """With one more histogram.
 
         :param counts: released estimate of all records' bins, (SIZE,).
         :param sd: standard deviation of its noise in a bin.
@@ -202,29 +201,25 @@ class HistogramBound:
         return read(counts, sd, self.size, self.typical, _SPREAD_LATER)
 
     def state(self) -> dict[str, Any]:
-        """As a tensor and numbers."""
         return dict(vars(self))
 
     @staticmethod
     def resumed(state: Any) -> "HistogramBound":
-        """The histogram that :meth:`state` saved.
+        """From a result of :meth:`state`.
 
-        :raises ConfigurationError: it is no such state.
+        :raises ConfigurationError: it is none.
         """
-        names = {each.name for each in fields(HistogramBound)}
-        if not isinstance(state, Mapping):
-            raise ConfigurationError(_DAMAGED)
+        known = isinstance(state, Mapping)
         # Version 0.2.0 kept another number.
-        state = {name: value for name, value in state.items() if name != "information"}
-        if state.keys() != names:
+        state = {k: v for k, v in state.items() if k != "information"} if known else {}
+        if state.keys() != {each.name for each in fields(HistogramBound)}:
             raise ConfigurationError(_DAMAGED)
         for name in ("size", "dim", "steps", "next_reading"):
             require_count(f"histogram.{name}", state[name])
         for name in ("noise", "variance", "weight", "bound", "typical"):
             require_number(f"histogram.{name}", state[name], above=0.0, below=math.inf)
-        if not isinstance(state["of_many"], bool):
-            raise ConfigurationError(_DAMAGED)
         counts = state["counts"]
-        if not (isinstance(counts, Tensor) and counts.shape == (SIZE,) and counts.isfinite().all()):
+        known = isinstance(state["of_many"], bool) and isinstance(counts, Tensor)
+        if not (known and counts.shape == (SIZE,) and counts.isfinite().all()):
             raise ConfigurationError(_DAMAGED)
         return HistogramBound(**state)

@@ -37,33 +37,6 @@ _OTHER_NAMES = (
 )
 
 
-class SavedParameters:
-    """Unconstrained values by name: Pyro's store takes them once it has the parameters.
-
-    :param values: those that wait.
-    """
-
-    def __init__(self, values: Mapping[str, Tensor] | None = None):
-        self.waiting = dict(values or {})
-
-    @torch.no_grad()
-    def take_up(self) -> None:
-        """:raises ConfigurationError: the store's parameter has another shape."""
-        store = pyro.get_param_store()
-        for name in [name for name in self.waiting if name in store]:
-            leaf = store[name].unconstrained()
-            if leaf.shape != self.waiting[name].shape:
-                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-            leaf.copy_(self.waiting[name])
-            del self.waiting[name]
-
-    def require_none(self) -> None:
-        """:raises ConfigurationError: some still wait, although all parameters exist."""
-        if self.waiting:
-            names = ", ".join(map(repr, self.waiting))
-            raise ConfigurationError(_OTHER_NAMES.format(names=names))
-
-
 def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as it is today: version 0.2.0 also kept released gradients and lengths of steps.
 
@@ -107,10 +80,9 @@ class Moves:
         self.chooses = optim is None  # step sizes
         self.local = local
         self.rows = RowOptimizer(self._row_adam)
-        self.loaded = SavedParameters()
+        self.waiting: dict[str, Tensor] = {}  # loaded, of parameters that do not exist yet
 
     def _row_adam(self, name: str) -> RowAdam:
-        """Moves the rows of this parameter."""
         return self.local or RowAdam.like(self.optimizer.optim, name)
 
     def rate(self, size: int) -> float:
@@ -118,23 +90,22 @@ class Moves:
         return 1.0
 
     def refuse_more(self, num_steps: int | None) -> None:
-        """All planned steps are done."""
+        """:raises ConfigurationError: no step may follow the plan."""
 
     def require(self, parameters: Mapping[str, Tensor]) -> None:
         """Take up loaded values.
 
         :raises ConfigurationError: these parameters cannot be moved.
         """
-        self.loaded.take_up()
-        self.loaded.require_none()
+        self._take_up()
+        if self.waiting:
+            names = ", ".join(map(repr, self.waiting))
+            raise ConfigurationError(_OTHER_NAMES.format(names=names))
         require_finite(parameters, STARTED)
         self.optimizer.require(parameters)
 
     def begin(self, num_steps: int | None) -> int | None:
-        """Begin a run, or go on.
-
-        :returns: the number of its steps.
-        """
+        """Begin a run, or go on: the number of its steps."""
         return num_steps
 
     def move(
@@ -145,9 +116,8 @@ class Moves:
         step: int,
         noise: float,
     ) -> None:
-        """Take a step along gradients of the parameters.
+        """Take a step, with its number from 1.
 
-        :param step: its number, from 1.
         :param noise: variance of the noise in a location's gradient.
         """
         # In few steps a device may be waited for.
@@ -166,7 +136,6 @@ class Moves:
         return []
 
     def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
-        """The parts of a state by which a run goes on as planned."""
         return {}
 
     def require_own(self, state: Any) -> None:
@@ -188,11 +157,19 @@ class Moves:
             raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was found sound."""
         self.rows.load_state_dict(state.get("private_local_state", {}))
-        self.loaded = SavedParameters(state["parameters"])
-        self.loaded.take_up()
+        self.waiting = dict(state["parameters"])
+        self._take_up()
         self.optimizer.load(state["optimizer"])
+
+    @torch.no_grad()
+    def _take_up(self) -> None:
+        store = pyro.get_param_store()
+        for name in [name for name in self.waiting if name in store]:
+            leaf = store[name].unconstrained()
+            if leaf.shape != self.waiting[name].shape:
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+            leaf.copy_(self.waiting.pop(name))
 
 
 class PlannedMoves(Moves):
@@ -210,7 +187,6 @@ class PlannedMoves(Moves):
         self.concluded = ""  # what the guide holds
 
     def _row_adam(self, name: str) -> RowAdam:
-        """If nobody set it, each step chooses its step size."""
         return self.local or RowAdam()
 
     def rate(self, size: int) -> float:

@@ -10,9 +10,7 @@ from pyro_dp.infer.svi.clip_policy import by_bit
 from pyro_dp.infer.svi.moves import Moves, optimizers
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
-from pyro_dp.mechanism.clipped_fraction import (
-    AdaptiveClip,
-)
+from pyro_dp.mechanism.clipped_fraction import AdaptiveClip
 from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.losses import Loss
 from pyro_dp.utils.errors import ConfigurationError
@@ -21,10 +19,9 @@ from pyro_dp.utils.errors import ConfigurationError
 class PaperDPSVI(StochasticGradientVI):
     """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 
-    It is for comparisons with papers. The optimizer's steps are taken as they are. The guide holds
-    the last iterate, and its intervals ignore the privacy noise. The result depends on the learning
-    rate and on the bound, whose bias no number of steps removes. :class:`DPSVI` has neither
-    weakness where it makes looks. :meth:`posterior` is the guide as it is.
+    It is for comparisons with papers. The guide holds the last iterate, and its intervals ignore
+    the privacy noise. The result depends on the learning rate and on the bound, whose bias no
+    number of steps removes. :class:`DPSVI` has neither weakness where it makes looks.
 
     **Guarantee.** As :class:`DPSVI`. Instead of the histogram, the release has a block with bound
     1/2: each record's bit, whether it lies within the bound.

@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from pyro_dp.utils.errors import ConfigurationError
 
+_CONTIGUOUS = torch.contiguous_format
 _NUMBERS = ("lr", "weight_decay", "eps", "amsgrad", "maximize")
 _settings = itemgetter("betas", "decoupled_weight_decay", "fused", *_NUMBERS)
 _others = itemgetter("foreach", "capturable", "differentiable")
@@ -83,7 +84,6 @@ def _adam(
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is Adam's and no more."""
     if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
         return False
     hooks = (
@@ -94,10 +94,7 @@ def _is_plain(optimizer: Any) -> bool:
 
 
 class PublicOptimizer:
-    """Moves parameters along released gradients.
-
-    :param optim: the user's, with or without a scheduler.
-    """
+    """Moves parameters along released gradients."""
 
     def __init__(self, optim: PyroOptim):
         self.optim = optim
@@ -105,15 +102,11 @@ class PublicOptimizer:
 
     @property
     def needs_metric(self) -> bool:
-        """Whether its scheduler goes by a loss."""
         make = getattr(self.optim, "pt_scheduler_constructor", None)
         return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
 
     def require(self, leaves: Mapping[str, Tensor]) -> None:
-        """
-        :param leaves: unconstrained parameters by name.
-        :raises ConfigurationError: no optimizer can be made for them that needs gradients only.
-        """
+        """:raises ConfigurationError: no optimizer can be made that needs gradients only."""
         for name, leaf in leaves.items():
             try:
                 made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
@@ -141,7 +134,12 @@ class PublicOptimizer:
         self.failed = True
         try:
             if not joint_adam(self.optim, leaves, gradients):
-                self._step_of_each(leaves, gradients)
+                for name, leaf in leaves.items():
+                    # A gradient that the leaf held before may come from the data, so it is
+                    # replaced. The new one is a copy, because optimizers write to it.
+                    own = gradients[name]
+                    leaf.grad = None if own is None else own.clone(memory_format=_CONTIGUOUS)
+                self.optim(set(leaves.values()))
         except Exception as error:
             raise ConfigurationError(_FAILED.format(error=_named(error))) from error
         finally:
@@ -152,19 +150,6 @@ class PublicOptimizer:
             require_finite(leaves, _LEFT, constrained=rarely)
         self.failed = False
 
-    def _step_of_each(
-        self, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
-    ) -> None:
-        """As Pyro takes it."""
-        for name, leaf in leaves.items():
-            gradient = gradients[name]
-            # A gradient that the leaf held before may come from the data, so it is replaced. The
-            # new one has memory of its own, because optimizers write to it.
-            leaf.grad = (
-                None if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
-            )
-        self.optim(set(leaves.values()))
-
     def set(self, **settings: Any) -> None:
         """Set options for the next step, also of optimizers that are made later."""
         self.optim.pt_optim_args.update(settings)
@@ -173,10 +158,7 @@ class PublicOptimizer:
                 group.update(settings)
 
     def step_scheduler(self, loss: float) -> None:
-        """
-        :param loss: private, of the step.
-        :raises ConfigurationError: it fails.
-        """
+        """:raises ConfigurationError: it fails."""
         if isinstance(self.optim, PyroLRScheduler):
             try:
                 self.optim.step(*([loss] if self.needs_metric else []))
@@ -184,7 +166,7 @@ class PublicOptimizer:
                 raise ConfigurationError(_FAILED.format(error=_named(error))) from error
 
     def load(self, state: dict[str, Any]) -> None:
-        """Optimizers are made anew in the next step, from a saved state."""
+        """Optimizers are made anew in the next step."""
         self.optim.optim_objs.clear()
         self.optim.set_state(state)
 

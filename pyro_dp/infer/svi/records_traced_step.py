@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributions import Transform
 
@@ -22,6 +21,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.records.global_draw import Particle
 
+_KINDS = ("latents", "fixed", "indices")
 _PARTLY = (
     "jit={jit!r} does not apply to the guide and to the model outside the plate, which run Pyro "
     "code in every step: {reason}. The records have a graph."
@@ -69,30 +69,24 @@ class RecordsTracedStep(TracedStep):
         return self._template
 
     def draw(self) -> Any:
-        """Particles."""
         return self.eager.draw()
 
     def size(self, draws: Any) -> int:
-        """Number of coordinates of the gradient's block."""
         return self.eager.size(draws)
 
     def add(
         self, clipped: ClippedSum, draws: Any, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
-        """As :meth:`EagerStep.add`."""
         if not self._fits(draws):
             return self.eager.add(clipped, draws, indices, new_stream)
         return super().add(clipped, draws, indices, new_stream)
 
     def gradients(self, draws: Any, released: Tensor) -> Gradients:
-        """As :meth:`EagerStep.gradients`."""
         return self.eager.gradients(draws, released)
 
     def _fits(self, draws: list[Particle]) -> bool:
         """Whether these particles are the template with other numbers in its tensors."""
-        return len(draws) == len(self._template) and all(
-            map(_alike, map(_shape, draws), map(_shape, self._template))
-        )
+        return list(map(_fixed, draws)) == list(map(_fixed, self._template))
 
     def _public_inputs(self, public: Any) -> list[Tensor]:
         values = [self.eager.parameters[name].detach() for name in self._inside]
@@ -101,22 +95,14 @@ class RecordsTracedStep(TracedStep):
     def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
         counts = [len(self._inside), *(len(_tensors(each)) for each in self._template)]
         values, *tables, _ = parted(inputs, counts)
-        parameters = self.eager.parameters | dict(zip(self._inside, values, strict=True))
+        inside = dict(zip(self._inside, values, strict=True))
         particles = []
         for particle, table in zip(self._template, tables, strict=True):
-            latents, fixed, indices, _ = parted(
-                table, [len(particle.latents), len(particle.fixed), len(particle.indices)]
-            )
-            particles.append(
-                replace(
-                    particle,
-                    latents=dict(zip(particle.latents, latents, strict=True)),
-                    fixed=dict(zip(particle.fixed, fixed, strict=True)),
-                    indices=dict(zip(particle.indices, indices, strict=True)),
-                    parameters=particle.parameters | dict(zip(self._inside, values, strict=True)),
-                )
-            )
-        return parameters, particles
+            own: dict[str, Any] = {kind: {} for kind in _KINDS}
+            for (kind, name), value in zip(_tensors(particle), table, strict=True):
+                own[kind][name] = value
+            particles.append(replace(particle, parameters=particle.parameters | inside, **own))
+        return self.eager.parameters | inside, particles
 
     def _trace_public(self, compiler: Compiler) -> None:
         """There is no such graph."""
@@ -130,23 +116,20 @@ class RecordsTracedStep(TracedStep):
 
 def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
     """The tensors of a draw on which the records' terms depend."""
-    kinds = ("latents", "fixed", "indices")
-    return {(kind, name): x for kind in kinds for name, x in getattr(particle, kind).items()}
+    return {(kind, name): x for kind in _KINDS for name, x in getattr(particle, kind).items()}
 
 
-def _shape(particle: Particle) -> list[Any]:
+def _fixed(particle: Particle) -> list[Any]:
     """The shapes and transforms of a draw, which are constants in a graph."""
-    tensors = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
-    return [
-        tensors,
-        *(each for name in particle.latents for each in _constants(particle.transforms[name])),
-    ]
+    shapes = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
+    transforms = (particle.transforms[name] for name in particle.latents)
+    return [shapes, *(each for own in transforms for each in _constants(own))]
 
 
 def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """Constants of a transform, and of those that it is made of.
+    """Constants of a transform, and of those that it is made of: some refer to their inverse.
 
-    :param known: the transforms visited before: some refer to their inverse, which refers to them.
+    :param known: the transforms visited before.
     """
     yield type(transform)
     known = known | {id(transform)}
@@ -156,17 +139,7 @@ def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Ite
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, Transform) and id(each) not in known:
                 yield from _constants(each, known)
-            elif isinstance(each, Tensor | int | float | str):
+            elif isinstance(each, Tensor):
+                yield name, each.dtype, each.tolist()
+            elif isinstance(each, int | float | str):
                 yield name, each
-
-
-def _alike(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(_equal, one, other))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other

@@ -66,14 +66,9 @@ class RowAdam:
 
 @dataclass
 class _Moments:
-    """Moments of one parameter's gradients; records come first.
+    """Decayed means of one parameter's gradients and of their squares, (N, ...)."""
 
-    :param steps: how often each row has moved, (N,).
-    :param mean: decayed mean of the gradients, (N, ...).
-    :param square: decayed mean of their squares, (N, ...).
-    """
-
-    steps: Tensor
+    steps: Tensor  # how often each row has moved, (N,)
     mean: Tensor
     square: Tensor
 
@@ -82,10 +77,7 @@ _SAVED = {"value", *(each.name for each in fields(_Moments))}
 
 
 class RowOptimizer:
-    """Moves rows of local parameters. All of its state is private.
-
-    :param settings: for the parameter of this name.
-    """
+    """Moves rows of local parameters. All of its state is private."""
 
     def __init__(self, settings: Callable[[str], RowAdam]):
         self._settings = settings
@@ -117,7 +109,6 @@ class RowOptimizer:
                 value.copy_(saved[key])
 
     def set_step_size(self, size: float) -> None:
-        """Set the step size of all parameters for the next step."""
         self._adams = {name: replace(adam, lr=size) for name, adam in self._adams.items()}
 
     @torch.no_grad()
@@ -145,7 +136,6 @@ class RowOptimizer:
                 self._move(name, indices, gradient, moves)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Rows, step counts and moments by parameter: private."""
         own = {
             name: {"value": leaf.detach().clone()}
             | {key: value.clone() for key, value in vars(self._moments[name]).items()}
@@ -171,9 +161,7 @@ class RowOptimizer:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
 
     def _move(self, name: str, indices: Tensor, gradient: Tensor, moves: Tensor | None) -> None:
-        """
-        :param moves: which of the records do, (B,); None: all.
-        """
+        """:param moves: which of the records do, (B,); None: all."""
         adam, moments = self._adams[name], self._moments[name]
         steps = moments.steps.index_select(0, indices).add_(1)
         gradient = gradient.to(moments.mean.dtype)

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from pyro_dp.mechanism.sampling import RecordSampler
+
 USUAL_STEPS = 1000  # T, if it is not set
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _FIRST, _LEAST = 0.1, 0.02  # first step size, and its least
@@ -42,6 +44,15 @@ class StepPlan:
     noise: float
     sees_parameters: bool
 
+    @staticmethod
+    def of(
+        num_steps: int | None, dim: int, sampler: RecordSampler, noise: float, sees: bool
+    ) -> "StepPlan":
+        """:param noise: that of a released sum, in units of C."""
+        steps = num_steps or USUAL_STEPS
+        of_all = noise / sampler.sample_rate / math.sqrt(steps)
+        return StepPlan(steps, dim, sampler.size, of_all, sees)
+
     @property
     def ratio(self) -> float:
         """rho: about the noise in a released curvature, over the curvature (as DPSEP's)."""
@@ -49,13 +60,10 @@ class StepPlan:
 
     @property
     def is_of_many(self) -> bool:
-        """Whether there are few steps for each latent."""
         return self.num_steps <= _MANY * self.dim
 
     def step_size(self, step: int) -> float:
-        """
-        :param step: from 0.
-        """
+        """:param step: from 0."""
         if self.is_of_many:
             return self._between(*self._of_many, step)
         first = _FIRST

@@ -18,10 +18,7 @@ from torch import Tensor
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import (
-    NOTHING_TO_CHECK,
-    Status,
-)
+from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status
 from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
@@ -31,16 +28,11 @@ from pyro_dp.infer.svi.averaged_guide import (
     posterior_of,
 )
 from pyro_dp.infer.svi.clip_policy import Reading, by_histogram, resumed
-from pyro_dp.infer.svi.eager_step import (
-    EagerStep,
-    PreparedGradient,
-    exact_loss,
-    exact_norms,
-)
+from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.step_plan import USUAL_STEPS, StepPlan
+from pyro_dp.infer.svi.step_plan import StepPlan
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
@@ -116,8 +108,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     _measure = "private loss (nats)"
     _exact = MappingProxyType(
         {
-            "loss": lambda _, *given: exact_loss(*given),
-            "gradient_norms": lambda _, *given: exact_norms(*given),
+            "loss": lambda _, *given: exact(*given)[0],
+            "gradient_norms": lambda _, *given: exact(*given)[1],
         }
     )
     _first_policy = staticmethod(by_histogram)
@@ -126,15 +118,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Make one private gradient step of the plan from the full data.
+        """As :meth:`~pyro_dp.DPSVI.step`.
 
-        If C is chosen, the first one releases the norms alone, and moves nothing.
-
-        :returns: the private loss in nats if ``Clip.loss`` is set, else nan; nan for the norms.
-        :raises ModelError: model, guide or data do not fit; nothing was spent.
-        :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
-        :raises ConfigurationError: the plan is done; or the optimizer fails, or makes a parameter
-            NaN or infinite.
+        If C is chosen, the first one releases the norms alone, moves nothing, and returns nan.
         """
         prepared = self._prepare(args, kwargs)
         loops = self._moves.plans and self.last_run is None  # over step()
@@ -152,7 +138,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         moves = step.add(clipped, draws, batch, stream)
         released = self._release(clipped, prepared.sampler)
         noise = self._releases.in_sums(self.noise_multiplier)
-        plan = self._plan(size, prepared.sampler)
+        per_bound = Block(size, 1.0, policy.share).noise(noise)
+        sees = bool(prepared.term.parameters)
+        plan = StepPlan.of(self.num_steps, size, prepared.sampler, per_bound, sees)
         read = Reading(released, blocks, noise, prepared.sampler, plan)
         if policy.opens:
             self._policy = policy.learned(read)
@@ -184,12 +172,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return super()._planned(args, kwargs)
 
     def finish(self) -> None:
-        """End a loop over :meth:`step` early: write the result into the guide.
-
-        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
-
-        :raises ConfigurationError: no step was taken yet.
-        """
+        """As :meth:`~pyro_dp.DPSVI.finish`."""
         if self._kept.prepared is None or not self._steps:
             raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
         self._conclude()
@@ -203,48 +186,30 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             raise ConfigurationError(NO_STEP)
         found = posterior_of(
             gaussian_of(self.model, self.guide, known.records),
-            self._averages,
+            _averages(self, known),
             known.sampler.sample_rate,
-            self._judged,
+            self._policy.judged if self.noise_multiplier else lambda _: NOTHING_TO_CHECK,
         )
         return found if noise_aware else found.plain
 
-    @property
-    def _averages(self) -> IterateAverages | None:
-        """Those of a run whose noise moves the guide as its own covariance says; else None.
-
-        Latents of a record follow the global ones, and hide how far those still are from their
-        optimum. A loss of one's own may have any optimum.
-        """
-        known = self._kept.prepared
-        own_loss = self.loss is not None and isinstance(as_elbo(self.loss), OwnLoss)
-        if known is None or own_loss or known.term.local or known.term.draws or known.term.samples:
-            return None
-        return self._moves.averages
-
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        known, averages = self._kept.prepared, self._averages
+        known = self._kept.prepared
+        averages = None if known is None else _averages(self, known)
         if known is None or averages is None or not averages.complete:
             return super()._noise_parts()
         covariance = self.posterior(noise_aware=False).covariance_matrix
         parts = averages.variances(covariance, known.sampler.sample_rate)
         return {name: each.diagonal() for name, each in parts.items()}
 
-    def _judged(self, status: Status) -> Status:
-        """
-        :param status: that of a posterior, which leaves out clipping.
-        """
-        if same(self._reservation.noise_multiplier, 0):
-            return NOTHING_TO_CHECK
-        return self._policy.judged(status)
-
     @property
     def _status(self) -> Status:
         """Whether the posterior can be published."""
+        if same(self._reservation.noise_multiplier, 0):
+            return NOTHING_TO_CHECK
         try:
             return self.posterior().status
         except ConfigurationError:  # the guide has no Gaussian to read
-            return self._judged(WITHOUT_NOISE)
+            return self._policy.judged(WITHOUT_NOISE)
 
     def _conclude(self, status: str | None = None) -> None:
         if self._kept.prepared is not None:
@@ -256,7 +221,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of all N records whose part was clipped, with its standard error.
+        """The fraction of all N records whose part was clipped.
 
         DPSVI reads it off the mean histogram of all steps so far, for the present bound.
         :class:`~pyro_dp.PaperDPSVI` counts over the last half of the steps. None before the first
@@ -276,7 +241,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """As :meth:`~pyro_dp.DPSVI.state_dict`."""
         known = self._kept.prepared
-        parameters = (known.parameters if known else {}) | self._moves.loaded.waiting
+        parameters = (known.parameters if known else {}) | self._moves.waiting
         local = known.term.local.leaves if known else {}
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
@@ -318,7 +283,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         started, before = self._kept.values_before(self.guide)
-        before = before | self._moves.loaded.waiting.keys()
+        before = before | self._moves.waiting.keys()
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
         users = (as_elbo(self.loss), self.model, self.guide)
@@ -363,21 +328,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         chosen = self.sampling.rate is None
         return self._moves.rate(plate.size) if chosen and rate == 1.0 else rate
 
-    def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
-        """
-        :param dim: coordinates of a gradient.
-        """
-        steps, known = self.num_steps or USUAL_STEPS, self._kept.prepared
-        gradient = Block(dim, 1.0, self._policy.share)
-        noise = gradient.noise(self._releases.in_sums(self.noise_multiplier))
-        return StepPlan(
-            steps,
-            dim,
-            sampler.size,
-            noise / sampler.sample_rate / math.sqrt(steps),
-            sees_parameters=bool(known and known.term.parameters),
-        )
-
     @property
     def _others(self) -> tuple[Any, ...]:
         if self._moves.chooses:
@@ -399,3 +349,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def _warnings(self) -> list[Warning]:
         status = self._status
         return self._policy.warnings(status) + self._moves.warnings(status)
+
+
+def _averages(svi: StochasticGradientVI, prepared: PreparedGradient) -> IterateAverages | None:
+    """Those of a run whose noise moves the guide as its own covariance says; else None.
+
+    Latents of a record follow the global ones, and hide how far those still are from their optimum.
+    A loss of one's own may have any optimum.
+    """
+    own_loss = svi.loss is not None and isinstance(as_elbo(svi.loss), OwnLoss)
+    term = prepared.term
+    return None if own_loss or term.local or term.draws or term.samples else svi._moves.averages

@@ -46,8 +46,7 @@ PublicTables = list[list[Tensor]]  # the draws of each particle
 class TracedStep:
     """The same numbers as an :class:`EagerStep`'s, faster.
 
-    :param eager: the step to trace and to compare the first steps with; kept as ``eager``.
-    :param sum_type: the type of the sum of the records' contributions.
+    :param eager: the step to trace and to compare the first steps with.
     :param usual_size: number of records that few batches exceed.
     :param compiler: makes the graphs callable.
     :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
@@ -69,7 +68,6 @@ class TracedStep:
             self._trace_public(compiler)
 
     def _first_draw(self) -> list[Particle]:
-        """Trace the draws of steps."""
         self._drawing, self._counts = self._trace_draws()
         return self.eager.draw()
 
@@ -80,13 +78,11 @@ class TracedStep:
         return parted(drawn, [sum(each) for each in self._counts])[:-1]
 
     def size(self, draws: PublicTables) -> int:
-        """Number of coordinates of the gradient's block."""
         return self._size
 
     def add(
         self, clipped: ClippedSum, draws: PublicTables, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
-        """As :meth:`EagerStep.add`."""
         stream = new_stream() if self.eager.term.draws or self.eager.term.samples else None
         local, moves = self._local_streams(stream), []
         inputs = self._public_inputs(draws)
@@ -144,10 +140,9 @@ class TracedStep:
         return [LocalStream(stream) for _ in self._counts]
 
     def _private_rng(self, stream: np.random.Generator | None) -> contextlib.AbstractContextManager:
-        """The context in which torch's samplers draw for records."""
-        if stream is None or not self.eager.term.samples:
-            return contextlib.nullcontext()
-        return private_rng(stream)
+        if stream is not None and self.eager.term.samples:
+            return private_rng(stream)
+        return contextlib.nullcontext()
 
     def _public_inputs(self, public: PublicTables) -> list[Tensor]:
         values = [leaf.detach() for leaf in self._leaves]
@@ -156,7 +151,6 @@ class TracedStep:
     def _modes(
         self, public: PublicTables, substitutes: dict[int, Tensor] | None = None
     ) -> list[RecordMode]:
-        """The modes in which the guide gets these draws."""
         return [
             RecordMode(LocalDraws(tables[:count], values=tables[count:]), substitutes)
             for tables, (count, _) in zip(public, self._counts, strict=True)
@@ -280,7 +274,6 @@ class TracedStep:
         self._with_gradient = with_gradient
 
     def _particles(self, public: PublicTables) -> list[Particle]:
-        """The eager step's, of the same draws."""
         return self.eager.draw(self._modes(public))
 
     def _check_sums(
