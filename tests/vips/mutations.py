@@ -253,7 +253,7 @@ MUTATIONS = [
         "hidden_units",
         "means = torch.zeros_like(field)",
         "means = torch.tanh(field.mean(0, keepdim=True)).expand_as(field) / 4 + 0 * field",
-        "test_vips_sbn.py",
+        "test_vips.py",
     ),
     Mutation(
         "SBN: pixels of 0 and 1",
