@@ -75,7 +75,6 @@ class Moved:
 class NoiseResponse:
     """
     :param m_step: marginals by site, from the values of the statistics.
-    :param mixed: statistics as they are now, and the noise in them.
     :param static: names of statistics whose noise is the same in every step.
     :param weights: rho_t of the steps so far.
     :param first: values of the statistics after the first step, or None.
@@ -125,7 +124,6 @@ class NoiseResponse:
 
         :param static: D times a root of the static noise, (n, R).
         :param fresh: the same of the mixed noise of all other statistics.
-        :param response: J, (n, n).
         """
         identity = torch.eye(len(response)).to(response)
         later, steady, total = identity, identity, torch.zeros_like(response)
@@ -249,11 +247,7 @@ def noise_aware(
     feedback: Mapping[tuple[str, str], Tensor] | None,
     hidden: Mapping[str, Tensor],
 ) -> SitePosterior:
-    """
-    :param marginals: those of variational Bayes, by site.
-    :param feedback: the result of :meth:`ConjugateModel.feedback`.
-    :param hidden: the result of :meth:`ConjugateModel.hidden`.
-    """
+    """The posterior of variational Bayes, widened; feedback and hidden are the model's."""
     sites = {site for _, site in feedback or {}}
     moved = response.moved(feedback, {site: covariance(marginals[site]) for site in sites})
     plain, aware, bent, on_way, left_out, unanswered = {}, {}, {}, {}, {}, {}
@@ -285,8 +279,7 @@ def noise_aware(
 
 def _status(count: int, found: Mapping[tuple[str, str], Mapping[str, Tensor]]) -> Status:
     """
-    :param count: number of all elements.
-    :param found: which elements of each site have a problem, by its text and its cause.
+    :param found: which of the ``count`` elements have a problem, by its text and cause, and site.
     """
     for (text, cause), masks in found.items():
         some = sum(int(mask.sum()) for mask in masks.values())

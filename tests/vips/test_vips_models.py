@@ -1,6 +1,7 @@
 """The models of VIPS without noise: exact posteriors, and the Pyro models that they stand for."""
 
 import math
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -439,6 +440,15 @@ def test_eigenvalues_below_the_noise_are_not_taken_for_information():
     torch.testing.assert_close(moment.stepping, torch.tensor([radius, radius, 50.0]))
     exact = NoisySecondMoment.of(stacked(matrix), 3, noise=0.0)
     assert torch.equal(exact.known, exact.stepping)
+
+
+def test_half_of_the_variance_decides_what_is_hidden():
+    turn = math.pi / 8
+    directions = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    moment = NoisySecondMoment(torch.tensor([0.0, 1.0]), directions, radius=0.5)
+    assert moment.hides(torch.tensor(1e6)).tolist() == [True, False]
+    assert moment.hides(torch.tensor(0.01)).tolist() == [True, True]
+    assert not replace(moment, radius=0.0).hides(torch.tensor(0.01)).any()
 
 
 @pytest.mark.parametrize(

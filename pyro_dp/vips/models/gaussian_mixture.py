@@ -17,7 +17,9 @@ from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Parts,
+    Sds,
     Statistic,
+    Sums,
     require_data,
     reviewed,
 )
@@ -164,9 +166,7 @@ class GaussianMixture(ConjugateModel):
             "squares": Joined([OuterProducts(left, right.square())]),
         }
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> MixturePosterior:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> MixturePosterior:
         counts = statistics["counts"].clamp(min=0.0).unsqueeze(1)
         sums, squares = statistics["sums"], statistics["squares"]
         # Means of rows within the ball are within it, too; counts below their noise say nothing.

@@ -6,7 +6,7 @@ that of the topics' and another M-step.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyro
 import pyro.distributions as dist
@@ -16,7 +16,15 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_data, reviewed
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Sds,
+    Statistic,
+    Sums,
+    require_data,
+    reviewed,
+)
 from pyro_dp.vips.models.noisy_sums import expected_counts
 
 _TINY = 1e-290  # replaces a probability that is zero in floating point
@@ -28,23 +36,16 @@ class Documents:
 
     The T pairs of document and word are sorted by document. So sums over a document run over its
     own words in their order, and do not depend on other documents.
-
-    :param document: index of each pair's document, (T,).
-    :param word: (T,).
-    :param count: > 0, (T,) in float64.
-    :param shape: (B, V).
     """
 
-    document: Tensor
-    word: Tensor
-    count: Tensor
-    shape: tuple[int, int]
+    document: Tensor  # each pair's index, (T,)
+    word: Tensor  # (T,)
+    count: Tensor  # > 0, (T,) in float64
+    shape: tuple[int, int]  # (B, V)
 
     @staticmethod
     def of(counts: Tensor) -> "Documents":
-        """
-        :param counts: (B, V), >= 0.
-        """
+        """From counts (B, V), >= 0."""
         document, word = counts.nonzero(as_tuple=True)
         shape = counts.shape[0], counts.shape[1]
         return Documents(document, word, counts[document, word].double(), shape)
@@ -57,7 +58,7 @@ class Documents:
     def of_length(self, length: float) -> "Documents":
         """The same frequencies in documents of another length. Empty ones stay empty."""
         count = self.count * (length / self.lengths)[self.document]
-        return Documents(self.document, self.word, count, self.shape)
+        return replace(self, count=count)
 
     def per_document(self, values: Tensor) -> Tensor:
         """Sums over each document's words, (T, K) to (B, K)."""
@@ -76,13 +77,10 @@ class WordCounts:
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a document is as large as its
     words.
-
-    :param documents: B documents with T words in all.
-    :param values: >= 0, (T, K).
     """
 
     documents: Documents
-    values: Tensor
+    values: Tensor  # >= 0, (T, K)
 
     def norms(self) -> Tensor:
         squares = self.documents.per_document(self.values.square())
@@ -100,27 +98,17 @@ class WordCounts:
         return dense.transpose(1, 2).flatten(1)
 
 
-@dataclass(frozen=True)
-class LocalPosterior:
-    """The variational posterior of documents for these topics.
-
-    :param weights: parameters of the Dirichlet of each document's topic weights, (B, K).
-    :param counts: expected tokens of each word by topic, (T, K).
-    """
-
-    weights: Tensor
-    counts: Tensor
-
-
 def local_posterior(
     log_topics: Tensor, documents: Documents, concentration: float, iterations: int
-) -> LocalPosterior:
+) -> tuple[Tensor, Tensor]:
     """The E-step of latent Dirichlet allocation (Blei, Ng & Jordan 2003, section 5.2).
 
     Every document starts from equal topic weights, and takes a fixed number of iterations.
 
     :param log_topics: expectation of the log of the word probabilities, (V, K).
     :param concentration: alpha of the prior of the topic weights.
+    :returns: parameters of the Dirichlet of each document's topic weights, (B, K); and expected
+        tokens of each word by topic, (T, K).
     """
     # A factor that the topics share says nothing about which of them a token is from.
     shifted = log_topics - log_topics.amax(dim=1, keepdim=True)
@@ -134,7 +122,7 @@ def local_posterior(
         weights = concentration + factors * documents.per_document(share)
     joint = topics * _expected_factors(weights)[documents.document]
     shares = joint / joint.sum(dim=1, keepdim=True).clamp(min=_TINY)
-    return LocalPosterior(weights, documents.count.unsqueeze(1) * shares)
+    return weights, documents.count.unsqueeze(1) * shares
 
 
 def _expected_factors(weights: Tensor) -> Tensor:
@@ -158,35 +146,12 @@ def halves(documents: Documents, seed: int) -> tuple[Documents, Documents]:
     place = torch.arange(len(pair), device=pair.device) - (lengths.cumsum(0) - lengths)[document]
     in_first = 2 * place < lengths[document]
     first = torch.zeros_like(counts).index_add_(0, pair, in_first.long())
-    return _with_counts(documents, first), _with_counts(documents, counts - first)
-
-
-def _with_counts(documents: Documents, counts: Tensor) -> Documents:
-    kept = counts > 0
-    return Documents(
-        documents.document[kept], documents.word[kept], counts[kept].double(), documents.shape
-    )
-
-
-def completion_perplexity(
-    topics: Tensor,
-    log_topics: Tensor,
-    documents: Documents,
-    concentration: float,
-    *,
-    iterations: int,
-    seed: int,
-) -> float:
-    """exp(- mean log probability of a token of the second half, conditional on the first).
-
-    :param topics: word probabilities, (V, K).
-    :param log_topics: expectation of their log, (V, K).
-    """
-    given, scored = halves(documents, seed)
-    local = local_posterior(log_topics, given, concentration, iterations)
-    weights = local.weights / local.weights.sum(dim=1, keepdim=True)
-    probability = (weights[scored.document] * topics[scored.word]).sum(dim=1)
-    return math.exp(-(scored.count @ probability.log()).item() / scored.count.sum().item())
+    found = []
+    for own in (first, counts - first):
+        kept = own > 0
+        half = documents.document[kept], documents.word[kept], own[kept].double()
+        found.append(Documents(*half, documents.shape))
+    return found[0], found[1]
 
 
 _INITIAL_SHAPE = 100.0  # shape of the initial counts' Gamma, as in Hoffman et al. 2010
@@ -310,12 +275,11 @@ class LatentDirichletAllocation(ConjugateModel):
         self, posterior: Dirichlet, draws: Draws, counts: Tensor
     ) -> dict[str, WordCounts]:
         documents = self._documents(counts)
-        local = local_posterior(_log_topics(posterior), documents, self.alpha, self.iterations)
-        return {"topics": WordCounts(documents, local.counts)}
+        log_topics = _log_topics(posterior)
+        _, expected = local_posterior(log_topics, documents, self.alpha, self.iterations)
+        return {"topics": WordCounts(documents, expected)}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> Dirichlet:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> Dirichlet:
         counts = statistics["topics"].clamp(min=0.0)
         if noise["topics"] > 0 and self.length is not None:
             mean = torch.full_like(statistics["words"], size * self.length / self.words)
@@ -365,8 +329,11 @@ class LatentDirichletAllocation(ConjugateModel):
             raise ModelError("perplexity() needs a document of two or more words.")
         warn_not_private("perplexity", "documents", _OTHERS)
         topics = posterior["topics"].base_dist
-        own = (topics.mean.T, _log_topics(topics), bag, self.alpha)
-        return completion_perplexity(*own, iterations=_COMPLETION_ITERATIONS, seed=seed)
+        first, scored = halves(bag, seed)
+        weights, _ = local_posterior(_log_topics(topics), first, self.alpha, _COMPLETION_ITERATIONS)
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        probability = (weights[scored.document] * topics.mean.T[scored.word]).sum(dim=1)
+        return math.exp(-(scored.count @ probability.log()).item() / scored.count.sum().item())
 
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor
@@ -385,8 +352,9 @@ class LatentDirichletAllocation(ConjugateModel):
         warn_not_private("topic_weights", "documents", _OTHERS)
         log_topics = _log_topics(posterior["topics"].base_dist)
         bag = Documents.of(documents)
-        local = local_posterior(log_topics, bag, self.alpha, _COMPLETION_ITERATIONS)
-        return dist.Dirichlet(local.weights)
+        return dist.Dirichlet(
+            local_posterior(log_topics, bag, self.alpha, _COMPLETION_ITERATIONS)[0]
+        )
 
     def _documents(self, counts: Tensor) -> Documents:
         documents = Documents.of(counts)

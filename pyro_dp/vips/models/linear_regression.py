@@ -21,7 +21,9 @@ from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
+    Sds,
     Statistic,
+    Sums,
     require_data,
     reviewed,
 )
@@ -105,9 +107,7 @@ class LinearRegression(ConjugateModel):
         joint = torch.cat([x, y.unsqueeze(1)], dim=1)
         return {"second_moment": WeightedSquares(joint, torch.ones_like(y))}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> NormalGamma:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> NormalGamma:
         sd = noise["second_moment"]
         # The closest matrix that could be a sum of squares: then no residual is negative.
         joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
@@ -126,12 +126,7 @@ class LinearRegression(ConjugateModel):
             rate=self.rate + residual * self.y_bound**2 / 2,
         )
 
-    def hidden(
-        self,
-        posterior: NormalGamma,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
-    ) -> dict[str, Tensor]:
+    def hidden(self, posterior: NormalGamma, statistics: Sums, noise: Sds) -> dict[str, Tensor]:
         joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
         sd = noise["second_moment"]
         features = NoisySecondMoment.of(stacked(joint[:-1, :-1]), self.dim, sd)

@@ -25,7 +25,9 @@ from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
+    Sds,
     Statistic,
+    Sums,
     require_binary,
     require_data,
     reviewed,
@@ -166,9 +168,7 @@ class LogisticRegression(ConjugateModel):
         squared = (times(x, second_moment) * x).sum(dim=1)
         return {"curvature": WeightedSquares(x, polya_gamma_mean(squared))}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> LogisticPosterior:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> LogisticPosterior:
         curvature = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         vectors = curvature.vectors
         labels = vectors.T @ statistics["labels"]
@@ -190,11 +190,7 @@ class LogisticRegression(ConjugateModel):
         )
 
     def feedback(
-        self,
-        posterior: LogisticPosterior,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
-        size: int,
+        self, posterior: LogisticPosterior, statistics: Sums, noise: Sds, size: int
     ) -> dict[tuple[str, str], Tensor]:
         """A change dA of the curvature acts on the mean as one of the labels' sums by -dA mean.
         That is (A - H) times the change of the mean, H the information of the likelihood.
@@ -205,10 +201,7 @@ class LogisticRegression(ConjugateModel):
         return {("labels", "weights"): curvature - information}
 
     def hidden(
-        self,
-        posterior: LogisticPosterior,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
+        self, posterior: LogisticPosterior, statistics: Sums, noise: Sds
     ) -> dict[str, Tensor]:
         known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         weights = known.hides(posterior.concentration / posterior.rate)

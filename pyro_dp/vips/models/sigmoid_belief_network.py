@@ -7,6 +7,7 @@ Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340). Model and prior are th
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -22,7 +23,9 @@ from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Parts,
+    Sds,
     Statistic,
+    Sums,
     require_binary,
     require_data,
     reviewed,
@@ -85,10 +88,9 @@ class ShrinkagePrior:
     def posterior(
         self, squares: Tensor, before: ShrinkagePosterior | None = None
     ) -> ShrinkagePosterior:
-        """One round of variational Bayes.
+        """One round of variational Bayes, at first from scales of one.
 
         :param squares: expectations of the squared weights, (J, K).
-        :param before: ``None`` to start with scales of one.
         """
         one = squares.new_ones(())
         rows, columns = squares.shape
@@ -246,9 +248,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
             "pairs": x[:, first] * x[:, second],
         }
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> NetworkPosterior:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> NetworkPosterior:
         statistics = _possible(statistics, size)
         moments = self._second_moments(statistics, size)
         sums = torch.cat([statistics["products"], statistics["images"].unsqueeze(1)], dim=1)
@@ -258,11 +258,11 @@ class SigmoidBeliefNetwork(ConjugateModel):
         frequencies = 0.5 + statistics["images"] / size
         predictor = torch.logit(frequencies, eps=0.5 / size)
         curvature = polya_gamma_mean(predictor.square())
-        earlier: ShrinkagePosterior | None = None
+        shrinkage: Any = None
         move = torch.zeros_like(curvature)
         # The blocks of the posterior need each other, and no data.
         for _ in range(_ROUNDS):
-            shrinkage = earlier = self.prior.posterior(squares, earlier)
+            shrinkage = self.prior.posterior(squares, shrinkage)
             precision = torch.cat([shrinkage.precisions.mean, bias], dim=1)
             mean, covariance = noisy_regression(
                 curvature[:, None, None] * moments, sums, sds.square(), precision
@@ -279,7 +279,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
             mean, covariance, hidden_mean, hidden_variance, shrinkage, curvature
         )
 
-    def _second_moments(self, statistics: Mapping[str, Tensor], size: int) -> Tensor:
+    def _second_moments(self, statistics: Sums, size: int) -> Tensor:
         """Sum over records of (x, 1) (x, 1)', (K + 1, K + 1), without a negative eigenvalue."""
         moments = torch.zeros(self.units + 1, self.units + 1).to(statistics["hidden"])
         first, second = torch.triu_indices(self.units, self.units, offset=1)
@@ -291,9 +291,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         moments[-1, -1] = size
         return floored(moments, 0.0)
 
-    def _hidden_biases(
-        self, sums: Tensor, noise: Mapping[str, float], size: int
-    ) -> tuple[Tensor, Tensor]:
+    def _hidden_biases(self, sums: Tensor, noise: Sds, size: int) -> tuple[Tensor, Tensor]:
         """Means and variances of the Gaussians of the hidden units' biases, (K,) each."""
         precision = sums.new_full((self.units, 1), self.bias_scale**-2)
         curvature = sums.new_full((self.units,), 0.25)
@@ -379,7 +377,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         return right / images.numel()
 
 
-def _possible(statistics: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+def _possible(statistics: Sums, size: int) -> dict[str, Tensor]:
     """Noise may make sums larger than records with values of -1/2 and 1/2 can. No weights would be
     large enough to explain them.
     """
