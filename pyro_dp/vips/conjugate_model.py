@@ -264,8 +264,7 @@ def require_binary(name: str, value: Tensor, advice: str) -> None:
 def reviewed(kind: type[M]) -> type[M]:
     """Decorate a model of this package whose tests show that no record moves another one's part.
 
-    VIPS runs its E-step on whole batches, and that of other models on one record at a time. A
-    subclass is another model.
+    VIPS runs its E-step on whole batches, and that of other models on one record at a time.
     """
     _REVIEWED.add(kind)
     return kind

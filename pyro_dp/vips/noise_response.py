@@ -1,9 +1,9 @@
 """The response of a posterior to noise in released statistics, to first order: post-processing.
 
 With s the mixed statistics and theta the means of all sites, let D = d theta / d s be the slope of
-the M-step. Noise does not only enter through D: it moves the posterior, with which the next E-step
-is made, which moves the next statistics. Let J = D d s_hat / d theta, s_hat the exact sums of the
-E-step, and rho_t the weights of the steps. A deviation of the means goes on as
+the M-step. Noise also moves the next E-step, and so the next statistics. Let J = D d s_hat / d
+theta, s_hat the exact sums of the E-step, and rho_t the weights of the steps. A deviation of the
+means goes on as
 
     delta_t = (1 - rho_t) delta_(t-1) + rho_t (J delta_(t-1) + D e_t),
 
@@ -58,18 +58,12 @@ _MUCH = 0.5  # standard deviations
 
 @dataclass(frozen=True)
 class Moved:
-    """The widening of each site whose family allows it, by name.
+    """The widening of each site whose family allows it, by name, (*site shape, R) each."""
 
-    :param spread: root (*site shape, R) of the covariance that linear response adds.
-    :param noise: root of the covariance of the noise in its centre.
-    :param way: how far the centre still is from where the steps go to, (*site shape, 1).
-    :param bend: root mean square of the noise's effect beyond first order, (*site shape, 1).
-    """
-
-    spread: dict[str, Tensor]
-    noise: dict[str, Tensor]
-    way: dict[str, Tensor]
-    bend: dict[str, Tensor]
+    spread: dict[str, Tensor]  # root of the covariance that linear response adds
+    noise: dict[str, Tensor]  # root of the covariance of the noise in its centre
+    way: dict[str, Tensor]  # how far the centre still is from where the steps go to, R = 1
+    bend: dict[str, Tensor]  # root mean square of the noise's effect beyond first order, R = 1
 
 
 class NoiseResponse:

@@ -39,10 +39,8 @@ def centre(marginal: Distribution) -> Tensor | None:
 
 
 def widened(marginal: Distribution, root: Tensor) -> Distribution:
-    """The same centre, and noise in it added to the variances; of the same family.
-
-    A Dirichlet has one number for the width of all its elements: the sum of their variances is
-    right.
+    """The same centre, and noise in it added to the variances; of the same family. Of a Dirichlet
+    only the sum of the variances is right.
 
     :param root: root of the covariance of the noise, (*shape, R).
     """
@@ -255,11 +253,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return total
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Quantiles of each element of each site.
-
-        :param probabilities: P numbers in (0, 1).
-        :returns: by site, ``(P, *site shape)``.
-        """
+        """Quantiles of each element at P probabilities, by site: ``(P, *site shape)``."""
         at = torch.tensor(probabilities, dtype=torch.float64)
         return {site: quantiles(each, at) for site, each in self.items()}
 

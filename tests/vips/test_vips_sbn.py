@@ -203,11 +203,9 @@ def test_shrinkage_is_variational_bayes():
     for _ in range(500):
         q = prior.posterior(squares, q)
     again = prior.posterior(squares, q)
-    for name, one in q.marginals().items():
-        torch.testing.assert_close(one.mean, again.marginals()[name].mean)
-    blocks = {
-        name: block.base_dist if block.event_dim else block for name, block in q.marginals().items()
-    }
+    for name, one in q.items():
+        torch.testing.assert_close(one.mean, again[name].mean)
+    blocks = {name: block.base_dist if block.event_dim else block for name, block in q.items()}
     means = {name: block.mean for name, block in blocks.items()}
     logs = {
         name: block.concentration.digamma() - block.rate.log() for name, block in blocks.items()
@@ -238,7 +236,7 @@ def test_small_weights_are_shrunk_and_large_ones_are_not():
     prior, q = ShrinkagePrior(0.5, 0.5), None
     for _ in range(200):
         q = prior.posterior(squares, q)
-    precisions = q.precisions.mean
+    precisions = q["precisions"].mean
     assert precisions[0] < 1.0 and precisions[1:].min() > 1e3
 
 
@@ -254,7 +252,7 @@ def test_the_m_step_solves_its_equations():
     augmented = torch.cat([x, torch.ones(400, 1)], dim=1)
     second = augmented.T @ augmented + torch.diag(torch.cat([(0.25 - x**2).sum(0), torch.zeros(1)]))
     for j in range(PIXELS):
-        precision = torch.cat([posterior.shrinkage.precisions.mean[j], torch.tensor([0.25])])
+        precision = torch.cat([posterior.shrinkage["precisions"].mean[j], torch.tensor([0.25])])
         information = posterior.curvature[j] * second + torch.diag(precision)
         mean = torch.linalg.solve(information, augmented.T @ (images[:, j] - 0.5))
         torch.testing.assert_close(posterior.mean[j], mean, rtol=1e-3, atol=1e-3)

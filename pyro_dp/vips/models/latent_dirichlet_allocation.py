@@ -169,9 +169,7 @@ class LatentDirichletAllocation(ConjugateModel):
 
     A document is a record. **Its word counts are rescaled to a fixed length**, so a long document
     weighs no more than a short one. (The paper instead draws that many words from the document. The
-    rescaled counts are the mean of these draws, which only add variance. On 3,087 blog entries with
-    20 topics and no noise, held-out perplexity is 1831 at lengths 100 and 50. With draws it is 1947
-    and 2172.)
+    rescaled counts are the mean of these draws, which only add variance.)
 
     A record's statistics are its expected counts by topic and word, and its counts by word, which
     are static. Both have norm at most ``length``, that of a document of one repeated word. They are
@@ -182,9 +180,8 @@ class LatentDirichletAllocation(ConjugateModel):
     mean of the noise's positive part in every cell. Here a noisy count is replaced by its posterior
     expectation under an exponential prior. The prior's mean is length N / words for words, and 1 /
     topics for a word's share in a topic. So counts below the noise fall back to the word's overall
-    frequency. On the first two splits of the KOS benchmark, perplexity is 2382 at epsilon 4 and
-    2094 at 16. With zeros instead, and the whole budget for the topics, it is 2922 and 2353. Words
-    by their frequencies, without noise, have 2675. Without noise there is no difference.
+    frequency. (On two splits of the KOS benchmark at epsilon 4, perplexity is 2382, and with zeros
+    instead 2922.)
 
     Data: ``counts`` of shape (N, words), whole numbers >= 0. A document without words adds nothing.
 
@@ -292,9 +289,8 @@ class LatentDirichletAllocation(ConjugateModel):
         return {"topics": posterior.to_event(1)}
 
     def model(self, counts: Tensor) -> Tensor:
-        """The Pyro model. If ``words`` is not observed, documents have the fixed length.
-
-        :returns: probabilities of the words, (N, V).
+        """The Pyro model, which returns probabilities of the words, (N, V). If ``words`` is not
+        observed, documents have the fixed length.
         """
         ones = torch.ones(self.topics, self.words, dtype=torch.float64, device=counts.device)
         topics = pyro.sample("topics", dist.Dirichlet(self.eta * ones).to_event(1))
@@ -313,8 +309,8 @@ class LatentDirichletAllocation(ConjugateModel):
     ) -> float:
         """Held-out perplexity by document completion: lower is better.
 
-        A random half of a document's tokens determines its topic weights. The others are predicted,
-        by the posterior means of these weights and of the topics. Documents keep their lengths.
+        A random half of a document's tokens determines its topic weights. The posterior means of
+        these and of the topics predict the others. Documents keep their lengths.
         **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
@@ -338,14 +334,13 @@ class LatentDirichletAllocation(ConjugateModel):
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor
     ) -> dist.Dirichlet:
-        """The variational posterior of each document's topic weights.
+        """The variational posterior of each document's topic weights: batch shape (M,), event shape
+        (topics,).
 
         **The result is not private**: it reveals the documents' contents. It is for the curator, or
-        for documents that need no protection. A :class:`NotPrivateWarning` says so.
+        for documents that need no protection. A :class:`NotPrivateWarning` says so. Arguments are
+        those of :meth:`perplexity`.
 
-        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
-        :param documents: counts of shape (M, words).
-        :returns: batch shape (M,), event shape (topics,).
         :raises ModelError: they do not fit.
         """
         self.check(documents)

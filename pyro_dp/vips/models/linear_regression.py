@@ -64,9 +64,9 @@ class LinearRegression(ConjugateModel):
     :param dim: number of features.
     :param x_bound: > 0.
     :param y_bound: > 0.
-    :param weight_precision: precision of the weights' prior in units of the noise's, > 0.
-    :param concentration: concentration of the noise precision's prior, > 0.
-    :param rate: rate of the noise precision's prior, > 0.
+    :param weight_precision: of the weights' prior, in units of the noise's precision, > 0.
+    :param concentration: of the noise precision's prior, > 0.
+    :param rate: the same.
 
     >>> from pyro_dp.vips import LinearRegression
     >>> model = LinearRegression(dim=3, x_bound=1.0, y_bound=2.0)
@@ -149,11 +149,7 @@ class LinearRegression(ConjugateModel):
         pyro.sample("weights", dist.MultivariateNormal(posterior.mean, scale_tril=root))
 
     def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The Pyro model.
-
-        :param y: ``None`` to sample labels.
-        :returns: labels.
-        """
+        """The Pyro model, which returns labels. Without ``y`` it samples them."""
         concentration, rate = x.new_tensor(self.concentration), x.new_tensor(self.rate)
         precision = pyro.sample("precision", dist.Gamma(concentration, rate))
         sd = (self.weight_precision * precision).rsqrt()

@@ -48,12 +48,9 @@ def polya_gamma_mean(squared: Tensor) -> Tensor:
 
 
 def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size: int) -> Tensor:
-    """(d, d), nowhere larger than the curvature.
+    """(d, d), nowhere larger than the curvature, which is positive definite.
 
-    :param curvature: positive definite, (d, d).
-    :param mean: the weights', (d,).
-    :param covariance: the weights', (d, d).
-    :param size: number of records.
+    :param mean: the weights', (d,), as the covariance, (d, d).
     """
     nodes = torch.linspace(-_FARTHEST, _FARTHEST, _NODES).to(mean)
     squared = nodes.square()
@@ -121,9 +118,9 @@ class LogisticRegression(ConjugateModel):
     Data: ``x`` of shape (N, dim), and labels ``y`` of shape (N,), each 0 or 1.
 
     :param dim: number of features.
-    :param concentration: concentration of the precision's prior, > 0. If it and ``rate`` are both
-        large, the precision is practically fixed.
-    :param rate: rate of the precision's prior, > 0.
+    :param concentration: of the precision's prior, > 0. If it and ``rate`` are both large, the
+        precision is practically fixed.
+    :param rate: the same.
 
     >>> import torch
     >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
@@ -215,11 +212,7 @@ class LogisticRegression(ConjugateModel):
         }
 
     def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The Pyro model.
-
-        :param y: ``None`` to sample labels.
-        :returns: labels.
-        """
+        """The Pyro model, which returns labels. Without ``y`` it samples them."""
         concentration, rate = x.new_tensor(self.concentration), x.new_tensor(self.rate)
         precision = pyro.sample("precision", dist.Gamma(concentration, rate))
         prior = dist.Normal(0.0, precision.rsqrt()).expand([self.dim]).to_event(1)

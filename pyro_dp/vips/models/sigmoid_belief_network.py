@@ -37,24 +37,6 @@ _HALF = 0.5  # shape of a ratio of gammas whose root is half-Cauchy
 
 
 @dataclass(frozen=True)
-class ShrinkagePosterior:
-    """Independent gammas of the shapes of the prior's sites."""
-
-    spread: Gamma  # ()
-    scales: Gamma  # (K,)
-    rates: Gamma  # (J, K)
-    precisions: Gamma  # (J, K)
-
-    def marginals(self) -> dict[str, Distribution]:
-        return {
-            "spread": self.spread,
-            "scales": self.scales.to_event(1),
-            "rates": self.rates.to_event(2),
-            "precisions": self.precisions.to_event(2),
-        }
-
-
-@dataclass(frozen=True)
 class ShrinkagePrior:
     """The prior of J times K weights (Armagan, Dunson & Clyde 2011, arXiv 1107.4976)::
 
@@ -67,13 +49,10 @@ class ShrinkagePrior:
     There the variance is the gamma variable, and its posterior a generalised inverse Gaussian. The
     prior is the same: the variance is, in both, a ratio of a Gamma(a) to a Gamma(b) variable. With
     precisions all posteriors are gammas.
-
-    :param a: > 0; the smaller, the more weights are next to zero.
-    :param b: > 0; the smaller, the larger some are. a = b = 1/2 is the horseshoe.
     """
 
-    a: float
-    b: float
+    a: float  # > 0; the smaller, the more weights are next to zero
+    b: float  # > 0; the smaller, the larger some are
 
     def sample(self, like: Tensor, rows: int, columns: int) -> Tensor:
         """The Pyro model of the weights, (J, K)."""
@@ -86,22 +65,28 @@ class ShrinkagePrior:
         return pyro.sample("weights", dist.Normal(0.0, precisions.rsqrt()).to_event(2))
 
     def posterior(
-        self, squares: Tensor, before: ShrinkagePosterior | None = None
-    ) -> ShrinkagePosterior:
-        """One round of variational Bayes, at first from scales of one.
+        self, squares: Tensor, before: Mapping[str, Distribution] | None = None
+    ) -> dict[str, Distribution]:
+        """Gammas of the prior's sites after one round of variational Bayes, at first from ones.
 
         :param squares: expectations of the squared weights, (J, K).
         """
         one = squares.new_ones(())
         rows, columns = squares.shape
-        scales = before.scales.mean if before else squares.new_ones(columns)
-        spread = before.spread.mean if before else one
-        precisions = before.precisions.mean if before else torch.ones_like(squares)
+        spread, scales, precisions = one, squares.new_ones(columns), torch.ones_like(squares)
+        if before is not None:
+            names = ("spread", "scales", "precisions")
+            spread, scales, precisions = (before[name].mean for name in names)
         rates = Gamma((self.a + self.b) * one, precisions + scales)
         scales = Gamma((_HALF + rows * self.a) * one, spread + rates.mean.sum(dim=0))
         spread = Gamma((_HALF + columns * _HALF) * one, one + scales.mean.sum())
         precisions = Gamma((self.b + 0.5) * one, rates.mean + squares / 2)
-        return ShrinkagePosterior(spread, scales, rates, precisions)
+        return {
+            "spread": spread,
+            "scales": scales.to_event(1),
+            "rates": rates.to_event(2),
+            "precisions": precisions.to_event(2),
+        }
 
 
 _ROUNDS = 60
@@ -138,7 +123,7 @@ class NetworkPosterior:
     covariance: Tensor  # (J, K + 1, K + 1)
     hidden_mean: Tensor  # (K,)
     hidden_variance: Tensor  # (K,)
-    shrinkage: ShrinkagePosterior
+    shrinkage: Mapping[str, Distribution]
     curvature: Tensor  # (J,)
 
 
@@ -162,8 +147,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
     **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
     record, and so needs a matrix of second moments for each pixel: J (K + 1) (K + 2) / 2 numbers of
     norm up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
-    smaller family, and K (K + 1) / 2 numbers suffice. (Pixel accuracy on those digits, K = 10, no
-    noise: 0.879, with the paper's 0.873.)
+    smaller family, and K (K + 1) / 2 numbers suffice.
 
     **M-step.** Noisy second moments are projected to matrices without negative eigenvalues. The
     noise of the other statistics has a public size, and enters the posterior of weights and biases
@@ -175,8 +159,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
 
     :param pixels: J, the number of pixels in an image.
     :param units: K, number of hidden units.
-    :param a: parameter of the prior of the weights, > 0.
-    :param b: parameter of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
+    :param a: parameter of the prior of the weights, > 0. The smaller, the more are next to zero.
+    :param b: the same. The smaller, the larger some weights are; a = b = 1/2 is the horseshoe.
     :param bias_scale: > 0.
     :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
@@ -263,7 +247,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         # The blocks of the posterior need each other, and no data.
         for _ in range(_ROUNDS):
             shrinkage = self.prior.posterior(squares, shrinkage)
-            precision = torch.cat([shrinkage.precisions.mean, bias], dim=1)
+            precision = torch.cat([shrinkage["precisions"].mean, bias], dim=1)
             mean, covariance = noisy_regression(
                 curvature[:, None, None] * moments, sums, sds.square(), precision
             )
@@ -307,7 +291,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         mean, covariance = posterior.mean, posterior.covariance
         weights = dist.MultivariateNormal(mean[:, :-1], covariance[:, :-1, :-1])
         hidden = dist.Normal(posterior.hidden_mean, posterior.hidden_variance.sqrt())
-        return posterior.shrinkage.marginals() | {
+        return {
+            **posterior.shrinkage,
             "weights": weights.to_event(1),
             "biases": dist.Normal(mean[:, -1], covariance[:, -1, -1].sqrt()).to_event(1),
             "hidden_biases": hidden.to_event(1),
@@ -344,13 +329,11 @@ class SigmoidBeliefNetwork(ConjugateModel):
     ) -> float:
         """Fraction of hidden pixels of new images that are predicted correctly.
 
-        The pixels are dealt at random into ten groups. Each group is hidden in all images. The
-        other pixels determine the hidden units, and these predict the group. All of it is at the
-        posterior means. **The result is not private: use images that need no protection.** A
-        :class:`NotPrivateWarning` says so.
+        The pixels are dealt at random into ten groups. The others determine the hidden units at the
+        posterior means, and these predict the group. **The result is not private: use images that
+        need no protection.** A :class:`NotPrivateWarning` says so.
 
-        :param posterior: those of ``weights``, ``biases`` and ``hidden_biases``:
-            ``vips.posterior()``.
+        :param posterior: ``vips.posterior()``.
         :param images: images outside the fit, (M, pixels).
         :param seed: seed for the groups.
         :raises ModelError: the images do not fit.
