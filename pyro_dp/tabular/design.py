@@ -188,11 +188,7 @@ def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
 
 @dataclass(frozen=True)
 class Formula:
-    """
-    :param text: as the user wrote it.
-    :param outcome: column on the left side.
-    :param terms: those of the right side.
-    """
+    """A formula as the user wrote it, the column on its left side, and the terms of the right."""
 
     text: str
     outcome: str
