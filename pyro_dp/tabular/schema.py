@@ -16,8 +16,8 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.derived import evaluated, require_derived
 from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
+from pyro_dp.tabular.expressions import evaluated, require_derived
 from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import MarginMixture
@@ -61,8 +61,8 @@ class Schema:
         If a unit's rows differ, the first row's value holds in all of them. Synthetic units have
         one value.
     :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
-        (:mod:`~pyro_dp.tabular.derived`). Decoded frames have them. In a frame to encode they are
-        ignored.
+        (:mod:`~pyro_dp.tabular.expressions`). Decoded frames have them. In a frame to encode they
+        are ignored.
     :param impossible: rules for rows that nobody has, such as ``[{"age": (0, 14), "married":
         ["yes"]}]``, with levels or a range of each column. They apply to synthetic rows. Rows of
         data are not checked.

@@ -167,7 +167,7 @@ MUTATIONS = [
     Mutation(
         "schema: expressions call whatever they name",
         "_is_known",
-        "isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS",
+        "isinstance(node.func, ast.Name) and node.func.id in _OF_SERIES",
         "isinstance(node.func, ast.Name)",
         "test_declarations.py",
     ),

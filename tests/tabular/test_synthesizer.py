@@ -26,6 +26,7 @@ from pyro_dp.tabular import (
     Synthesizer,
     margin_mixture,
 )
+from pyro_dp.tabular.synthesizer import all_margins
 
 SIZE = 500
 KEEP = [("sick", "*")]
@@ -310,6 +311,22 @@ class TestIntervals:
         ]
         np.testing.assert_allclose(one["count"], expected)
         np.testing.assert_allclose(one["lower"], expected)
+
+    def test_a_column_may_be_called_count(self):
+        """Its labels stay, beside the released counts."""
+        of = Schema({"count": Category(("few", "many")), "upper": Binary()})
+        data = pd.DataFrame({"count": ["few"] * 30 + ["many"] * 70, "upper": [True] * 100})
+        made = fitted(data, of, noise=0.0, keep=())
+        table = made.margin("count")
+        assert list(table.columns) == ["count", "count", "lower", "upper"]
+        assert table.iloc[:, 0].tolist() == ["few", "many"]
+        np.testing.assert_allclose(table.iloc[:, 1], [30, 70])
+        found = all_margins(of, made.margin)
+        assert (
+            found["value_1"].tolist()
+            == ["few", "many", "False", "True"] + ["few"] * 2 + ["many"] * 2
+        )
+        np.testing.assert_allclose(found["count"], [30, 70, 0, 100, 0, 30, 0, 70])
 
     def test_there_are_none_of_three_columns(self):
         with pytest.raises(ConfigurationError, match="44%"):
