@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,17 +25,8 @@ class LevelColumn(Column):
 
     levels: tuple[Any, ...]
     other = ordered = False
-    _dtypes: ClassVar[tuple[str, ...]] = (
-        "text",
-        "categories",
-        "Python objects",
-        "numbers",
-        "booleans",
-    )
-
-    @property
-    def fill(self) -> int:
-        return 0
+    fill = 0
+    _dtypes = ("text", "categories", "Python objects", "numbers", "booleans")
 
     @property
     def all_levels(self) -> list[Any]:
