@@ -38,13 +38,10 @@ _UNITS = ", a column is outside its declared units and bounds"
 class Regression:
     """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
 
-    :param model: the regression's public parts.
-    :param posterior: the Gaussian of the model's own latents.
-    :param evidence: the likelihood that was released.
-    :param inference: that was run; None: the result was read from a file.
-    :param run: its account of itself.
     :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
     :ivar evidence: for other priors, an :class:`~pyro_dp.Evidence`.
+    :ivar inference: that was run; None: the result was read from a file.
+    :ivar run: its account of itself.
 
     >>> import numpy as np
     >>> import pandas as pd
@@ -77,7 +74,6 @@ class Regression:
     def load(cls, path: str | os.PathLike[str]) -> "Regression":
         """The result that :meth:`save` wrote. It needs no data, and costs nothing.
 
-        :param path: the file's.
         :raises ConfigurationError: the file is damaged, or has no regression.
         :raises OSError: it cannot be read.
         """
@@ -138,11 +134,10 @@ class Regression:
         return found.join(table[["privacy"]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the schema, the formula and released numbers, for :meth:`load`.
+        """Write the schema, the formula and released numbers as JSON, for :meth:`load`.
 
         :class:`~pyro_dp.Evidence` loads the file, too.
 
-        :param path: the file's, which is JSON.
         :raises OSError: it cannot be written.
         """
         regression = {_SOURCE: self._model.source.text(), _REGRESSION: self._model.state()}
@@ -167,7 +162,6 @@ class Regression:
             outcomes may be missing, both hold the rows with an outcome, unit by unit. If no row has
             one, draws are for all slots, without observations. The frame of the fit is refused, as
             far as it is recognised.
-        :param num_samples: number of draws.
         :raises PrivacyError: the frame holds records of the fit.
         :raises ConfigurationError: ArviZ is not installed, or the result is from a file.
         """
