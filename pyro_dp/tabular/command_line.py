@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
@@ -27,7 +26,7 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.levels import LevelColumn
+from pyro_dp.tabular.levels import LevelColumn, objects
 from pyro_dp.tabular.ranges import Date
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.series import CURATOR
@@ -48,10 +47,7 @@ _FORMATS = {".html": "html", ".htm": "html", ".md": "markdown"}
 
 
 def main(arguments: list[str]) -> int:
-    """
-    :param arguments: the arguments after ``synthesize``.
-    :returns: an exit code.
-    """
+    """The exit code of ``synthesize`` with these arguments."""
     options = _parsed(arguments)
     try:
         return _run(options)
@@ -266,9 +262,7 @@ def _levels(texts: pd.Series, column: LevelColumn) -> pd.Series:
         found = [_whole(text) for text in texts]
     if "" not in column.levels:
         found = [None if text == "" else text for text in found]
-    values = np.empty(len(found), dtype=object)
-    values[:] = found
-    return pd.Series(values, index=texts.index, dtype=object)
+    return pd.Series(objects(found), index=texts.index, dtype=object)
 
 
 def _whole(text: str) -> int | str:

@@ -124,7 +124,7 @@ class Slots:
         return placed
 
     def of_first(self, values: np.ndarray) -> np.ndarray:
-        """(rows of the frame,), in which each row that is kept has the value of its unit's first.
+        """(rows of the frame,). Each row that is kept has the value of its unit's first one.
 
         Also where they differ: a rule that looks at no value, and no error that would tell.
         """

@@ -56,18 +56,13 @@ _DEEPEST = 200  # levels; the caller's depth decides whether the interpreter's o
 
 
 def is_part(node: ast.AST, parts: tuple[type, ...]) -> bool:
-    """Whether a node belongs to the language, one comparison at a time.
-
-    :param parts: :data:`DERIVED` or :data:`FORMULAE`.
-    """
+    """Whether a node belongs to the language, one comparison at a time."""
     return isinstance(node, parts) or (isinstance(node, ast.Compare) and len(node.ops) == 1)
 
 
 def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callable]) -> Any:
-    """The value of an expression at each row.
+    """The value at each row of an expression, all of whose nodes belong to the language.
 
-    :param node: all of its nodes belong to the language.
-    :param columns: the rows' values, by column.
     :param functions: each maps a row by itself, by name.
     """
 
@@ -276,10 +271,7 @@ class Expression:
             raise ConfigurationError(f"{text!r} is the same for all rows: leave it out.")
 
     def values(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The value of each row, in the range at points within the declared bounds.
-
-        :param rows: the variables' rows, as encoded.
-        """
+        """The value of each row as encoded, in the range at points within the declared bounds."""
         given = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
         with np.errstate(all="ignore"):
             found = np.asarray(value(self._tree, given, FUNCTIONS), dtype=np.float64)

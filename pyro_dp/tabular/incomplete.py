@@ -51,10 +51,7 @@ class Incomplete:
 
 
 def combinations(incomplete: Sequence[Incomplete]) -> list[tuple[int, ...]]:
-    """Which value each covariate has, in all combinations; one, (), if there are none.
-
-    :raises ConfigurationError: there are too many.
-    """
+    """Which value each covariate has, in all combinations; one, (), if there are none."""
     number = int(np.prod([len(each.values) for each in incomplete]))
     if number > _MOST:
         raise ConfigurationError(
@@ -72,11 +69,7 @@ def filled(
     incomplete: Sequence[Incomplete],
     chosen: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Rows in which missing values have the chosen values.
-
-    :param rows: as encoded, (rows,) each.
-    :param observed: whether each incomplete covariate is observed, (rows,).
-    """
+    """Rows as encoded, (rows,) each, in which missing values have the chosen values."""
     found = dict(rows)
     for each, place in zip(incomplete, chosen, strict=True):
         found[each.name] = np.where(observed[each.name], rows[each.name], each.values[[place]])

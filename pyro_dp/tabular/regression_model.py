@@ -79,8 +79,8 @@ class RegressionModel:
 
     @classmethod
     def read(cls, state: Any) -> "RegressionModel":
-        """
-        :param state: as :meth:`state` made it. It runs no code.
+        """The result of :meth:`state`, read without running code.
+
         :raises ConfigurationError: it is of another form.
         """
         fits = isinstance(state, dict) and {*state} == {"schema", *_TEXTS}
@@ -210,10 +210,7 @@ def _floats(values: np.ndarray) -> Tensor:
 def _exposure(
     name: str | None, columns: Mapping[str, Any], family: Family
 ) -> tuple[str, float, float, float] | None:
-    """Name, bounds, and the unit in which the model has it: the bounds' geometric mean.
-
-    The unit in which the intercept is 0. A fit starts near rates of one in it.
-    """
+    """Name, bounds, and the unit in which a fit starts near rates of one: their geometric mean."""
     if name is None:
         return None
     if family.name not in ("poisson", "negative_binomial"):

@@ -126,7 +126,6 @@ class Synthesizer:
     def fit(self, frame: pd.DataFrame) -> "Synthesizer":
         """Release the counts, and fit the mixture to them. Another call is another release.
 
-        :param frame: as the schema says.
         :raises SchemaError: the frame does not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the release does not fit the budget; nothing was spent.
         """
@@ -154,23 +153,17 @@ class Synthesizer:
         return self.schema.from_codes(self._codes(number, rng), rng)
 
     def sample_sets(self, m: int, n: int | None = None) -> list[pd.DataFrame]:
-        """
-        :param m: how many sets of rows.
-        :param n: each one's, as for :meth:`sample`.
-        :returns: sets that differ in how rows were drawn, and not in the release: their spread is
-            no measure of uncertainty.
+        """As many sets of :meth:`sample`. They differ in how rows were drawn, and not in the
+        release: their spread is no measure of uncertainty.
         """
         return [self.sample(n) for _ in range(require_count("m", m))]
 
     def margin(self, *columns: str, level: float = 0.95) -> pd.DataFrame:
-        """Counts of a column, or of a pair, as they were released, with intervals.
+        """Counts of one or two columns, as they were released, with intervals.
 
         Each interval covers the count in the private frame (its first ``max_rows`` rows of each
-        person) with probability ``level``. The noise is Gaussian, and its size is public. It says
-        nothing about a larger population.
+        person) with probability ``level``. It says nothing about a larger population.
 
-        :param columns: names of one or two columns.
-        :param level: in (0, 1).
         :returns: a row for each code or pair of codes: labels, ``count``, ``lower``, ``upper``.
             Counts are as released and may be negative, so they and their sums are unbiased.
             Intervals are for counts of people, and end at zero.
@@ -328,14 +321,8 @@ def unit_rows(
     unit = np.repeat(np.arange(len(per_unit)), per_unit)
     first = possible_rows(mixture, len(per_unit), rng, schema)
     codes = first[unit]
-    left = np.flatnonzero(np.diff(unit, prepend=-1) == 0)
-    for _ in range(_REDRAWS):
-        drawn = _given(mixture, first[unit[left]], constant, rng)
-        fits = possible_codes(drawn, schema.impossible, schema.columns)
-        codes[left[fits]] = drawn[fits]
-        left = left[~fits]
-        if not len(left):
-            break
+    others = np.flatnonzero(np.diff(unit, prepend=-1) == 0)
+    _redraw(codes, others, lambda left: _given(mixture, first[unit[left]], constant, rng), schema)
     return codes
 
 
@@ -361,24 +348,31 @@ def _given(
 
 
 def possible_rows(
-    mixture: Mixture,
-    number: int,
-    rng: np.random.Generator,
-    schema: Schema,
+    mixture: Mixture, number: int, rng: np.random.Generator, schema: Schema
 ) -> np.ndarray:
     """As :func:`drawn_rows`, with rows that the schema says are impossible drawn anew.
 
     :raises ConfigurationError: nearly all draws of the mixture are impossible.
     """
-    rules = (schema.impossible, schema.columns)
     codes = drawn_rows(mixture, number, rng)
-    again = np.flatnonzero(~possible_codes(codes, *rules))
+    again = np.flatnonzero(~possible_codes(codes, schema.impossible, schema.columns))
+    if len(_redraw(codes, again, lambda left: drawn_rows(mixture, len(left), rng), schema)):
+        raise ConfigurationError(
+            f"impossible: after {_REDRAWS} draws some rows still have no possible value. The rules "
+            "exclude nearly all rows that the release allows: check them."
+        )
+    return codes
+
+
+def _redraw(
+    codes: np.ndarray, left: np.ndarray, draw: Callable[[np.ndarray], np.ndarray], schema: Schema
+) -> np.ndarray:
+    """Draw these rows until they are possible; which of them are not in the end."""
     for _ in range(_REDRAWS):
-        if not len(again):
-            return codes
-        codes[again] = drawn_rows(mixture, len(again), rng)
-        again = again[~possible_codes(codes[again], *rules)]
-    raise ConfigurationError(
-        f"impossible: after {_REDRAWS} draws some rows still have no possible value. The rules "
-        "exclude nearly all rows that the release allows: check them."
-    )
+        if not len(left):
+            break
+        drawn = draw(left)
+        fits = possible_codes(drawn, schema.impossible, schema.columns)
+        codes[left[fits]] = drawn[fits]
+        left = left[~fits]
+    return left
