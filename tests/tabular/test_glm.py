@@ -220,20 +220,6 @@ def test_levels_that_nobody_has():
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
 
 
-@pytest.mark.parametrize("other", [True, False])
-def test_rare_and_unused_levels_are_ok(other):
-    """3,000 rows at epsilon 1, a region of four levels; with "other", nobody has the fifth."""
-    rng, levels = np.random.default_rng(0), ("north", "east", "south", "islands")
-    people = pd.DataFrame({"age": rng.uniform(20, 80, 3000)})
-    people["region"] = rng.choice(levels, 3000, p=[0.4, 0.3, 0.25, 0.05])
-    people["ill"] = rng.random(3000) < 1 / (1 + np.exp(0.5 - 0.02 * (people.age - 50)))
-    columns = {"age": COLUMNS["age"], "region": Category(levels, other=other), "ill": Binary()}
-    glm = private(Schema(columns), "ill ~ age + region", family="logistic", epsilon=1.0)
-    result = glm.fit(people, progress=False)
-    assert result.status.is_ok and result.posterior.status.is_ok
-    assert ("region[T.other]" in result.status.reason) == other
-
-
 @pytest.mark.long
 def test_a_column_in_other_units():
     """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
