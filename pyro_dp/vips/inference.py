@@ -82,9 +82,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         global generator.
     :param num_steps: number of steps of :meth:`run`; if sigma is calibrated also the most steps
         there can be. 1 where all statistics are static.
-    :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa for t = 1, 2, ..., with tau0 >= 0
-        and 0 <= kappa <= 1. kappa = 0 forgets all earlier steps; (0, 1) averages them all. Values
-        in between average the noise and forget early, poorer posteriors. ``None``: the model's own.
+    :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa for t = 1, 2, ... They satisfy
+        tau0 >= 0 and 0 <= kappa <= 1. kappa = 0 forgets all earlier steps; (0, 1) averages them
+        all. Values in between average the noise and forget early, poorer posteriors. ``None``: the
+        model's own.
     :param noise: a multiplier or a :class:`Noise`. sigma is in units of the bounds, were there one
         statistic; with K of them each has sqrt(K) sigma. If sigma is calibrated, the steps and the
         release of static statistics fit the remaining budget. 0: plain variational Bayes, not

@@ -39,8 +39,8 @@ def centre(marginal: Distribution) -> Tensor | None:
 
 
 def widened(marginal: Distribution, root: Tensor) -> Distribution:
-    """The same centre, and noise in it added to the variances; of the same family. Of a Dirichlet
-    only the sum of the variances is right.
+    """The same centre, and noise in it added to the variances; of the same family. A Dirichlet
+    has one number for its width: the sum of its variances is right.
 
     :param root: root of the covariance of the noise, (*shape, R).
     """
