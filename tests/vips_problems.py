@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from releases import Releases
 
@@ -9,8 +10,10 @@ from pyro_dp import VIPS, FullBatch, PrivacyAccountant
 from pyro_dp.vips import (
     ConjugateModel,
     GaussianMixture,
+    LatentDirichletAllocation,
     LinearRegression,
     LogisticRegression,
+    SigmoidBeliefNetwork,
     Statistic,
 )
 
@@ -48,6 +51,43 @@ PROBLEMS = {
     "logistic": (lambda: LogisticRegression(3), logistic_data),
     "linear": (lambda: LinearRegression(3, x_bound=2.0, y_bound=5.0), linear_data),
     "mixture": (lambda: GaussianMixture(3, 2, radius=6.0), mixture_data),
+}
+WORDS, TOPICS = 12, 3
+
+
+def corpus(size, topics=TOPICS, words=WORDS, length=40, seed=0, eta=0.1, alpha=0.2):
+    """Documents from the model, (N, V), and its topics."""
+    random = np.random.default_rng(seed)
+    beta = random.dirichlet(np.full(words, eta), topics)
+    theta = random.dirichlet(np.full(topics, alpha), size)
+    lengths = random.poisson(length, size)
+    counts = [
+        random.multinomial(n, p / p.sum()) for n, p in zip(lengths, theta @ beta, strict=True)
+    ]
+    return torch.from_numpy(np.array(counts)).double(), torch.from_numpy(beta)
+
+
+PIXELS, UNITS = 9, 3
+
+
+def images_of(size, pixels=PIXELS, units=UNITS, seed=0, scale=3.0):
+    """Images from a network, and its weights (J, K)."""
+    torch.manual_seed(seed)
+    weights = scale * torch.randn(pixels, units)
+    biases = 0.3 * torch.randn(pixels)
+    hidden = torch.bernoulli(torch.full((size, units), 0.5))
+    return torch.bernoulli(torch.sigmoid((hidden - 0.5) @ weights.T + biases)), weights
+
+
+def topic_model(**options):
+    settings = dict(length=20.0, clip=0.5, alpha=0.3, eta=0.1)
+    return LatentDirichletAllocation(TOPICS, WORDS, **(settings | options))
+
+
+# The models of records with latents of their own.
+ALL = PROBLEMS | {
+    "documents": (topic_model, lambda: corpus(60)[:1]),
+    "images": (lambda: SigmoidBeliefNetwork(PIXELS, UNITS, sweeps=2), lambda: images_of(60)[:1]),
 }
 
 

@@ -14,18 +14,12 @@ from pyro_dp.utils.validation import require_count, require_number
 
 @dataclass(frozen=True)
 class Bins:
-    """Bin i is [edges[i], edges[i + 1]); the last one has its end, too.
+    """Bin i is [edges[i], edges[i + 1]); the last one has its end, too."""
 
-    :param edges: ascending; of whole numbers the last one is one more than the largest number.
-    :param labels: one for each bin.
-    :param whole: numbers are whole.
-    :param draws_whole: numbers are drawn whole, in bins that hold any.
-    """
-
-    edges: tuple[float, ...]
+    edges: tuple[float, ...]  # the last one of whole numbers is one more than the largest
     labels: tuple[str, ...]
-    whole: bool
-    draws_whole: bool = False
+    whole: bool  # numbers are whole
+    draws_whole: bool = False  # numbers are drawn whole, in bins that hold any
 
     @property
     def size(self) -> int:

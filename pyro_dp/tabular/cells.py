@@ -24,16 +24,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cells:
-    """Positions of the counts in the released vector; all public.
+    """Positions of the counts in the released vector; all public."""
 
-    :param sizes: codes of each column.
-    :param tied: the column within whose levels all margins are counted; None: there is one level.
-    :param rows: a unit's, at most.
-    """
-
-    sizes: tuple[int, ...]
-    tied: int | None = None
-    rows: int = 1
+    sizes: tuple[int, ...]  # codes of each column
+    tied: int | None = None  # the column within whose levels all margins are counted
+    rows: int = 1  # a unit's, at most
 
     @property
     def levels(self) -> int:
@@ -122,18 +117,16 @@ class Cells:
         return (counts if columns[0] == self.tied else counts.T), 1
 
 
+@dataclass(frozen=True, eq=False)
 class CellCounts:
     """How often each record counts in each cell.
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a record has some hundred cells
     of tens of thousands.
-
-    :param cells: (B, T), -1 for none; one may be there several times.
-    :param size: number of cells.
     """
 
-    def __init__(self, cells: Tensor, size: int):
-        self.cells, self.size = cells, size
+    cells: Tensor  # (B, T), -1 for none; one may be there several times
+    size: int  # number of cells
 
     def norms(self) -> Tensor:
         used = self.cells >= 0

@@ -108,15 +108,13 @@ class Column(abc.ABC):
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series: ...
 
     def _declare(self, probe: np.ndarray) -> None:
-        """Check the arguments that all columns have.
-
-        :param probe: values that the dtype must hold.
-        """
+        """Check the arguments that all columns have. The dtype must hold the probe's values."""
         object.__setattr__(self, "missing", require_flag("missing", self.missing))
         if not isinstance(self.dtype, str):
             raise ConfigurationError("dtype must be the name of a dtype of pandas, as text.")
         object.__setattr__(self, "dtype", self.dtype or self._default_dtype)
         of_pandas.require_dtype(self.dtype, self._dtypes, self.missing, probe)
+        self._bins  # noqa: B018 (checks them)
 
     def __repr__(self) -> str:
         """The code that makes it again, without default arguments."""

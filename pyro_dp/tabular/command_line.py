@@ -14,13 +14,11 @@ be. Otherwise it is refused, like all other misfits.
 import argparse
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
@@ -28,7 +26,7 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.levels import LevelColumn
+from pyro_dp.tabular.levels import LevelColumn, objects
 from pyro_dp.tabular.ranges import Date
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.series import CURATOR
@@ -49,10 +47,7 @@ _FORMATS = {".html": "html", ".htm": "html", ".md": "markdown"}
 
 
 def main(arguments: list[str]) -> int:
-    """
-    :param arguments: the arguments after ``synthesize``.
-    :returns: an exit code.
-    """
+    """The exit code of ``synthesize`` with these arguments."""
     options = _parsed(arguments)
     try:
         return _run(options)
@@ -100,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         if options.journal is not None:
             open_files.enter_context(accountant.journal(options.journal))
-        stated = accountant.description.stated()
+        stated = dict(accountant.description.stated())
         accountant.describe(**_description(options, schema, len(codes), stated))
         synthesizer.fit(frame)
         begin("drawing")
@@ -119,22 +114,18 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _description(
-    options: argparse.Namespace, schema: Schema, units: int, stated: Mapping[str, Any]
+    options: argparse.Namespace, schema: Schema, units: int, stated: dict[str, Any]
 ) -> dict[str, Any]:
     """For the report. The file's name and the number of units are public; entries of an existing
     journal stay, unless the call replaces them."""
-    unit = schema.protected
-    said = {name: getattr(options, name) for name in _SAID}
-    title = f"Synthetic rows of {options.data.name}"
-    known = {"title": title, "dataset": options.data.name, "unit": unit, "units": units}
-    given = {name: text for name, text in said.items() if text is not None}
-    found = known | dict(stated) | given
-    if schema.unit is None:
-        # Without a column of persons in the schema, rows are protected, even if a journal mentions
-        # persons.
-        found["unit"] = unit
+    unit, file = schema.protected, options.data.name
+    known = {"title": f"Synthetic rows of {file}", "dataset": file, "unit": unit, "units": units}
+    given = {name: getattr(options, name) for name in _SAID}
+    found = known | stated | {name: text for name, text in given.items() if text is not None}
     if options.unit is not None:
         found["unit"] = f"{options.unit} ({unit})"
+    elif schema.unit is None:  # rows are protected, even if a journal mentions persons
+        found["unit"] = unit
     return found
 
 
@@ -174,11 +165,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         add(f"--{name}", metavar="TEXT", help=f"{name}, for the report")
     add("--unit", metavar="TEXT", help="the unit, for the report: such as a person")
     options = parser.parse_args(arguments)
-    read = {options.schema.resolve(), options.data.resolve()}
-    files = (options.output, options.report, options.margins, options.journal)
-    written = [each for each in files if each]
-    places = [each.resolve() for each in written]
-    if read.intersection(places) or len(set(places)) < len(places):
+    written = (options.output, options.report, options.margins, options.journal)
+    files = [path.resolve() for path in (options.data, *written) if path]
+    if options.schema.resolve() in files or len(set(files)) < len(files):
         parser.error("files to be written must be others than those that are read, and different.")
     return options
 
@@ -273,9 +262,7 @@ def _levels(texts: pd.Series, column: LevelColumn) -> pd.Series:
         found = [_whole(text) for text in texts]
     if "" not in column.levels:
         found = [None if text == "" else text for text in found]
-    values = np.empty(len(found), dtype=object)
-    values[:] = found
-    return pd.Series(values, index=texts.index, dtype=object)
+    return pd.Series(objects(found), index=texts.index, dtype=object)
 
 
 def _whole(text: str) -> int | str:

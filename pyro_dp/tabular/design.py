@@ -119,6 +119,8 @@ class Design:
     def _public_rows(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
         rows: dict[str, np.ndarray] = {}
+        if not self.variables:  # an intercept alone
+            rows["1"] = np.ones(_PUBLIC_ROWS)
         for name in self.variables:
             column = self._columns[name]
             if isinstance(column, LevelColumn):
@@ -138,15 +140,12 @@ class Design:
             centre, half = scaled[text]
             found[text] = (number.values(rows) - centre) / half
         if not found:
-            found["1"] = np.ones(len(next(iter(rows.values()), np.ones(1))))
+            found["1"] = np.ones(len(next(iter(rows.values()))))
         return pd.DataFrame(found)
 
     def _matrix(
         self, rows: Mapping[str, np.ndarray], scaled: Mapping[str, tuple[float, float]]
     ) -> np.ndarray:
-        if not self.variables:  # an intercept alone
-            count = len(next(iter(rows.values()))) if rows else _PUBLIC_ROWS
-            return np.ones((count, 1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = self._spec.get_model_matrix(self._frame(rows, scaled))
@@ -154,10 +153,7 @@ class Design:
 
 
 def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
-    """The column of ``C(column, contrast)``, with its name.
-
-    :raises ConfigurationError: it is none of levels, or the contrast is none of formulaic's.
-    """
+    """The column of ``C(column, contrast)``, with its name."""
     try:
         call = ast.parse(text, mode="eval").body
     except SyntaxError:
@@ -188,11 +184,7 @@ def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
 
 @dataclass(frozen=True)
 class Formula:
-    """
-    :param text: as the user wrote it.
-    :param outcome: column on the left side.
-    :param terms: those of the right side.
-    """
+    """A formula as the user wrote it, the column on its left side, and the terms of the right."""
 
     text: str
     outcome: str

@@ -101,25 +101,17 @@ class Slots:
 
     Units are in order of their first row. A unit keeps its first ``max_rows`` rows, in the order
     of the frame: a rule that looks at no value, and at no other unit.
-
-    :param units: how many.
-    :param rows: which rows of the frame are kept, (kept,).
-    :param unit: each kept row's, (kept,).
-    :param slot: each kept row's, (kept,).
     """
 
-    units: int
+    units: int  # how many
     max_rows: int
-    rows: np.ndarray
-    unit: np.ndarray
-    slot: np.ndarray
+    rows: np.ndarray  # those of the frame that are kept, (kept,)
+    unit: np.ndarray  # each kept row's, (kept,)
+    slot: np.ndarray  # each kept row's, (kept,)
 
     @classmethod
     def of(cls, series: pd.Series, name: str, max_rows: int) -> "Slots":
-        """
-        :param series: the unit of each row.
-        :raises SchemaError: a row has no unit, or units cannot be distinguished.
-        """
+        """:raises SchemaError: a row has no unit, or units cannot be distinguished."""
         unit, found = _factorized(series, name)
         slot = pd.Series(unit).groupby(unit, sort=False).cumcount().to_numpy()
         rows = np.flatnonzero(slot < max_rows)
@@ -132,7 +124,7 @@ class Slots:
         return placed
 
     def of_first(self, values: np.ndarray) -> np.ndarray:
-        """(rows of the frame,), in which each row that is kept has the value of its unit's first.
+        """(rows of the frame,). Each row that is kept has the value of its unit's first one.
 
         Also where they differ: a rule that looks at no value, and no error that would tell.
         """

@@ -1,19 +1,202 @@
-"""Expressions within a formula: row by row from declared columns, and from nothing else.
+"""Expressions of columns, row by row: those of formulae and of derived columns.
 
-An expression's value at a row may depend on that row and on the schema alone. So only operators and
-functions of single numbers are allowed. ``age - age.mean()`` is refused, and so are ``center(age)``
-or splines with knots at quantiles, which look at all rows.
+They are a small language of their own, not run as Python. So somebody else's saved schema can
+compute with columns, and do nothing else. A value at a row is computed from that row and the schema
+alone.
+``age @ age`` and ``40 in age`` are refused, and so are ``age - age.mean()``, ``center(age)`` and
+splines with knots at quantiles, which look at all rows.
 """
 
 import ast
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from pyro_dp.tabular.arithmetic import FORMULAE, is_part, value
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.ranges import Count, Date, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
+
+_BOTH: dict[type, Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.USub: operator.neg,
+}
+_OF_DERIVED: dict[type, Callable] = {
+    ast.And: operator.and_,
+    ast.Or: operator.or_,
+    ast.Not: operator.invert,
+}
+_OF_FORMULAE: dict[type, Callable] = {
+    ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Invert: operator.invert,
+    ast.UAdd: operator.pos,
+}
+_OPERATORS = _BOTH | _OF_DERIVED | _OF_FORMULAE
+_NODES = (ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.Call)
+DERIVED = (*_NODES, ast.BoolOp, *_BOTH, *_OF_DERIVED)
+FORMULAE = (*_NODES, *_BOTH, *_OF_FORMULAE)
+_LONGEST = 2_000  # characters
+_DEEPEST = 200  # levels; the caller's depth decides whether the interpreter's own limit is met
+
+
+def is_part(node: ast.AST, parts: tuple[type, ...]) -> bool:
+    """Whether a node belongs to the language, one comparison at a time."""
+    return isinstance(node, parts) or (isinstance(node, ast.Compare) and len(node.ops) == 1)
+
+
+def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callable]) -> Any:
+    """The value at each row of an expression, all of whose nodes belong to the language.
+
+    :param functions: each maps a row by itself, by name.
+    """
+
+    def of(part: Any) -> Any:
+        return value(part, columns, functions)
+
+    match node:
+        case ast.Name(id=name):
+            return columns[name]
+        case ast.Constant(value=constant):
+            return constant
+        case ast.BinOp(left=one, op=op, right=other):
+            return _OPERATORS[type(op)](of(one), of(other))
+        case ast.Compare(left=one, ops=[op], comparators=[other]):
+            return _OPERATORS[type(op)](of(one), of(other))
+        case ast.UnaryOp(op=op, operand=one):
+            return _OPERATORS[type(op)](of(one))
+        case ast.BoolOp(op=op, values=values):
+            found = of(values[0])
+            for each in values[1:]:
+                found = _OPERATORS[type(op)](found, of(each))
+            return found
+        case ast.Call(func=ast.Name(id=function), args=args):
+            return functions[function](*map(of, args))
+    raise TypeError
+
+
+def _parsed(text: str) -> Any:
+    """Its tree; None if it is no expression."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tree if _levels(tree) <= _DEEPEST else None
+
+
+def _levels(tree: ast.AST) -> int:
+    nodes, levels = [tree], 0
+    while nodes:
+        nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
+        levels += 1
+    return levels
+
+
+def _variables(tree: ast.AST) -> list[str]:
+    """Names of columns, each once."""
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = [x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and x not in called]
+    return list(dict.fromkeys(names))
+
+
+# Derived columns
+
+
+def _where(condition: pd.Series, one: Any, other: Any) -> pd.Series:
+    """A missing condition chooses the other."""
+    chosen = condition.fillna(False).to_numpy(dtype=bool)
+    return pd.Series(np.where(chosen, one, other), index=condition.index)
+
+
+_OF_SERIES: dict[str, Callable] = {
+    "abs": abs,
+    "exp": np.exp,
+    "floor": np.floor,
+    "log": np.log,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "where": _where,
+}
+_GRAMMAR = (
+    "it can have columns that are named as Python names are, numbers, text, + - * / // %, "
+    f"comparisons, and, or, not, and {', '.join(_OF_SERIES)}"
+)
+
+
+def require_derived(derived: Any, columns: Iterable[str], unit: str | None) -> dict[str, str]:
+    """
+    :param derived: expressions by name; each may use the columns, and those before it.
+    :param unit: name of the unit's column, which no other may have.
+    :raises ConfigurationError: a name is taken, or an expression is none or uses other columns.
+    """
+    if derived is not None and not isinstance(derived, Mapping):
+        raise ConfigurationError("derived must be a dictionary of expressions by name.")
+    known = list(columns)
+    for name, expression in (derived or {}).items():
+        if not isinstance(name, str) or name in known or name == unit:
+            raise ConfigurationError(f"derived: {name!r} must be the name of a new column.")
+        _require_expression(name, expression, known)
+        known.append(name)
+    return dict(derived or {})
+
+
+def _require_expression(name: str, expression: Any, known: Collection[str]) -> None:
+    if not isinstance(expression, str) or len(expression) > _LONGEST:
+        raise ConfigurationError(
+            f"derived[{name!r}] must be an expression as text, of {_LONGEST} characters at most."
+        )
+    tree = _parsed(expression)
+    if tree is None or not all(map(_is_known, ast.walk(tree))):
+        raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
+    used = _variables(tree)
+    unknown = [each for each in used if each not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"derived[{name!r}] uses {unknown[0]!r}, which is no column that is declared before it."
+        )
+    if not used:
+        raise ConfigurationError(f"derived[{name!r}] uses no column.")
+
+
+def evaluated(name: str, expression: str, columns: Mapping[str, pd.Series]) -> pd.Series:
+    """:raises ConfigurationError: its operations do not fit the columns' dtypes."""
+    try:
+        with np.errstate(all="ignore"):
+            found: pd.Series = value(_parsed(expression), columns, _OF_SERIES)
+    except Exception as error:  # whose text may show a value
+        raise ConfigurationError(
+            f"derived[{name!r}] cannot be computed of columns of these dtypes "
+            f"({type(error).__name__})."
+        ) from None
+    return found
+
+
+def _is_known(node: Any) -> bool:
+    match node:
+        case ast.Constant(value=constant):
+            return isinstance(constant, (bool, int, float, str))
+        case ast.Call():
+            named = isinstance(node.func, ast.Name) and node.func.id in _OF_SERIES
+            return named and not node.keywords
+    return is_part(node, DERIVED)
+
+
+# Formulae
 
 FUNCTIONS: dict[str, Callable] = {
     "I": lambda x: x,
@@ -53,7 +236,6 @@ class Expression:
     """A number that is made of each row.
 
     :param text: Python, as in the formula, or the name of a column.
-    :param columns: the schema's.
     :ivar variables: the columns that it reads.
     :ivar centre: the middle of its range within the declared bounds.
     :ivar half: half the width of that range.
@@ -89,10 +271,7 @@ class Expression:
             raise ConfigurationError(f"{text!r} is the same for all rows: leave it out.")
 
     def values(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The value of each row, in the range at points within the declared bounds.
-
-        :param rows: the variables' rows, as encoded.
-        """
+        """The value of each row as encoded, in the range at points within the declared bounds."""
         given = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
         with np.errstate(all="ignore"):
             found = np.asarray(value(self._tree, given, FUNCTIONS), dtype=np.float64)
@@ -102,22 +281,15 @@ class Expression:
 
 
 def _row_by_row(text: str, columns: Mapping[str, Column]) -> tuple[ast.expr, list[str]]:
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except SyntaxError:
+    tree = _parsed(text)
+    if tree is None:
         raise ConfigurationError(
             f"The formula has {text!r}, which is no column of the schema, and no expression of "
             "columns whose names are Python names."
-        ) from None
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    variables: list[str] = []
+        )
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             _require_function(node, text)
-        elif isinstance(node, ast.Name) and node not in called:
-            require_column(node.id, columns)
-            if node.id not in variables:
-                variables.append(node.id)
         elif not is_part(node, FORMULAE):
             raise ConfigurationError(
                 f"The formula has {text!r}, which is not taken row by row: it may have operators, "
@@ -125,6 +297,9 @@ def _row_by_row(text: str, columns: Mapping[str, Column]) -> tuple[ast.expr, lis
             )
         if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
             raise ConfigurationError(f"The formula has {text!r}: it may compute with numbers only.")
+    variables = _variables(tree)
+    for name in variables:
+        require_column(name, columns)
     if not variables:
         raise ConfigurationError(f"The formula has {text!r}, which reads no column: leave it out.")
     return tree, variables

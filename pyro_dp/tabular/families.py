@@ -1,6 +1,7 @@
 """Families of outcomes: which column each is for, and how its distribution is written in Pyro."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,19 +16,14 @@ from pyro_dp.utils.validation import require_choice
 
 @dataclass(frozen=True)
 class Family:
-    """
-    :param name: as :class:`~pyro_dp.tabular.PrivateGLM` takes it.
-    :param distribution: the outcome's, code in which ``eta`` is the linear predictor.
-    :param latents: beside the coefficients: their priors, code by name of the site.
-    :param start: start values of these latents.
-    :param ratios: the name of exp(coefficient), or None.
-    """
+    """The distribution of an outcome, as :class:`~pyro_dp.tabular.PrivateGLM` names it."""
 
     name: str
-    distribution: str
-    latents: dict[str, str]
-    start: dict[str, Tensor]
-    ratios: str | None = None
+    distribution: str  # code in which ``eta`` is the linear predictor
+    ratios: str | None = None  # the name of exp(coefficient)
+    latents: dict[str, str] = field(default_factory=dict)  # priors, code by name of the site
+    start: dict[str, Tensor] = field(default_factory=dict)  # start values of these latents
+    ordered: Sequence[Any] = ()  # levels of an outcome with thresholds
 
 
 _NAMES = ("poisson", "negative_binomial", "logistic", "linear", "ordinal")
@@ -58,30 +54,22 @@ def family_of(name: str, outcome: str, column: Column) -> Family:
     if isinstance(column, Count) and name != "linear" and column.lower < 0:
         raise ConfigurationError(f"family={name!r}: {outcome!r} must have lower >= 0.")
     if name == "poisson":
-        return Family(name, "dist.Poisson(eta.exp())", {}, {}, "rate ratio")
+        return Family(name, "dist.Poisson(eta.exp())", "rate ratio")
     if name == "logistic":
-        return Family(name, "dist.Bernoulli(logits=eta)", {}, {}, "odds ratio")
+        return Family(name, "dist.Bernoulli(logits=eta)", "odds ratio")
     if name == "linear":
-        return Family(
-            name,
-            "dist.Normal(eta, sigma)",
-            {"sigma": "dist.LogNormal(-1.0, 1.0)"},
-            {"sigma": torch.tensor(-1.0).exp()},
-        )
+        prior, start = "dist.LogNormal(-1.0, 1.0)", torch.tensor(-1.0).exp()
+        return Family(name, "dist.Normal(eta, sigma)", None, {"sigma": prior}, {"sigma": start})
     if name == "negative_binomial":
         return Family(
             name,
             "dist.NegativeBinomial(concentration, logits=eta - concentration.log())",
+            "rate ratio",
             {"concentration": "dist.LogNormal(0.0, 1.0)"},
             {"concentration": torch.tensor(1.0)},
-            "rate ratio",
         )
-    return _ordinal(name, outcome, column)
-
-
-def _ordinal(name: str, outcome: str, column: Column) -> Family:
     assert isinstance(column, Category)
-    count = len(column.all_levels)
+    count = len(column.levels)
     if not column.ordered or column.other or count < 3:
         raise ConfigurationError(
             "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
@@ -92,9 +80,10 @@ def _ordinal(name: str, outcome: str, column: Column) -> Family:
     return Family(
         name,
         "dist.OrderedLogistic(eta, cutpoints)",
+        "odds ratio",
         {"cutpoints": f"dist.TransformedDistribution({base}, dist.transforms.OrderedTransform())"},
         {"cutpoints": torch.linspace(-1.0, 1.0, count - 1)},
-        "odds ratio",
+        column.levels,
     )
 
 

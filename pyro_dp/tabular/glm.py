@@ -39,13 +39,12 @@ class PrivateGLM:
 
     **Missing values**, if the schema declares them. A row without an outcome says nothing about it.
     A missing covariate is summed out, by its probabilities conditional on the covariates that are
-    never missing. Their model is fitted along (:mod:`pyro_dp.tabular.incomplete`). No row is
-    dropped. This holds if missingness depends on observed values only. Several incomplete
-    covariates are assumed independent, conditional on the complete ones.
+    never missing (:mod:`pyro_dp.tabular.incomplete`). This holds if missingness depends on observed
+    values only. Several incomplete covariates are assumed independent, conditional on the complete
+    ones.
 
-    **Guarantee.** That of :class:`~pyro_dp.DPSEP`, for one unit of the schema. The record of a unit
-    depends on that unit's rows and on the schema alone, as :meth:`Schema.encode` says. Formulae
-    that look at other rows are refused.
+    **Guarantee.** That of :class:`~pyro_dp.DPSEP`, for one unit of the schema. Its record depends
+    on its rows and on the schema alone. Formulae that look at other rows are refused.
 
     **Not protected.** The schema, the formula, and choices among formulae that were made by looking
     at the data; errors that say so are for the curator.
@@ -98,8 +97,6 @@ class PrivateGLM:
     def fit(self, frame: pd.DataFrame, *, progress: bool = True) -> Regression:
         """Compute the posterior privately, and charge the accountant.
 
-        :param frame: with the columns of the schema.
-        :param progress: show a progress bar.
         :raises SchemaError: the frame does not fit the schema; nothing was spent.
         :raises PrivacyBudgetExceeded: as of :class:`~pyro_dp.DPSEP`.
         """

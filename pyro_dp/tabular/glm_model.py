@@ -22,30 +22,18 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The model's text: names, shapes and settings, all public.
+    """The model's text: names, shapes and settings, all public."""
 
-    :param notes: lines of comment.
-    :param terms: names of the matrix' columns.
-    :param outcome: its name.
-    :param family: the outcome's.
-    :param slotted: a record is a unit with several rows, and not one row.
-    :param masked: some rows have no outcome.
-    :param exposed: counts are rates times an exposure.
-    :param group: name and levels of the column of groups.
-    :param incomplete: covariates that may be missing.
-    :param complete: names of the columns from which these follow.
-    """
-
-    notes: Sequence[str]
-    terms: Sequence[str]
+    notes: Sequence[str]  # lines of comment
+    terms: Sequence[str]  # names of the matrix' columns
     outcome: str
     family: Family
-    slotted: bool
-    masked: bool
-    exposed: bool
-    group: tuple[str, Sequence[Any]] | None
-    incomplete: Sequence[Incomplete]
-    complete: Sequence[str]
+    slotted: bool  # a record is a unit with several rows, and not one row
+    masked: bool  # some rows have no outcome
+    exposed: bool  # counts are rates times an exposure
+    group: tuple[str, Sequence[Any]] | None  # name and levels of the column of groups
+    incomplete: Sequence[Incomplete]  # covariates that may be missing
+    complete: Sequence[str]  # names of the columns from which these follow
 
     def text(self) -> str:
         """The lines of ``def model(...)``."""

@@ -17,8 +17,8 @@ Values = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def require_rules(rules: Any, columns: Mapping[str, Column]) -> list[dict[str, tuple]]:
-    """
-    :returns: the rules, as plain tuples.
+    """The rules, as plain tuples.
+
     :raises ConfigurationError: a rule has an unknown column or level, or no valid range.
     """
     if isinstance(rules, (str, Mapping)) or not isinstance(rules, Sequence):

@@ -7,8 +7,7 @@ missingness depends on observed values, the outcome included (missing at random)
 
 Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over at
 the nodes of Gauss and Legendre between its declared bounds. Its mean is in units of its standard
-deviation. In these units records say as much of it as of other coefficients, and noise hides no
-more.
+deviation: in these units noise hides no more of it than of other coefficients.
 """
 
 import itertools
@@ -28,18 +27,12 @@ _MOST = 64
 
 @dataclass(frozen=True, eq=False)
 class Incomplete:
-    """A covariate that is declared with missing values.
-
-    :param name: its column's.
-    :param values: that it could have, as encoded, (V,).
-    :param weights: logarithms of the quadrature's weights, (V,); None: it has levels.
-    :param scale: centre and half width in which the model sees it.
-    """
+    """A covariate that is declared with missing values."""
 
     name: str
-    values: np.ndarray
-    weights: np.ndarray | None
-    scale: tuple[float, float]
+    values: np.ndarray  # possible ones, as encoded, (V,)
+    weights: np.ndarray | None  # logarithms of the quadrature's, (V,); None: it has levels
+    scale: tuple[float, float]  # centre and half width in which the model sees it
 
     @classmethod
     def of(cls, name: str, column: Column) -> "Incomplete":
@@ -58,10 +51,7 @@ class Incomplete:
 
 
 def combinations(incomplete: Sequence[Incomplete]) -> list[tuple[int, ...]]:
-    """Which value each covariate has, in all combinations; one, (), if there are none.
-
-    :raises ConfigurationError: there are too many.
-    """
+    """Which value each covariate has, in all combinations; one, (), if there are none."""
     number = int(np.prod([len(each.values) for each in incomplete]))
     if number > _MOST:
         raise ConfigurationError(
@@ -79,11 +69,7 @@ def filled(
     incomplete: Sequence[Incomplete],
     chosen: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Rows in which missing values have the chosen values.
-
-    :param rows: as encoded, (rows,) each.
-    :param observed: whether each incomplete covariate is observed, (rows,).
-    """
+    """Rows as encoded, (rows,) each, in which missing values have the chosen values."""
     found = dict(rows)
     for each, place in zip(incomplete, chosen, strict=True):
         found[each.name] = np.where(observed[each.name], rows[each.name], each.values[[place]])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,17 +25,8 @@ class LevelColumn(Column):
 
     levels: tuple[Any, ...]
     other = ordered = False
-    _dtypes: ClassVar[tuple[str, ...]] = (
-        "text",
-        "categories",
-        "Python objects",
-        "numbers",
-        "booleans",
-    )
-
-    @property
-    def fill(self) -> int:
-        return 0
+    fill = 0
+    _dtypes = ("text", "categories", "Python objects", "numbers", "booleans")
 
     @property
     def all_levels(self) -> list[Any]:
@@ -67,7 +58,7 @@ class LevelColumn(Column):
             )
         if kinds == {int} and any(abs(int(x)) > LARGEST for x in levels):
             raise ConfigurationError("levels must be between -2**53 and 2**53.")
-        self._declare(_objects(self.all_levels))
+        self._declare(objects(self.all_levels))
 
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         values, observed = of_pandas.levels(series, name, self.levels)
@@ -84,7 +75,7 @@ class LevelColumn(Column):
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
         if self.dtype == "category":
             return of_pandas.as_categories(values, observed, self.all_levels, self.ordered)
-        return of_pandas.as_series(_objects(self.all_levels)[values], observed, self.dtype)
+        return of_pandas.as_series(objects(self.all_levels)[values], observed, self.dtype)
 
     def within(self, allowed: Any) -> np.ndarray:
         known = [*self.all_levels, *[None] * self.missing]
@@ -150,7 +141,7 @@ class Binary(LevelColumn):
             raise ConfigurationError("levels of a Binary must be two; Category() has more.")
 
 
-def _objects(values: Sequence[Any]) -> np.ndarray:
+def objects(values: Sequence[Any]) -> np.ndarray:
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found

@@ -12,19 +12,18 @@ A single fit of few components meets the margins by sharp components, which say 
 columns together than the margins do. Several fits from different starts agree in the margins and
 differ there: their average is smoother. (Boosted trees learn from the rows of RAND HIE and Fair's
 survey at epsilon 1. Their area under the curve is 0.606 and 0.677 for one fit, 0.634 and 0.706 for
-five. If margins are counted within the levels of the outcome, several fits gain less: 0.642 and
-0.706, 0.645 and 0.707. All constants were chosen on these two sets, and none on those that
-benchmarks/synthetic.py reports.)
+five. All constants were chosen on these two sets, and none on those that benchmarks/synthetic.py
+reports.)
 
 At little noise, the misfit comes from stopping early. So there are 400 steps, or up to four times
 as many, in proportion to the rows over the noise of a cell. (At epsilon 10 and 100 the total
-variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027. On Fair's survey it falls
-from 0.017 and 0.016 to 0.015 and 0.013. Predictions are as good as before. At epsilon 1 there is no
+variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027. At epsilon 1 there is no
 gain.)
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,14 +51,10 @@ _LEAST_NOISE = 0.5  # counts are whole
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Components with one table for each column, within which columns are independent.
+    """Components with one table for each column, within which columns are independent."""
 
-    :param weights: (K,).
-    :param tables: one for each column, (K, size): rows that sum to 1.
-    """
-
-    weights: np.ndarray
-    tables: list[np.ndarray]
+    weights: np.ndarray  # (K,)
+    tables: list[np.ndarray]  # one for each column, (K, size): rows that sum to 1
 
 
 def fitted(
@@ -68,10 +63,8 @@ def fitted(
     """
     :param counts: as they were released, the vector of :class:`Cells`.
     :param noise: standard deviation in each of them.
-    :param components: how many for each level and member.
-    :param members: how many fits are averaged.
     :param total: number of rows.
-    :returns: a mixture of members x levels x components.
+    :returns: a mixture of members x levels x components: the average of so many fits.
     """
     problem = _Problem(counts.detach().cpu(), max(noise, _LEAST_NOISE), cells, total)
     # The same start for the same release, and torch's global generator as it was.
@@ -98,10 +91,7 @@ def fitted(
 
 
 class _Problem:
-    """One matrix of all margins for each level.
-
-    :param total: number of rows.
-    """
+    """One matrix of all margins for each level."""
 
     def __init__(self, counts: Tensor, noise: float, cells: Cells, total: float):
         self.cells = cells
@@ -236,10 +226,7 @@ class MarginMixture(ConjugateModel):
     Its statistics are all 1- and 2-way margins within each level of the tied column: their
     sensitivity is in :mod:`pyro_dp.tabular.cells`. They are static: VIPS releases them once, with
     the whole budget, and the M-step (:func:`fitted`) finds the mixture to which they belong. There
-    is no E-step: a mixture of 30 components that was learnt by ten of them, with a part of the
-    budget, made rows no better on RAND HIE and Fair's survey, neither where the fit began at it
-    (20% of the budget) nor where it drew the kept column (30% and 50%), and the margins lacked what
-    it had cost.
+    is no E-step, which would cost a part of the budget and makes rows no better.
 
     The marginals that this model gives to VIPS are those of as many rows as there were, without the
     noise's uncertainty: they are where the synthesizer's rows come from, and no intervals.
@@ -311,7 +298,7 @@ class MarginMixture(ConjugateModel):
         return MarginPosterior(self, statistics["margins"], noise["margins"], size)
 
     def marginals(self, posterior: "MarginPosterior") -> dict[str, Distribution]:
-        mixture, rows = posterior.mixture(), posterior.rows
+        mixture, rows = posterior.mixture, posterior.rows
         found: dict[str, Distribution] = {
             "weights": dist.Dirichlet(1 + rows * torch.from_numpy(mixture.weights))
         }
@@ -339,18 +326,18 @@ class MarginMixture(ConjugateModel):
             pyro.sample("codes", RowMixture(weights, tables, rows), obs=codes[idx])
 
 
+@dataclass(eq=False)
 class MarginPosterior:
-    """The release, and the mixture that fits it, computed on demand.
+    """The release, and the mixture that fits it, computed on demand."""
 
-    :ivar rows: estimated number of rows of all units.
-    """
-
-    def __init__(self, model: MarginMixture, counts: Tensor, noise: float, units: int):
-        self.model, self.counts, self.noise, self.units = model, counts, noise, units
-        self._mixture: Mixture | None = None
+    model: MarginMixture
+    counts: Tensor
+    noise: float
+    units: int
 
     @property
     def rows(self) -> float:
+        """Estimated number of rows of all units."""
         cells = self.model.cells
         if cells.rows == 1:
             return float(self.units)
@@ -358,10 +345,9 @@ class MarginPosterior:
         mean = sum(each) / len(each)
         return min(max(mean, float(self.units)), float(self.units * cells.rows))
 
+    @cached_property
     def mixture(self) -> Mixture:
-        if self._mixture is None:
-            model = self.model
-            self._mixture = fitted(
-                self.counts, self.noise, model.cells, model.components, model.members, self.rows
-            )
-        return self._mixture
+        model = self.model
+        return fitted(
+            self.counts, self.noise, model.cells, model.components, model.members, self.rows
+        )

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,9 +26,6 @@ class RangeColumn(Column):
     bins: Any
 
     def _read_range(self, read: Callable[[str, Any], Any], below: str = "below") -> None:
-        """
-        :param read: checks a bound, by its name and value.
-        """
         for name in ("lower", "upper"):
             object.__setattr__(self, name, read(name, getattr(self, name)))
         if self.lower >= self.upper:
@@ -54,7 +51,12 @@ class RangeColumn(Column):
         values, observed = of_pandas.numbers(series, name)
         return self._bounded(np.where(observed, values, self.fill)), observed
 
+    @property
+    def _comes_back_whole(self) -> bool:
+        return pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
+
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
+        values = np.rint(values) if self._comes_back_whole else values
         return of_pandas.as_series(values, observed, self.dtype)
 
     def within(self, allowed: Any) -> np.ndarray:
@@ -66,10 +68,9 @@ class RangeColumn(Column):
         return (values >= low) & (values <= high) & observed
 
     def _range(self, allowed: Any) -> tuple[float, float]:
-        """:raises ConfigurationError: no pair of numbers, the first one not above the second."""
-        if isinstance(allowed, str) or len(allowed) != 2:
-            raise ConfigurationError("a range must be (low, high).")
-        low, high = map(self._end, allowed)
+        low, high = (1.0, 0.0)
+        if not isinstance(allowed, str) and len(allowed) == 2:
+            low, high = map(self._end, allowed)
         if low > high:
             raise ConfigurationError("a range must be (low, high).")
         return low, high
@@ -104,31 +105,19 @@ class Number(RangeColumn):
     bins: int | tuple[float, ...] = 20
     missing: bool = False
     dtype: str = ""
+    _default_dtype = "float64"
 
     def __post_init__(self) -> None:
         self._read_range(partial(require_number, above=-1e300, below=1e300))
         self._declare(np.rint([self.lower, self.upper]))
-        self._bins  # noqa: B018 (checks them)
 
     @cached_property
     def _bins(self) -> Bins:
         whole, text = self._comes_back_whole, "{:.6g}".format
         return of_range(self.bins, *self.bounds, text, whole=False, draws_whole=whole)
 
-    @property
-    def _default_dtype(self) -> str:
-        return "float64"
-
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.clip(values.astype(np.float64), self.lower, self.upper)
-
-    @property
-    def _comes_back_whole(self) -> bool:
-        return pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
-
-    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
-        values = np.rint(values) if self._comes_back_whole else values
-        return of_pandas.as_series(values, observed, self.dtype)
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,7 +155,6 @@ class Count(RangeColumn):
                 "bins=20, or edges."
             )
         self._declare(np.array([self.lower, self.upper]))
-        self._bins  # noqa: B018 (checks them)
 
     @property
     def _span(self) -> int:
@@ -212,15 +200,15 @@ class Date(RangeColumn):
     bins: int | tuple[str, ...] = 20
     missing: bool = False
     dtype: str = ""
-
-    _dtypes: ClassVar[tuple[str, ...]] = ("dates",)
+    fill = 0.0
+    _dtypes = ("dates",)
+    _default_dtype = "datetime64[s]"
 
     def __post_init__(self) -> None:
         self._read_range(_date, below="before")
         if isinstance(self.bins, tuple):
             object.__setattr__(self, "bins", tuple(_date("bins", edge) for edge in self.bins))
         self._declare(np.array([self.lower, self.upper], dtype="datetime64[s]"))
-        self._bins  # noqa: B018 (checks them)
 
     @property
     def _origin(self) -> datetime.date:
@@ -243,14 +231,6 @@ class Date(RangeColumn):
             return (self._origin + datetime.timedelta(days=day)).isoformat()
 
         return of_range(bins, *self.bounds, text, whole=True)
-
-    @property
-    def _default_dtype(self) -> str:
-        return "datetime64[s]"
-
-    @property
-    def fill(self) -> float:
-        return 0.0
 
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         values, observed = of_pandas.days(series, name, self._origin)

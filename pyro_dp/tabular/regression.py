@@ -2,6 +2,7 @@
 
 import html
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +38,10 @@ _UNITS = ", a column is outside its declared units and bounds"
 class Regression:
     """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
 
-    :param model: the regression's public parts.
-    :param posterior: the Gaussian of the model's own latents.
-    :param evidence: the likelihood that was released.
-    :param inference: that was run; None: the result was read from a file.
-    :param run: its account of itself.
     :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
     :ivar evidence: for other priors, an :class:`~pyro_dp.Evidence`.
+    :ivar inference: that was run; None: the result was read from a file.
+    :ivar run: its account of itself.
 
     >>> import numpy as np
     >>> import pandas as pd
@@ -76,7 +74,6 @@ class Regression:
     def load(cls, path: str | os.PathLike[str]) -> "Regression":
         """The result that :meth:`save` wrote. It needs no data, and costs nothing.
 
-        :param path: the file's.
         :raises ConfigurationError: the file is damaged, or has no regression.
         :raises OSError: it cannot be read.
         """
@@ -107,7 +104,7 @@ class Regression:
         names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
         if not found.is_ok or not names:
             return found
-        rare = self._scale.of_levels >= {*names} and 2 * len(names) < count
+        rare = self._scale.design.of_levels >= {*names} and 2 * len(names) < count
         reason = _PRIOR.format(
             some=len(names), all=count, names=", ".join(names), units="" if rare else _UNITS
         )
@@ -137,11 +134,10 @@ class Regression:
         return found.join(table[["privacy"]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the schema, the formula and released numbers, for :meth:`load`.
+        """Write the schema, the formula and released numbers as JSON, for :meth:`load`.
 
         :class:`~pyro_dp.Evidence` loads the file, too.
 
-        :param path: the file's, which is JSON.
         :raises OSError: it cannot be written.
         """
         regression = {_SOURCE: self._model.source.text(), _REGRESSION: self._model.state()}
@@ -166,7 +162,6 @@ class Regression:
             outcomes may be missing, both hold the rows with an outcome, unit by unit. If no row has
             one, draws are for all slots, without observations. The frame of the fit is refused, as
             far as it is recognised.
-        :param num_samples: number of draws.
         :raises PrivacyError: the frame holds records of the fit.
         :raises ConfigurationError: ArviZ is not installed, or the result is from a file.
         """
@@ -177,26 +172,25 @@ class Regression:
         import arviz
 
         draws = self._scale.draws(self.posterior, num_samples)
-        names = {COEFFICIENTS: self._scale.coefficients}
-        if self._scale.ordinal is not None:
+        source = self._model.source
+        names = {COEFFICIENTS: list(source.terms)}
+        if source.family.ordered:
             names["thresholds"] = self._scale.thresholds
-        if self._scale.group is not None:
-            names[self._scale.group] = [str(each) for each in self._scale.group_levels]
+        if source.group:
+            names[source.group[0]] = [str(each) for each in source.group[1]]
         dims = {name: [f"{name}_of"] for name in names}
         groups: dict[str, Any] = {}
         if frame is not None:
-            drawn = found.posterior_predictive[self._model.formula.outcome].values
-            seen = tensors[1].numpy(force=True)
-            there = (
-                tensors[2].numpy(force=True)
-                if self._model.source.masked
-                else np.ones_like(seen, dtype=bool)
-            )
-            if self._model.source.masked and there.any():
-                drawn, seen = drawn[:, :, there], seen[there]
-            groups["posterior_predictive"] = {self._model.formula.outcome: drawn}
-            if there.any():
-                groups["observed_data"] = {self._model.formula.outcome: seen}
+            drawn = found.posterior_predictive[source.outcome].values
+            seen, some = tensors[1].numpy(force=True), True
+            if source.masked:
+                there = tensors[2].numpy(force=True)
+                some = bool(there.any())
+                if some:
+                    drawn, seen = drawn[:, :, there], seen[there]
+            groups["posterior_predictive"] = {source.outcome: drawn}
+            if some:
+                groups["observed_data"] = {source.outcome: seen}
         return arviz.from_dict(
             posterior={name: each[None].numpy() for name, each in draws.items()},
             coords={f"{name}_of": values for name, values in names.items()},
@@ -248,7 +242,7 @@ class Regression:
         return _table(names, aware.mean(dim=0), aware.std(dim=0), low, high, share)
 
 
-def _table(names: list[str], *columns: Tensor) -> pd.DataFrame:
+def _table(names: Sequence[str], *columns: Tensor) -> pd.DataFrame:
     heads = ("mean", "sd", "lower", "upper", "privacy")
     index = pd.Index(names, dtype=object)
     return pd.DataFrame(

@@ -30,13 +30,8 @@ _TEXTS = ("formula", "family", "exposure", "group")
 class RegressionModel:
     """The public parts of a regression: everything but the records, and the budget.
 
-    :param schema: the frame's schema.
-    :param formula: columns of the schema, as for :class:`~pyro_dp.tabular.PrivateGLM`.
-    :param family: name of the outcome's distribution.
-    :param exposure: a column, or None.
-    :param group: a column of levels, or None.
-    :ivar formula: as it was read.
-    :ivar family: the outcome's.
+    Arguments are those of :class:`~pyro_dp.tabular.PrivateGLM`.
+
     :ivar source: the Pyro model.
     :raises ConfigurationError: they do not fit; the text names the column or the term.
     """
@@ -84,8 +79,8 @@ class RegressionModel:
 
     @classmethod
     def read(cls, state: Any) -> "RegressionModel":
-        """
-        :param state: as :meth:`state` made it. It runs no code.
+        """The result of :meth:`state`, read without running code.
+
         :raises ConfigurationError: it is of another form.
         """
         fits = isinstance(state, dict) and {*state} == {"schema", *_TEXTS}
@@ -106,31 +101,15 @@ class RegressionModel:
     @property
     def init_scale(self) -> float:
         """The first q's standard deviation."""
-        return _NARROW if self._incomplete or self.family.name == "ordinal" else _WIDE
+        return _NARROW if self._incomplete or self.family.ordered else _WIDE
 
     @cached_property
     def scale(self) -> UserScale:
         """From the model's latents to the user's columns."""
-        family, (centre, half) = self.family, self._scale
-        outcome = self.schema.columns[self.formula.outcome]
-        ordinal = None
-        if family.name == "ordinal" and isinstance(outcome, LevelColumn):
-            ordinal = outcome.all_levels
-        group, group_levels = self._group or (None, [])
+        centre, half = self._scale
         if self._exposure:
             centre = -math.log(self._exposure[3])
-        return UserScale(
-            names=self._design.names,
-            of_levels=self._design.of_levels,
-            matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
-            prior=torch.tensor(self.source.scales, dtype=torch.float64),
-            centre=centre,
-            half=half,
-            ordinal=ordinal,
-            positive=[name for name in family.latents if name != "cutpoints"],
-            group=group,
-            group_levels=group_levels,
-        )
+        return UserScale(self._design, self.source, self._kept, centre, half)
 
     def tensors(self, frame: pd.DataFrame) -> list[Tensor]:
         """Arguments of the model, a record a row.
@@ -151,7 +130,7 @@ class RegressionModel:
         ]
         x = np.stack(matrices, axis=1) if self._incomplete else matrices[0]
         y = encoded[outcome]
-        if self.family.name != "ordinal":
+        if not self.family.ordered:
             centre, half = self._scale
             y = ((y.double() - centre) / half).to(torch.get_default_dtype())
         found = [_floats(x).reshape(*shape, *x.shape[1:]), y]
@@ -176,7 +155,7 @@ class RegressionModel:
     def _shown_columns(self) -> list[int]:
         """The design's names; thresholds of ordered levels replace the intercept."""
         names = self._design.names
-        if self.family.name != "ordinal":
+        if not self.family.ordered:
             return list(range(len(names)))
         kept = [place for place, name in enumerate(names) if name != "Intercept"]
         if len(kept) == len(names) or not kept:
@@ -231,10 +210,7 @@ def _floats(values: np.ndarray) -> Tensor:
 def _exposure(
     name: str | None, columns: Mapping[str, Any], family: Family
 ) -> tuple[str, float, float, float] | None:
-    """Name, bounds, and the unit in which the model has it: the bounds' geometric mean.
-
-    The unit in which the intercept is 0. A fit starts near rates of one in it.
-    """
+    """Name, bounds, and the unit in which a fit starts near rates of one: their geometric mean."""
     if name is None:
         return None
     if family.name not in ("poisson", "negative_binomial"):

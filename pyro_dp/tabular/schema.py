@@ -16,8 +16,8 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.derived import evaluated, require_derived
 from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
+from pyro_dp.tabular.expressions import evaluated, require_derived
 from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import MarginMixture
@@ -37,7 +37,7 @@ _KINDS: dict[str, type[Column]] = {
     kind.__name__: kind for kind in (Number, Count, Category, Binary, Date)
 }
 _SETTINGS = ("unit", "max_rows", "constant", "derived", "impossible")
-_NO_SCHEMA = "This is no schema as schema.to_json() writes it: {why}."
+_NO_SCHEMA = "This is no schema as schema.to_json() writes it"
 _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -58,14 +58,12 @@ class Schema:
     :param max_rows: the number of rows kept of a unit, the first ones of the frame. Required with
         ``unit``. A unit's part of a release, and so the noise, grows with it.
     :param constant: names of columns that are the same in all rows of a unit, such as ``["sex"]``.
-        If a unit's rows differ, the first row's value holds in all of them. Synthetic units have
-        one value.
+        If a unit's rows differ, the first row's value holds in all of them.
     :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
-        (:mod:`~pyro_dp.tabular.derived`). Decoded frames have them. In a frame to encode they are
-        ignored.
-    :param impossible: rules for rows that nobody has, such as ``[{"age": (0, 14), "married":
-        ["yes"]}]``, with levels or a range of each column. They apply to synthetic rows. Rows of
-        data are not checked.
+        (:mod:`~pyro_dp.tabular.expressions`). Decoded frames have them. In a frame to encode they
+        are ignored.
+    :param impossible: rules for synthetic rows that nobody has, such as ``[{"age": (0, 14),
+        "married": ["yes"]}]``, with levels or a range of each column. Data are not checked.
     :raises ConfigurationError: names clash, ``unit`` or ``max_rows`` lacks the other, or an
         expression or rule has an undeclared name.
 
@@ -94,11 +92,8 @@ class Schema:
         self.columns: dict[str, Column] = dict(columns)
         self.unit = unit
         self.max_rows = _max_rows(max_rows, unit)
-        fits = isinstance(constant, (list, tuple)) and all(isinstance(x, str) for x in constant)
-        if not fits or len(set(constant)) < len(constant):
-            raise ConfigurationError("constant must be a list of different names of columns.")
+        _require_declarations(self.columns, unit, constant)
         self.constant = tuple(constant)
-        _require_declarations(self.columns, unit, self.constant)
         self.impossible = require_rules(impossible, self.columns)
         self.derived = require_derived(derived, self.columns, unit)
         there = np.ones(1, dtype=bool)  # a row of public values, to see that all can be computed
@@ -111,12 +106,9 @@ class Schema:
     ) -> "Schema":
         """A draft, to be printed as code and edited.
 
-        Bounds and levels are those of the frame. **It is not private**: the schema contains
-        smallest and largest values and all levels. So the frame must be public, such as a public
-        sample or last year's publication.
+        **It is not private**: bounds and levels are those of the frame. So the frame must be
+        public, such as a public sample or last year's publication.
 
-        :param public_df: the frame to read bounds and levels from.
-        :param unit: name of the column that identifies the owner of a row.
         :param max_rows: a unit's, which is not read from the frame.
         :raises SchemaError: a column is of no kind that can be declared; the unit's is missing.
         """
@@ -124,8 +116,8 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
-        """
-        :param text: the result of :meth:`to_json`. It contains declarations only, and runs no code.
+        """The schema of a text of :meth:`to_json`, which contains declarations and runs no code.
+
         :raises ConfigurationError: it is no such text; names the column.
         """
         try:
@@ -133,15 +125,14 @@ class Schema:
         except (TypeError, ValueError, RecursionError):
             raise ConfigurationError("This is no schema: it is not JSON.") from None
         if not isinstance(state, dict) or "schema" not in state:
-            raise ConfigurationError(_NO_SCHEMA.format(why="it has no entry 'schema'"))
+            raise ConfigurationError(f"{_NO_SCHEMA}: it has no entry 'schema'.")
         if state["schema"] != _VERSION:
             raise ConfigurationError(
                 f"This schema is of version {state['schema']!r}, not {_VERSION}."
             )
         unknown = set(state) - {"schema", "columns", *_SETTINGS}
         if unknown or not isinstance(state.get("columns"), list):
-            why = "it has other entries than 'columns', ..."
-            raise ConfigurationError(_NO_SCHEMA.format(why=why))
+            raise ConfigurationError(f"{_NO_SCHEMA}: it has other entries than 'columns', ....")
         columns: dict[str, Column] = {}
         for name, column in map(_column, state["columns"]):
             if name in columns:
@@ -151,9 +142,7 @@ class Schema:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Schema":
-        """
-        :param path: a file that :meth:`save` wrote.
-        """
+        """The schema of a file that :meth:`save` wrote."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
@@ -165,9 +154,7 @@ class Schema:
         return json.dumps(state, indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """
-        :param path: the file, which is JSON.
-        """
+        """Write it as JSON."""
         write_text(path, self.to_json())
 
     @property
@@ -256,8 +243,6 @@ class Schema:
 
         Values that are ``impossible`` are drawn anew, unless all of their bins are.
 
-        :param codes: as :meth:`codes` gives them.
-        :param rng: NumPy's.
         :raises SchemaError: another shape, or no codes.
         """
         codes = np.asarray(codes)
@@ -280,13 +265,11 @@ class Schema:
     def to_pyro(self, components: int = 30) -> tuple[Callable[[Tensor], None], AutoGuide]:
         """The mixture of the :class:`~pyro_dp.tabular.Synthesizer` as a Pyro model, for DPSVI.
 
-        Rows of a unit are independent in it, conditional on its component. It ignores ``constant``
-        and ``impossible``, which apply to draws by :meth:`from_codes`. ::
+        It ignores ``constant`` and ``impossible``, which apply to draws by :meth:`from_codes`. ::
 
             model, guide = schema.to_pyro()
             DPSVI(model, guide, accountant=accountant).run(torch.from_numpy(schema.codes(df)))
 
-        :param components: the mixture's number of components.
         :returns: a model of codes, in which assignments are summed out, and a mean-field guide. It
             starts at a draw from the prior, because equal components would stay equal.
         """
@@ -346,10 +329,6 @@ class Schema:
         return found
 
     def _frame(self, read: _Read, rows: np.ndarray) -> pd.DataFrame:
-        """
-        :param read: the values in each column's rows.
-        :param rows: which slots these are.
-        """
         series = {name: column.decode(*read[name]) for name, column in self.columns.items()}
         for name, expression in self.derived.items():
             series[name] = evaluated(name, expression, series)
@@ -380,10 +359,7 @@ class Schema:
         return read, slots
 
 
-def _require_declarations(
-    columns: Mapping[str, Column], unit: Any, constant: Collection[str]
-) -> None:
-    """:raises ConfigurationError: names, kinds of columns, unit or constant do not fit."""
+def _require_declarations(columns: Mapping[str, Column], unit: Any, constant: Any) -> None:
     if not columns:
         raise ConfigurationError("A schema needs a column.")
     for name, column in columns.items():
@@ -394,10 +370,12 @@ def _require_declarations(
                 f"Column {name!r} is a {type(column).__name__}: declare it as Number, Count, "
                 "Category, Binary or Date."
             )
-    if constant and (unit is None or not set(constant) <= set(columns)):
+    fits = isinstance(constant, (list, tuple)) and all(isinstance(x, str) for x in constant)
+    names = set(constant) if fits else set()
+    if not fits or len(names) < len(constant) or names and (unit is None or names - set(columns)):
         raise ConfigurationError(
-            "constant must name columns of the schema, and needs unit, the column that says "
-            "whose row it is."
+            "constant must be a list of different names of columns of the schema, and needs unit, "
+            "the column that says whose row it is."
         )
     if unit is not None and (not isinstance(unit, str) or unit in columns):
         raise ConfigurationError(
@@ -414,10 +392,7 @@ def _require_declarations(
 
 
 def _max_rows(max_rows: int | None, unit: Any) -> int:
-    """Rows of a unit; 1 if each row is one.
-
-    :raises ConfigurationError: one of both is not said.
-    """
+    """Rows of a unit; 1 if each row is one."""
     if max_rows is None and unit is not None:
         raise ConfigurationError(
             f"unit={unit!r} needs max_rows: how many rows of one unit count, the first ones of the "
@@ -432,13 +407,10 @@ def _max_rows(max_rows: int | None, unit: Any) -> int:
 def require_columns(
     frame: Any, names: Sequence[str], unit: str | None, unread: Collection[str]
 ) -> None:
-    """All columns that are declared, once, and no others.
+    """All columns that are declared, once, and no others, except the unread ones.
 
     Names of undeclared columns stay hidden. If a file was read without its head, they are the
     values of its first person.
-
-    :param unread: names of columns that may be there, and are not read.
-    :raises SchemaError: names the column, or says where it is.
     """
     if not isinstance(frame, pd.DataFrame):
         raise SchemaError(
@@ -473,10 +445,7 @@ def require_columns(
 
 
 def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T]) -> T:
-    """The values read from a column.
-
-    :raises SchemaError: an error of pandas, whose text may show a value.
-    """
+    """:raises SchemaError: an error of pandas, whose text may show a value."""
     try:
         return read(frame[name], name)
     except SchemaError:
@@ -490,7 +459,7 @@ def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T])
 
 def _column(entry: Any) -> tuple[str, Column]:
     if not isinstance(entry, dict) or not {"name", "kind"} <= entry.keys():
-        raise ConfigurationError(_NO_SCHEMA.format(why="a column lacks 'name' or 'kind'"))
+        raise ConfigurationError(f"{_NO_SCHEMA}: a column lacks 'name' or 'kind'.")
     fields = dict(entry)
     name, kind = fields.pop("name"), fields.pop("kind")
     if not isinstance(name, str) or not isinstance(kind, str) or kind not in _KINDS:

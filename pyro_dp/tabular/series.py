@@ -110,9 +110,7 @@ def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.nd
         of_category = np.array([_level(x, wanted, table) for x in own] + [-1])
         return of_category[series.cat.codes.to_numpy()].astype(np.int64), observed
     if found == "Python objects":
-        codes = np.fromiter(
-            (_level(x, wanted, table) for x in series), dtype=np.int64, count=len(series)
-        )
+        codes = np.array([_level(x, wanted, table) for x in series], dtype=np.int64)
         _require_some(series, observed, name, wanted)
         return codes, observed
     if found != _KINDS[wanted]:
@@ -141,11 +139,8 @@ def _level(value: Any, wanted: type, table: dict[Any, int]) -> int:
         value = value.item()
     if wanted is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    return table.get(value, -1) if type(value) is wanted or _is_text(value, wanted) else -1
-
-
-def _is_text(value: Any, wanted: type) -> bool:
-    return wanted is str and isinstance(value, str)
+    fits = type(value) is wanted or (wanted is str and isinstance(value, str))
+    return table.get(value, -1) if fits else -1
 
 
 def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: type) -> None:

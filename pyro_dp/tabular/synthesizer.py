@@ -26,6 +26,7 @@ from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.inference import VIPS
 
 _MEMBERS = 5
+_NUMBERS = ("count", "lower", "upper")
 _NO_INTERVAL = (
     "margin: pass one column or two, whose counts were released with noise of a stated size. "
     "Other results from synthetic rows (three columns, coefficients, means of subgroups) also "
@@ -49,10 +50,10 @@ class Synthesizer:
     """Synthetic rows that have the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
 
     :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
-    all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
-    Then joint effects on that column are kept as well. A mixture of independent columns is fitted
-    to these counts (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from it. Numbers
-    are uniform within their bins; rows that the schema says are impossible are drawn anew.
+    all pairs of codes of two columns. With ``keep``, it counts within each level of one column. A
+    mixture of independent columns is fitted to these counts
+    (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from it. Numbers are uniform
+    within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record, under both neighbouring relations. A record is a row, or with a unit column a
@@ -69,10 +70,8 @@ class Synthesizer:
     independent otherwise. So synthetic persons have the right number of rows, but do not age from
     row to row.
 
-    **Uncertainty.** :meth:`margin` gives intervals for released counts. There are no others.
-    Analyses of several synthetic sets, combined by the rules of multiple imputation with redrawn
-    noise, covered the truth 44% of the time instead of 95%. None of them includes the model's own
-    error. :meth:`sample_sets` shows the variation from drawing rows, and no more.
+    **Uncertainty.** :meth:`margin` gives intervals for released counts, and there are no others. No
+    rule for several synthetic sets includes the model's own error.
 
     :param schema: the frames' schema.
     :param accountant: keeps the ledger and the budget.
@@ -127,7 +126,6 @@ class Synthesizer:
     def fit(self, frame: pd.DataFrame) -> "Synthesizer":
         """Release the counts, and fit the mixture to them. Another call is another release.
 
-        :param frame: as the schema says.
         :raises SchemaError: the frame does not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the release does not fit the budget; nothing was spent.
         """
@@ -139,7 +137,7 @@ class Synthesizer:
         state = vips.state_dict()
         released = state["static"]
         self._posterior = self._model.posterior(released["values"], released["noise"], len(codes))
-        self._posterior.mixture()
+        self._posterior.mixture  # noqa: B018 (fits it)
         return self
 
     def sample(self, n: int | None = None) -> pd.DataFrame:
@@ -155,23 +153,17 @@ class Synthesizer:
         return self.schema.from_codes(self._codes(number, rng), rng)
 
     def sample_sets(self, m: int, n: int | None = None) -> list[pd.DataFrame]:
-        """
-        :param m: how many sets of rows.
-        :param n: each one's, as for :meth:`sample`.
-        :returns: sets that differ in how rows were drawn, and not in the release: their spread is
-            no measure of uncertainty.
+        """As many sets of :meth:`sample`. They differ in how rows were drawn, and not in the
+        release: their spread is no measure of uncertainty.
         """
         return [self.sample(n) for _ in range(require_count("m", m))]
 
     def margin(self, *columns: str, level: float = 0.95) -> pd.DataFrame:
-        """Counts of a column, or of a pair, as they were released, with intervals.
+        """Counts of one or two columns, as they were released, with intervals.
 
         Each interval covers the count in the private frame (its first ``max_rows`` rows of each
-        person) with probability ``level``. The noise is Gaussian, and its size is public. It says
-        nothing about a larger population.
+        person) with probability ``level``. It says nothing about a larger population.
 
-        :param columns: names of one or two columns.
-        :param level: in (0, 1).
         :returns: a row for each code or pair of codes: labels, ``count``, ``lower``, ``upper``.
             Counts are as released and may be negative, so they and their sums are unbiased.
             Intervals are for counts of people, and end at zero.
@@ -221,7 +213,7 @@ class Synthesizer:
     def _codes(self, number: int, rng: np.random.Generator) -> np.ndarray:
         posterior, schema = self._fit(), self.schema
         if schema.unit is None:
-            return possible_rows(posterior.mixture(), number, rng, schema)
+            return possible_rows(posterior.mixture, number, rng, schema)
         per_unit = np.ones(number, dtype=np.int64)
         if schema.max_rows > 1:
             counts = self._model.cells.row_numbers(posterior.counts).clamp(min=0.0).numpy()
@@ -230,7 +222,7 @@ class Synthesizer:
             per_unit = 1 + systematic(shares, number, rng)
         codes = np.full((number, schema.max_rows, len(schema.columns)), -1, dtype=np.int64)
         used = np.arange(schema.max_rows) < per_unit[:, None]
-        codes[used] = unit_rows(posterior.mixture(), per_unit, rng, schema)
+        codes[used] = unit_rows(posterior.mixture, per_unit, rng, schema)
         return codes
 
 
@@ -239,48 +231,36 @@ def _public_generator() -> np.random.Generator:
 
 
 def _kept(keep: Any, schema: Schema) -> str | None:
-    """The name of the kept column.
-
-    :raises ConfigurationError: it is of another form, or keeps several.
-    """
-    form = "keep must be [(column, '*')], or empty: one column of the schema, with all others."
-    if isinstance(keep, str) or not isinstance(keep, Sequence):
-        raise ConfigurationError(form)
-    if not keep:
+    """The name of the kept column."""
+    if isinstance(keep, (tuple, list)) and not keep:
         return None
-    pair = keep[0]
-    fits = isinstance(pair, (tuple, list)) and len(pair) == 2 and pair[1] == "*"
-    if not fits or pair[0] not in schema.columns:
-        raise ConfigurationError(f"{form} (All pairs of columns are counted in any case.)")
-    if len(keep) > 1:
-        raise ConfigurationError(f"{form} Of several, choose the outcome.")
-    name: str = pair[0]
-    return name
+    match keep:
+        case [(str(name), "*")] if name in schema.columns:
+            return name
+    raise ConfigurationError(
+        "keep must be [(column, '*')], or empty: one column of the schema, with all others. "
+        "Choose the outcome of several. (All pairs of columns are counted in any case.)"
+    )
 
 
 def margin_table(
     schema: Schema, posterior: MarginPosterior, columns: Sequence[str], level: float
 ) -> pd.DataFrame:
-    """
-    :param columns: one or two names.
-    :param level: the intervals' level.
-    :returns: a row for each code, or pair of codes.
-    """
+    """A row for each code of one column, or pair of codes of two."""
     cells = posterior.model.cells
     places = [schema.names.index(name) for name in columns]
     counts, added = cells.margin(posterior.counts, tuple(sorted(places)))
     counts = counts if places == sorted(places) else counts.T
     half = half_width(posterior, level, added)
     labels = list(itertools.product(*(schema.columns[name].code_labels for name in columns)))
-    table = pd.DataFrame(labels, columns=list(columns))
-    table["count"] = counts.flatten().numpy()
-    table["lower"] = np.maximum(table["count"] - half, 0.0)
-    table["upper"] = np.maximum(table["count"] + half, 0.0)
-    return table
+    found = counts.flatten().numpy()
+    ends = [np.maximum(found + way, 0.0) for way in (-half, half)]
+    numbers = pd.DataFrame(dict(zip(_NUMBERS, [found, *ends], strict=True)))
+    return pd.concat([pd.DataFrame(labels, columns=list(columns)), numbers], axis=1)
 
 
 def half_width(posterior: MarginPosterior, level: float, added: int) -> float:
-    """Half width of the interval of a count that sums ``added`` released cells."""
+    """Half width of the interval of a count that sums so many released cells."""
     return float(norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added))
 
 
@@ -293,14 +273,13 @@ def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataF
     """
     found = []
     for of in (1, 2):
+        values = ["value_1", "value_2"][:of]
         for columns in itertools.combinations(schema.names, of):
-            table = margin(*columns).reset_index(drop=True)
             names = {"column_1": columns[0], "column_2": columns[1] if of == 2 else ""}
-            values = table[list(columns)].set_axis([f"value_{i + 1}" for i in range(of)], axis=1)
-            rest = table[["count", "lower", "upper"]]
-            found.append(pd.concat([values, rest], axis=1).assign(**names))
-    order = ["column_1", "value_1", "column_2", "value_2", "count", "lower", "upper"]
-    return pd.concat(found, ignore_index=True)[order].round({"count": 1, "lower": 1, "upper": 1})
+            table = margin(*columns).set_axis([*values, *_NUMBERS], axis=1)
+            found.append(table.assign(**names))
+    order = ["column_1", "value_1", "column_2", "value_2", *_NUMBERS]
+    return pd.concat(found, ignore_index=True)[order].round(dict.fromkeys(_NUMBERS, 1))
 
 
 _REDRAWS = 100
@@ -342,14 +321,8 @@ def unit_rows(
     unit = np.repeat(np.arange(len(per_unit)), per_unit)
     first = possible_rows(mixture, len(per_unit), rng, schema)
     codes = first[unit]
-    left = np.flatnonzero(np.diff(unit, prepend=-1) == 0)
-    for _ in range(_REDRAWS):
-        drawn = _given(mixture, first[unit[left]], constant, rng)
-        fits = possible_codes(drawn, schema.impossible, schema.columns)
-        codes[left[fits]] = drawn[fits]
-        left = left[~fits]
-        if not len(left):
-            break
+    others = np.flatnonzero(np.diff(unit, prepend=-1) == 0)
+    _redraw(codes, others, lambda left: _given(mixture, first[unit[left]], constant, rng), schema)
     return codes
 
 
@@ -375,24 +348,31 @@ def _given(
 
 
 def possible_rows(
-    mixture: Mixture,
-    number: int,
-    rng: np.random.Generator,
-    schema: Schema,
+    mixture: Mixture, number: int, rng: np.random.Generator, schema: Schema
 ) -> np.ndarray:
     """As :func:`drawn_rows`, with rows that the schema says are impossible drawn anew.
 
     :raises ConfigurationError: nearly all draws of the mixture are impossible.
     """
-    rules = (schema.impossible, schema.columns)
     codes = drawn_rows(mixture, number, rng)
-    again = np.flatnonzero(~possible_codes(codes, *rules))
+    again = np.flatnonzero(~possible_codes(codes, schema.impossible, schema.columns))
+    if len(_redraw(codes, again, lambda left: drawn_rows(mixture, len(left), rng), schema)):
+        raise ConfigurationError(
+            f"impossible: after {_REDRAWS} draws some rows still have no possible value. The rules "
+            "exclude nearly all rows that the release allows: check them."
+        )
+    return codes
+
+
+def _redraw(
+    codes: np.ndarray, left: np.ndarray, draw: Callable[[np.ndarray], np.ndarray], schema: Schema
+) -> np.ndarray:
+    """Draw these rows until they are possible; which of them are not in the end."""
     for _ in range(_REDRAWS):
-        if not len(again):
-            return codes
-        codes[again] = drawn_rows(mixture, len(again), rng)
-        again = again[~possible_codes(codes[again], *rules)]
-    raise ConfigurationError(
-        f"impossible: after {_REDRAWS} draws some rows still have no possible value. The rules "
-        "exclude nearly all rows that the release allows: check them."
-    )
+        if not len(left):
+            break
+        drawn = draw(left)
+        fits = possible_codes(drawn, schema.impossible, schema.columns)
+        codes[left[fits]] = drawn[fits]
+        left = left[~fits]
+    return left

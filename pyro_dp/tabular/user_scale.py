@@ -1,14 +1,17 @@
 """A regression's latents on the scale of the user's columns, with an explanation."""
 
-from collections.abc import Sequence, Set
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.explanation import DATA, Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.tabular.glm_model import COEFFICIENTS, GROUP_DF, GROUP_SCALE
+from pyro_dp.tabular.design import Design
+from pyro_dp.tabular.glm_model import COEFFICIENTS, GROUP_DF, GROUP_SCALE, Source
 from pyro_dp.utils.torch_state import forked_rng
 
 _SEED = 0
@@ -16,72 +19,64 @@ _SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class UserScale:
-    """
-    :param names: names of the user's K coefficients.
-    :param of_levels: those of them that only records of a level inform.
-    :param matrix: (K, k): of the model's coefficients they are ``matrix @ b``.
-    :param prior: standard deviations of these before the data, (k,).
+    """The design's coefficients are those of the source, and an intercept that thresholds replace.
+
+    :param kept: the design's columns that the source has, and that the table shows.
     :param centre: the outcome's, which the intercept takes up.
     :param half: half width of the outcome, which scales all.
-    :param ordinal: levels of the outcome, between which thresholds lie; None: there are none.
-    :param positive: names of the family's other latents.
-    :param group: name of the groups' latent.
-    :param group_levels: its levels.
     """
 
-    names: Sequence[str]
-    of_levels: Set[str]
-    matrix: Tensor
-    prior: Tensor
+    design: Design
+    source: Source
+    kept: Sequence[int]
     centre: float
     half: float
-    ordinal: Sequence[object] | None
-    positive: Sequence[str]
-    group: str | None
-    group_levels: Sequence[object]
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """(K, k): the user's K coefficients are ``matrix @ b`` of the model's."""
+        return torch.tensor(self.design.to_user[:, self.kept] * self.half)
 
     @property
-    def coefficients(self) -> list[str]:
-        """Names in the table: thresholds replace the intercept of ordered levels."""
-        return [name for name in self.names if self.ordinal is None or name != "Intercept"]
+    def coefficients(self) -> Sequence[str]:
+        """Names in the table."""
+        return self.source.terms
 
     @property
     def others(self) -> list[str]:
         """Names of the elements of all else, in the order of :meth:`elements`."""
-        found = [] if self.ordinal is None else self.thresholds
-        found = [*found, *self.positive]
-        if self.group is not None:
-            found += [f"{self.group}[{level}]" for level in self.group_levels]
-            found += [f"sd of {self.group}"]
+        found = [*self.thresholds, *self._positive]
+        if self.source.group:
+            name, levels = self.source.group
+            found += [*(f"{name}[{level}]" for level in levels), f"sd of {name}"]
         return found
 
     @property
     def thresholds(self) -> list[str]:
-        assert self.ordinal is not None
-        pairs = zip(self.ordinal, self.ordinal[1:], strict=False)
-        return [f"{low}|{high}" for low, high in pairs]
+        return [f"{low}|{high}" for low, high in itertools.pairwise(self.source.family.ordered)]
 
     @property
     def sites(self) -> list[str]:
         """The model's latents with rows of their own beside the coefficients."""
-        ordinal = [] if self.ordinal is None else ["cutpoints"]
-        return [*ordinal, *self.positive, *([] if self.group is None else [self.group])]
+        group = self.source.group
+        return [*self.source.family.latents, *([group[0]] if group else [])]
 
     def called(self, name: str) -> str:
         """An unconstrained coordinate of these sites, by its level where it has one."""
         site, _, place = name.partition("[")
-        return f"{site}[{self.group_levels[int(place[:-1])]}]" if site == self.group else name
+        group = self.source.group
+        return f"{site}[{group[1][int(place[:-1])]}]" if group and site == group[0] else name
 
     def mean(self, posterior: Posterior) -> Tensor:
         """Means of the coefficients."""
         found = self.matrix @ posterior[COEFFICIENTS].mean.double()
         found = found + self.centre * self._is_intercept
-        return found[self._kept]
+        return found[self.kept]
 
     def covariance(self, posterior: Posterior) -> Tensor:
         """Covariance of the coefficients, which are Gaussian."""
         covariance = posterior[COEFFICIENTS].covariance_matrix.double()
-        return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
+        return (self.matrix @ covariance @ self.matrix.mT)[self.kept][:, self.kept]
 
     def noise_share(self, posterior: Posterior) -> Tensor:
         """The noise's share of each coefficient's variance."""
@@ -91,7 +86,8 @@ class UserScale:
 
     def unknown(self, posterior: Posterior) -> list[str]:
         """Coefficients that the prior knows better than the records."""
-        before = (self.matrix * self.prior).square().sum(dim=1)[self._kept]
+        prior = torch.tensor(self.source.scales, dtype=torch.float64)
+        before = (self.matrix * prior).square().sum(dim=1)[self.kept]
         mostly = self.covariance(posterior).diagonal() > before / 2
         return [name for name, each in zip(self.coefficients, mostly, strict=True) if each]
 
@@ -104,19 +100,20 @@ class UserScale:
         with forked_rng():
             torch.manual_seed(_SEED)
             drawn = {name: each.double() for name, each in posterior.draws(num).items()}
-            gamma = torch.distributions.Gamma(0.5 * (GROUP_DF + len(self.group_levels)), 1.0)
+            group, levels = self.source.group or ("", [])
+            gamma = torch.distributions.Gamma(0.5 * (GROUP_DF + len(levels)), 1.0)
             precision = gamma.sample((num,)).double()
         user = drawn[COEFFICIENTS] @ self.matrix.mT + self.centre * self._is_intercept
-        found = {COEFFICIENTS: user[:, self._kept]}
-        if self.ordinal is not None:
+        found = {COEFFICIENTS: user[:, self.kept]}
+        if self.source.family.ordered:
             found["thresholds"] = drawn["cutpoints"] - user[:, self._is_intercept.bool()]
-        for name in self.positive:
+        for name in self._positive:
             found[name] = drawn[name] * (self.half if name == "sigma" else 1.0)
-        if self.group is not None:
-            own = drawn[self.group]
+        if group:
+            own = drawn[group]
             rate = (GROUP_DF * GROUP_SCALE**2 + own.square().sum(dim=1)) / 2
-            found[self.group] = own * self.half
-            found[f"sd of {self.group}"] = (rate / precision).sqrt() * self.half
+            found[group] = own * self.half
+            found[f"sd of {group}"] = (rate / precision).sqrt() * self.half
         return found
 
     def elements(self, draws: dict[str, Tensor]) -> Tensor:
@@ -126,28 +123,25 @@ class UserScale:
 
     @property
     def _is_intercept(self) -> Tensor:
-        return torch.tensor([float(name == "Intercept") for name in self.names]).double()
+        return torch.tensor([float(name == "Intercept") for name in self.design.names]).double()
 
     @property
-    def _kept(self) -> list[int]:
-        return [j for j, name in enumerate(self.names) if name in self.coefficients]
+    def _positive(self) -> list[str]:
+        return [name for name in self.source.family.latents if name != "cutpoints"]
 
 
 def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Explanation:
-    """The same explanation, of the rows of a regression's table.
+    """The same explanation of the model's latents, of the rows of a regression's table.
 
     A coefficient of the user's is a sum of the model's: the intercept takes up where numbers were
     centred. Its share of noise is that of the table. How sampling, clipping and noise divide it
     follows from theirs, weighted by the squares in that sum, as if they were uncorrelated. Latents
     without a row in the table (coefficients of missing values) are left out.
-
-    :param found: the explanation of the model's latents.
-    :param posterior: that of the same latents.
     """
     own = [place for place, name in enumerate(found.names) if _site(name) == COEFFICIENTS]
     others = [j for j, name in enumerate(found.names) if _site(name) in scale.sites]
     noise = scale.noise_share(posterior)
-    squares = scale.matrix[[scale.names.index(name) for name in scale.coefficients]].square()
+    squares = scale.matrix[scale.kept].square()
     variance = posterior[COEFFICIENTS].covariance_matrix.diagonal().double()
     parts = {
         name: squares @ (share[own].double() * variance)

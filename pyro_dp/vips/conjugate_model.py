@@ -25,8 +25,7 @@ class Statistic:
     :param bound: the largest Euclidean norm of one record's part, to which it is clipped.
         ``math.inf`` is for runs without noise.
     :param static: a record's part does not depend on the posterior. Such a statistic is released
-        once and reused if all records take part in every step. It is a declaration about the model,
-        and data never decide it.
+        once and reused if all records take part in every step.
 
     >>> import math
     >>> from pyro_dp.vips import Statistic
@@ -95,6 +94,8 @@ M = TypeVar("M", bound="ConjugateModel")
 _REVIEWED: set[type] = set()
 OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."
 Parts = Mapping[str, Tensor | Contributions]
+Sums = Mapping[str, Tensor]  # over all records, float64, of the declared shapes; by statistic
+Sds = Mapping[str, float]  # the noise in each coordinate of them, by statistic; public
 
 
 class ConjugateModel(abc.ABC):
@@ -106,12 +107,11 @@ class ConjugateModel(abc.ABC):
     posterior of the global latents (the M-step).
 
     **The E-step is behind the privacy wall.** Row b of :meth:`expected_statistics` may depend on
-    row b of the data and draws and on the public posterior. It must not depend on another record.
-    A loop over local latents must therefore run a fixed number of times. A loop that stops when the
-    batch has converged would pass information between records. Your own model sees one record at a
-    time (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next.
-    Parts above the bound are clipped. A record with a NaN or infinite part, or on which the E-step
-    fails, counts as zero.
+    row b of the data and draws and on the public posterior, and on no other record. So a loop over
+    local latents must run a fixed number of times. Your own model sees one record at a time
+    (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next. Parts
+    above the bound are clipped. A record with a NaN or infinite part, or on which the E-step fails,
+    counts as zero.
 
     **The M-step sees released numbers only**, and may use them freely. Sums are noisy: counts may
     be negative, second moments not positive definite. The size of the noise is public; the size of
@@ -152,19 +152,15 @@ class ConjugateModel(abc.ABC):
 
     @abc.abstractmethod
     def check(self, *data: Tensor) -> None:
-        """Refuse data that do not fit. It spends nothing, and its errors are for the curator.
+        """Refuse data that do not fit, in errors that are for the curator.
 
-        For large data it is called for one part after the other.
-
-        :param data: finite tensors with a row per record, all of one length.
+        :param data: finite tensors with a row per record, all of one length. Large data come in
+            parts, one after the other.
         :raises ModelError: their number, shapes or values do not fit.
         """
 
     def static_statistics(self, *rows: Any, **named: Any) -> Parts:
-        """Parts of B records of the statistics that are declared static, ``(B, *shape)`` each.
-
-        :param rows: rows of the data, (B, ...) each.
-        """
+        """Parts of B records of the static statistics, ``(B, *shape)`` each, from their rows."""
         return {}
 
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
@@ -172,15 +168,12 @@ class ConjugateModel(abc.ABC):
 
         :param posterior: the global latents', from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.
-        :param rows: rows of the data, (B, ...) each.
         """
         return {}
 
     def initial_statistics(self, size: int) -> Mapping[str, Tensor]:
-        """Statistics before the first step: public. Their posterior is the first E-step's.
-
-        :param size: number of records N.
-        :returns: zeros, whose posterior is the prior, unless a model knows better.
+        """Statistics before the first step: public. Their posterior is the first E-step's: the
+        prior, unless a model knows better.
         """
         return {
             name: torch.zeros(statistic.shape, dtype=torch.float64)
@@ -188,9 +181,7 @@ class ConjugateModel(abc.ABC):
         }
 
     @abc.abstractmethod
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> Any:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> Any:
         """The posterior of the global latents, a function of released sums: the M-step.
 
         :param statistics: sums over all records, float64, of the declared shapes.
@@ -203,17 +194,10 @@ class ConjugateModel(abc.ABC):
         """The posterior's distribution of each global site."""
 
     def feedback(
-        self,
-        posterior: Any,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
-        size: int,
+        self, posterior: Any, statistics: Sums, noise: Sds, size: int
     ) -> Mapping[tuple[str, str], Tensor] | None:
         """The derivatives of the E-step's sums with respect to the posterior's means. Like the
         M-step, it sees released numbers only.
-
-        Noise moves the posterior, and so the next E-step. Intervals with the right coverage must
-        include that.
 
         :param posterior: the result of :meth:`posterior` for the others.
         :returns: by names of a statistic and of a site, the matrix (size of the statistic, size of
@@ -223,9 +207,7 @@ class ConjugateModel(abc.ABC):
         """
         return None
 
-    def hidden(
-        self, posterior: Any, statistics: Mapping[str, Tensor], noise: Mapping[str, float]
-    ) -> Mapping[str, Tensor]:
+    def hidden(self, posterior: Any, statistics: Sums, noise: Sds) -> Mapping[str, Tensor]:
         """Elements whose information from the records is below the noise, if the M-step detects
         that.
 
@@ -262,13 +244,10 @@ def require_data(model: ConjugateModel, data: Sequence[Any], **columns: int | No
         if count is not None:
             model_of = f"for a model that was made for {count} columns"
             form = f"(N, {count}), one row per record, {model_of}"
-        if not isinstance(value, Tensor):
-            raise ModelError(
-                f"{name} must be a tensor of shape {form}; it is a {type(value).__name__}."
-            )
-        if value.dim() == 0 or value.shape[1:] != row:
-            shape = tuple(value.shape)
-            raise ModelError(f"{name} must be a tensor of shape {form}; it is of shape {shape}.")
+        shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+        if not shape or shape[1:] != row:
+            found = f"of shape {shape}" if shape else f"a {type(value).__name__}"
+            raise ModelError(f"{name} must be a tensor of shape {form}; it is {found}.")
         if value.is_complex():
             raise ModelError(f"{name} must hold real numbers.")
 
@@ -285,8 +264,7 @@ def require_binary(name: str, value: Tensor, advice: str) -> None:
 def reviewed(kind: type[M]) -> type[M]:
     """Decorate a model of this package whose tests show that no record moves another one's part.
 
-    VIPS runs its E-step on whole batches, and that of other models on one record at a time. A
-    subclass is another model.
+    VIPS runs its E-step on whole batches, and that of other models on one record at a time.
     """
     _REVIEWED.add(kind)
     return kind

@@ -74,8 +74,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     checks of data, which are for the curator.
 
     **Uncertainty.** :meth:`posterior` includes the uncertainty that noise adds, to first order. Its
-    status says where that is not enough. In simulated regressions 95% intervals covered the truth
-    in 94 to 96% of the cases. It does not include the effects of clipping and of sampling records.
+    status says where that is not enough. It does not include the effects of clipping and of
+    sampling records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
     :param accountant: as for :class:`DPSVI`. A model's start is public, and comes from torch's
@@ -88,8 +88,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         model's own.
     :param noise: a multiplier or a :class:`Noise`. sigma is in units of the bounds, were there one
         statistic; with K of them each has sqrt(K) sigma. If sigma is calibrated, the steps and the
-        release of static statistics fit the remaining budget. With such a release it is larger than
-        the accountant's for the steps alone. 0: plain variational Bayes, not private.
+        release of static statistics fit the remaining budget. 0: plain variational Bayes, not
+        private.
     :param sampling: a sample rate, or an object such as :class:`PoissonSampling`.
     :param execution: an :class:`Execution` with microbatch_size (``None``: as the model says) and
         peers.
@@ -212,14 +212,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> SitePosterior:
-        """The current posterior of each global site of the model's Pyro model.
+        """The current posterior of each global site of the model's Pyro model:
+        ``posterior["weights"]`` is the marginal distribution of a site.
 
-        ``posterior["weights"]`` is the marginal distribution of a site; :meth:`guide` samples all
-        sites.
-
-        :param noise_aware: include the uncertainty that the noise adds, to first order. The noise
-            in the statistics moves the means, directly and through the E-steps
-            (:mod:`pyro_dp.vips.noise_response`). If the model has a
+        :param noise_aware: include the uncertainty that the noise adds, to first order, directly
+            and through the E-steps (:mod:`pyro_dp.vips.noise_response`). If the model has a
             :meth:`ConjugateModel.feedback`, the parts of the covariance that variational Bayes
             leaves out are included, too. The ``status`` says whether anything is left out. Without
             noise, and with ``False``, the posterior is that of variational Bayes as it is.
@@ -355,9 +352,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         prepared: Prepared,
         sigma: float | None = None,
     ) -> MixedStatistics:
-        """A release of these statistics.
+        """A release of their sum over records.
 
-        :param total: their sum over records.
         :param sigma: its noise multiplier; None: that of a step.
         """
         sampler, position = prepared.sampler, self.accountant.position

@@ -1,9 +1,9 @@
 """The response of a posterior to noise in released statistics, to first order: post-processing.
 
 With s the mixed statistics and theta the means of all sites, let D = d theta / d s be the slope of
-the M-step. Noise does not only enter through D: it moves the posterior, with which the next E-step
-is made, which moves the next statistics. Let J = D d s_hat / d theta, s_hat the exact sums of the
-E-step, and rho_t the weights of the steps. A deviation of the means goes on as
+the M-step. Noise also moves the next E-step, and so the next statistics. Let J = D d s_hat / d
+theta, s_hat the exact sums of the E-step, and rho_t the weights of the steps. A deviation of the
+means goes on as
 
     delta_t = (1 - rho_t) delta_(t-1) + rho_t (J delta_(t-1) + D e_t),
 
@@ -58,24 +58,17 @@ _MUCH = 0.5  # standard deviations
 
 @dataclass(frozen=True)
 class Moved:
-    """The widening of each site whose family allows it, by name.
+    """The widening of each site whose family allows it, by name, (*site shape, R) each."""
 
-    :param spread: root (*site shape, R) of the covariance that linear response adds.
-    :param noise: root of the covariance of the noise in its centre.
-    :param way: how far the centre still is from where the steps go to, (*site shape, 1).
-    :param bend: root mean square of the noise's effect beyond first order, (*site shape, 1).
-    """
-
-    spread: dict[str, Tensor]
-    noise: dict[str, Tensor]
-    way: dict[str, Tensor]
-    bend: dict[str, Tensor]
+    spread: dict[str, Tensor]  # root of the covariance that linear response adds
+    noise: dict[str, Tensor]  # root of the covariance of the noise in its centre
+    way: dict[str, Tensor]  # how far the centre still is from where the steps go to, R = 1
+    bend: dict[str, Tensor]  # root mean square of the noise's effect beyond first order, R = 1
 
 
 class NoiseResponse:
     """
     :param m_step: marginals by site, from the values of the statistics.
-    :param mixed: statistics as they are now, and the noise in them.
     :param static: names of statistics whose noise is the same in every step.
     :param weights: rho_t of the steps so far.
     :param first: values of the statistics after the first step, or None.
@@ -125,7 +118,6 @@ class NoiseResponse:
 
         :param static: D times a root of the static noise, (n, R).
         :param fresh: the same of the mixed noise of all other statistics.
-        :param response: J, (n, n).
         """
         identity = torch.eye(len(response)).to(response)
         later, steady, total = identity, identity, torch.zeros_like(response)
@@ -249,11 +241,7 @@ def noise_aware(
     feedback: Mapping[tuple[str, str], Tensor] | None,
     hidden: Mapping[str, Tensor],
 ) -> SitePosterior:
-    """
-    :param marginals: those of variational Bayes, by site.
-    :param feedback: the result of :meth:`ConjugateModel.feedback`.
-    :param hidden: the result of :meth:`ConjugateModel.hidden`.
-    """
+    """The posterior of variational Bayes, widened; feedback and hidden are the model's."""
     sites = {site for _, site in feedback or {}}
     moved = response.moved(feedback, {site: covariance(marginals[site]) for site in sites})
     plain, aware, bent, on_way, left_out, unanswered = {}, {}, {}, {}, {}, {}
@@ -285,8 +273,7 @@ def noise_aware(
 
 def _status(count: int, found: Mapping[tuple[str, str], Mapping[str, Tensor]]) -> Status:
     """
-    :param count: number of all elements.
-    :param found: which elements of each site have a problem, by its text and its cause.
+    :param found: which of the ``count`` elements have a problem, by its text and cause, and site.
     """
     for (text, cause), masks in found.items():
         some = sum(int(mask.sum()) for mask in masks.values())

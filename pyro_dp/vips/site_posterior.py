@@ -21,27 +21,26 @@ _NUM_DRAWS = 10_000  # for quantiles of other families
 class Family(NamedTuple):
     """Operations on a distribution of a family, without ``Independent`` around it.
 
-    :param centre: the mean, or the location where there may be none.
     :param widened: from a root (*shape, R) of the covariance of further noise in the centre.
     :param quantiles: each element's, (P, *shape), for probabilities (P, 1, ...).
     """
 
-    centre: Callable[[Any], Tensor]
     widened: Callable[[Any, Tensor], Distribution]
     quantiles: Callable[[Any, Tensor], Tensor]
 
 
 def centre(marginal: Distribution) -> Tensor | None:
-    """The parameter that noise moves; None for families that cannot be widened."""
-    family = _family(marginal)
-    return family.centre(base(marginal)) if family else None
+    """The parameter that noise moves: the mean, or the location where there may be none. None for
+    families that cannot be widened.
+    """
+    own = base(marginal)
+    found: Tensor = own.loc if hasattr(own, "loc") else own.mean
+    return found if _family(marginal) else None
 
 
 def widened(marginal: Distribution, root: Tensor) -> Distribution:
-    """The same centre, and noise in it added to the variances; of the same family.
-
-    A Dirichlet has one number for the width of all its elements: the sum of their variances is
-    right.
+    """The same centre, and noise in it added to the variances; of the same family. A Dirichlet
+    has one number for its width: the sum of its variances is right.
 
     :param root: root of the covariance of the noise, (*shape, R).
     """
@@ -151,14 +150,12 @@ def _from_scipy(function: Callable, *given: Tensor) -> Tensor:
 
 
 _FAMILIES: dict[type, Family] = {
-    torch.distributions.Normal: Family(lambda d: d.loc, _wider_normal, _normal_quantiles),
-    torch.distributions.MultivariateNormal: Family(
-        lambda d: d.loc, _wider_normals, _normal_quantiles
-    ),
-    torch.distributions.StudentT: Family(lambda d: d.loc, _wider_student, _student_quantiles),
-    dist.MultivariateStudentT: Family(lambda d: d.loc, _wider_students, _student_quantiles),
-    torch.distributions.Gamma: Family(lambda d: d.mean, _wider_gamma, _gamma_quantiles),
-    torch.distributions.Dirichlet: Family(lambda d: d.mean, _wider_dirichlet, _dirichlet_quantiles),
+    torch.distributions.Normal: Family(_wider_normal, _normal_quantiles),
+    torch.distributions.MultivariateNormal: Family(_wider_normals, _normal_quantiles),
+    torch.distributions.StudentT: Family(_wider_student, _student_quantiles),
+    dist.MultivariateStudentT: Family(_wider_students, _student_quantiles),
+    torch.distributions.Gamma: Family(_wider_gamma, _gamma_quantiles),
+    torch.distributions.Dirichlet: Family(_wider_dirichlet, _dirichlet_quantiles),
 }
 
 
@@ -256,11 +253,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return total
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Quantiles of each element of each site.
-
-        :param probabilities: P numbers in (0, 1).
-        :returns: by site, ``(P, *site shape)``.
-        """
+        """Quantiles of each element at P probabilities, by site: ``(P, *site shape)``."""
         at = torch.tensor(probabilities, dtype=torch.float64)
         return {site: quantiles(each, at) for site, each in self.items()}
 

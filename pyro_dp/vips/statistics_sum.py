@@ -23,14 +23,10 @@ from pyro_dp.vips.isolated_model import IsolatedModel
 
 @dataclass(frozen=True)
 class MixedStatistics:
-    """Estimates of the sums over all records, and how noisy they are; all of it public.
-
-    :param values: by name.
-    :param noise: standard deviation of the noise in each coordinate, by name.
-    """
+    """Estimates of the sums over all records, and how noisy they are; all of it public."""
 
     values: dict[str, Tensor]
-    noise: dict[str, float]
+    noise: dict[str, float]  # standard deviation in each coordinate
 
     def joined(self, other: "MixedStatistics") -> "MixedStatistics":
         return MixedStatistics(self.values | other.values, self.noise | other.noise)
@@ -58,7 +54,6 @@ class MixedStatistics:
         return torch.stack(moved).norm().item()
 
     def state(self) -> dict[str, Any]:
-        """As tensors, numbers and dictionaries."""
         values = {name: value.clone() for name, value in self.values.items()}
         return {"values": values, "noise": dict(self.noise)}
 
@@ -81,25 +76,18 @@ class MixedStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """The released statistics of a run so far.
+    """The released statistics of a run so far."""
 
-    :param size: N.
-    :param mixed: averages over the steps.
-    :param static: estimates that were released once; None: not yet.
-    :param start: averages after the first step; None: there was none.
-    """
-
-    size: int
-    mixed: MixedStatistics
-    static: MixedStatistics | None = None
-    start: MixedStatistics | None = None
+    size: int  # N
+    mixed: MixedStatistics  # averages over the steps
+    static: MixedStatistics | None = None  # released once
+    start: MixedStatistics | None = None  # averages after the first step
 
     def to(self, device: torch.device) -> "Progress":
         static, start = (each and each.to(device) for each in (self.static, self.start))
         return Progress(self.size, self.mixed.to(device), static, start)
 
     def state(self) -> dict[str, Any]:
-        """As tensors, numbers and dictionaries."""
         parts = {"statistics": self.mixed, "static": self.static, "start": self.start}
         return {"size": self.size} | {name: each and each.state() for name, each in parts.items()}
 
@@ -117,16 +105,11 @@ def require_step_size(value: Any) -> tuple[float, float]:
 
 @dataclass(eq=False, repr=False)
 class StatisticsSum:
-    """Statistics of a model that are released together, in equal shares.
-
-    :param statistics: those of the release, by name.
-    :param microbatch_size: at most so many records are worked on at a time.
-    :param sum_type: the sum to which their contributions are added.
-    """
+    """Statistics of a model that are released together, in equal shares."""
 
     model: ConjugateModel | IsolatedModel
-    statistics: Mapping[str, Statistic]
-    microbatch_size: int | None
+    statistics: Mapping[str, Statistic]  # those of the release
+    microbatch_size: int | None  # at most so many records are worked on at a time
     sum_type: type[ClippedSum]
 
     def static_sum(self, records: Records, indices: Indices) -> ClippedSum:

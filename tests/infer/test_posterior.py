@@ -2,7 +2,6 @@
 
 import copy
 import html
-import math
 import pickle
 import sys
 
@@ -16,7 +15,6 @@ import pyro_dp
 from pyro_dp import DPSEP, ConfigurationError, Noise, PaperDPSEP, Posterior, PrivacyAccountant
 from pyro_dp.infer.posterior.summary import REMEDIES, Status, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.vips.models.noisy_sums import mostly_in
 
 SUPPORTS = {
     "w": (constraints.independent(constraints.real, 1), (3,)),
@@ -261,16 +259,6 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigurationError, match="needs matplotlib"):
         posterior().plot()
-
-
-def test_half_of_the_variance_decides():
-    turn = math.pi / 8
-    directions = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-    hidden = torch.tensor([True, False])
-    assert mostly_in(directions, torch.ones(2), hidden).tolist() == [True, False]
-    assert mostly_in(directions, torch.tensor([100.0, 1.0]), hidden).tolist() == [True, True]
-    assert mostly_in(directions, torch.tensor([0.01, 1.0]), hidden).tolist() == [False, False]
-    assert not mostly_in(directions, torch.ones(2), ~hidden | hidden & False).all()
 
 
 # DPSEP

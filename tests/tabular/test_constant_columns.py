@@ -59,12 +59,6 @@ def test_rows_that_differ_have_what_the_first_one_has():
     assert (back.groupby("person")["sex"].nunique() == 1).all()
 
 
-def test_files_and_code():
-    assert Schema.from_json(SCHEMA.to_json()) == SCHEMA
-    assert "constant=('sex', 'height')" in repr(SCHEMA)
-    assert "constant" not in repr(Schema(COLUMNS))
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -281,7 +281,12 @@ def test_what_is_no_rule_is_refused(rules, said):
 
 
 FULL = Schema(
-    BASE, unit="id", max_rows=5, derived={"bmi": "weight / height / height"}, impossible=RULES
+    BASE,
+    unit="id",
+    max_rows=5,
+    constant=["job"],
+    derived={"bmi": "weight / height / height"},
+    impossible=RULES,
 )
 
 
@@ -291,7 +296,7 @@ def test_there_and_back_as_code_json_and_file(tmp_path):
         assert again == FULL and again.names == FULL.names and again.impossible == FULL.impossible
     FULL.save(tmp_path / "schema.json")
     assert Schema.load(tmp_path / "schema.json") == FULL
-    assert FULL != Schema(BASE) and FULL != 3
+    assert FULL != Schema(BASE) and FULL != 3 and "constant" not in repr(Schema(BASE))
 
 
 def changed(**other):

@@ -1,9 +1,7 @@
 """A frame becomes tensors and comes back; a person's rows are one record."""
 
-import importlib
 import pickle
 import re
-import sys
 
 import numpy as np
 import pandas as pd
@@ -207,14 +205,6 @@ def test_shapes_and_dtypes_do_not_depend_on_values():
         k: (v.shape, v.dtype) for k, v in other.items()
     }
     assert schema.decode(one).dtypes.equals(schema.decode(other).dtypes)
-
-
-def test_without_pandas_the_extra_is_named(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("pyro_dp.tabular")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'pyro-dp\[tabular\]'"):
-        importlib.import_module("pyro_dp.tabular")
 
 
 @pytest.mark.long

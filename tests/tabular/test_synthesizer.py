@@ -26,6 +26,7 @@ from pyro_dp.tabular import (
     Synthesizer,
     margin_mixture,
 )
+from pyro_dp.tabular.synthesizer import all_margins
 
 SIZE = 500
 KEEP = [("sick", "*")]
@@ -102,20 +103,15 @@ class TestFrames:
         assert one["visits"].isna().any()
         assert set(one["marital"]) <= set(MARITAL)
 
-    def test_as_many_as_were_fitted(self):
-        assert len(fitted().sample()) == SIZE
-
-    def test_sets_differ(self):
-        one, two = fitted().sample_sets(2, 50)
-        assert not one.equals(two)
-
-    def test_repeat_with_the_public_seed(self):
+    def test_draws(self):
+        """As many as were fitted. Sets differ, and the public seed repeats them."""
         made = fitted()
-        frames = []
-        for _ in range(2):
-            torch.manual_seed(3)
-            frames.append(made.sample(50))
-        pd.testing.assert_frame_equal(*frames)
+        assert len(made.sample()) == SIZE
+        torch.manual_seed(3)
+        one, two = made.sample_sets(2, 50)
+        assert not one.equals(two)
+        torch.manual_seed(3)
+        pd.testing.assert_frame_equal(made.sample(50), one)
 
     def test_impossible_and_derived(self):
         of = schema(
@@ -137,40 +133,15 @@ class TestFrames:
         assert abs(numbers[0] - numbers[1]).max() <= 1
         assert made["id"].nunique() == 200
 
-    def test_however_much_noise(self):
-        one = fitted(noise=1e30).sample(30)
+    @pytest.mark.parametrize("settings", [dict(noise=1e30), dict(keep=())])
+    def test_however_much_noise_and_without_keep(self, settings):
+        one = fitted(**settings).sample(30)
         assert len(one) == 30 and one["age"].notna().all()
-
-    def test_without_keep(self):
-        one = fitted(keep=()).sample(30)
-        assert len(one) == 30
 
     def test_of_one_column(self):
         of = Schema({"sick": Binary(("no", "yes"))})
         one = fitted(frame()[["sick"]], of, keep=()).sample(40)
         assert set(one["sick"]) == {"no", "yes"}
-
-    @pytest.mark.long
-    def test_keep_what_goes_together(self, monkeypatch):
-        """The mean distance of pairs: a tenth of that of columns that were shuffled apart."""
-        monkeypatch.undo()
-        data = frame(4000)
-        made = fitted(data, components=8, noise=1.0).sample()
-        apart = pd.DataFrame(
-            {x: data[x].sample(frac=1, random_state=i).to_numpy() for i, x in enumerate(data)}
-        )
-        assert self.far(made, data, 1) < 0.02
-        assert self.far(made, data, 2) < 0.25 * self.far(made, apart, 2)
-
-    @staticmethod
-    def far(one, other, size):
-        """Total variation, the mean over all margins of so many columns."""
-        codes = [pd.DataFrame(schema().codes(each)) for each in (one, other)]
-        found = []
-        for columns in itertools.combinations(range(4), size):
-            shares = [each.value_counts(list(columns), normalize=True) for each in codes]
-            found.append(shares[0].sub(shares[1], fill_value=0.0).abs().sum() / 2)
-        return np.mean(found)
 
 
 class TestPrivacy:
@@ -292,8 +263,6 @@ class TestIntervals:
             largest = made.margin(*columns, level=0.9).nlargest(1, "count").iloc[0]
             assert largest["upper"] - largest["count"] == pytest.approx(half)
             assert largest["count"] - largest["lower"] == pytest.approx(half)
-
-    def test_their_width_is_told(self):
         made = fitted(frame(5000), noise=100.0)
         half = 100 * np.sqrt(6) * np.sqrt(2) * norm.ppf(0.975)
         assert f"except those of sick, have 95% intervals of +-{half:.0f}" in repr(made)
@@ -311,44 +280,60 @@ class TestIntervals:
         np.testing.assert_allclose(one["count"], expected)
         np.testing.assert_allclose(one["lower"], expected)
 
-    def test_there_are_none_of_three_columns(self):
-        with pytest.raises(ConfigurationError, match="44%"):
-            fitted().margin("age", "sick", "marital")
+    def test_a_column_may_be_called_count(self):
+        """Its labels stay, beside the released counts."""
+        of = Schema({"count": Category(("few", "many")), "upper": Binary()})
+        data = pd.DataFrame({"count": ["few"] * 30 + ["many"] * 70, "upper": [True] * 100})
+        made = fitted(data, of, noise=0.0, keep=())
+        table = made.margin("count")
+        assert list(table.columns) == ["count", "count", "lower", "upper"]
+        assert table.iloc[:, 0].tolist() == ["few", "many"]
+        np.testing.assert_allclose(table.iloc[:, 1], [30, 70])
+        found = all_margins(of, made.margin)
+        assert (
+            found["value_1"].tolist()
+            == ["few", "many", "False", "True"] + ["few"] * 2 + ["many"] * 2
+        )
+        np.testing.assert_allclose(found["count"], [30, 70, 0, 100, 0, 30, 0, 70])
 
-    @pytest.mark.parametrize("columns", [(), ("height",), ("age", "age")])
-    def test_of_no_columns(self, columns):
-        with pytest.raises(ConfigurationError, match="margin"):
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            (("age", "sick", "marital"), "44%"),
+            ((), "margin"),
+            (("height",), "margin"),
+            (("age", "age"), "margin"),
+        ],
+    )
+    def test_of_other_columns_there_are_none(self, columns, said):
+        with pytest.raises(ConfigurationError, match=said):
             fitted().margin(*columns)
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        "keep",
-        [[("height", "*")], [("age", "sick")], "sick", ["sick"], [("sick", "*"), ("age", "*")]],
-    )
-    def test_keep(self, keep):
-        with pytest.raises(ConfigurationError, match="keep"):
-            Synthesizer(schema(), accountant=PrivacyAccountant(1.0), keep=keep)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (dict(keep=[("height", "*")]), "keep"),
+        (dict(keep=[("age", "sick")]), "keep"),
+        (dict(keep="sick"), "keep"),
+        (dict(keep=["sick"]), "keep"),
+        (dict(keep=[("sick", "*"), ("age", "*")]), "keep"),
+        (dict(schema={}), "Schema"),
+        (dict(accountant=None), "accountant"),
+        (dict(components=0), "components"),
+        (dict(components=10**9), "Choose fewer"),
+        (dict(schema=Schema({"sick": Binary()}), keep=KEEP), "beside the one"),
+        (dict(schema=Schema({x: Number(0.0, 1.0, bins=4000) for x in "abc"})), "fewer bins"),
+    ],
+)
+def test_refused(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Synthesizer(**dict(schema=schema(), accountant=PrivacyAccountant(1.0)) | settings)
 
-    def test_others(self):
-        with pytest.raises(ConfigurationError, match="Schema"):
-            Synthesizer({}, accountant=PrivacyAccountant(1.0))
-        with pytest.raises(ConfigurationError, match="accountant"):
-            Synthesizer(schema(), accountant=None)
-        with pytest.raises(ConfigurationError, match="components"):
-            Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=0)
-        with pytest.raises(ConfigurationError, match="Choose fewer"):
-            Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=10**9)
-        with pytest.raises(ConfigurationError, match="beside the one"):
-            of = Schema({"sick": Binary(("no", "yes"))})
-            Synthesizer(of, accountant=PrivacyAccountant(1.0), keep=KEEP)
-        with pytest.raises(ConfigurationError, match="fewer bins"):
-            wide = {name: Number(0.0, 1.0, bins=4000) for name in "abc"}
-            Synthesizer(Schema(wide), accountant=PrivacyAccountant(1.0))
 
-    def test_before_the_fit(self):
-        made = Synthesizer(schema(), accountant=PrivacyAccountant(1.0))
-        assert "not fitted" in repr(made)
-        for ask in (made.sample, lambda: made.margin("age")):
-            with pytest.raises(ConfigurationError, match="not fitted"):
-                ask()
+def test_before_the_fit():
+    made = Synthesizer(schema(), accountant=PrivacyAccountant(1.0))
+    assert "not fitted" in repr(made)
+    for ask in (made.sample, lambda: made.margin("age")):
+        with pytest.raises(ConfigurationError, match="not fitted"):
+            ask()

@@ -216,7 +216,7 @@ MUTATIONS = [
     Mutation(
         "LDA: both halves are the document",
         "halves",
-        "return _with_counts(documents, first), _with_counts(documents, counts - first)",
+        "return found[0], found[1]",
         "return documents, documents",
         "test_vips_lda.py",
     ),
@@ -239,7 +239,7 @@ MUTATIONS = [
         "LatentDirichletAllocation.check",
         "broken = counts.is_floating_point() and not (counts == counts.round()).all()",
         "broken = False",
-        "test_vips_lda.py",
+        "test_vips.py",
     ),
     Mutation(
         "SBN: hidden units are coupled to themselves",
@@ -253,7 +253,7 @@ MUTATIONS = [
         "hidden_units",
         "means = torch.zeros_like(field)",
         "means = torch.tanh(field.mean(0, keepdim=True)).expand_as(field) / 4 + 0 * field",
-        "test_vips_sbn.py",
+        "test_vips.py",
     ),
     Mutation(
         "SBN: pixels of 0 and 1",

@@ -1,6 +1,7 @@
 """The models of VIPS without noise: exact posteriors, and the Pyro models that they stand for."""
 
 import math
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -10,6 +11,7 @@ from pyro import poutine
 from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from vips_problems import (
+    ALL,
     MEANS,
     PROBLEMS,
     SDS,
@@ -22,9 +24,16 @@ from vips_problems import (
 
 from pyro_dp import DPSEP, VIPS, ConfigurationError, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.utils.linalg import stacked
-from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression
+from pyro_dp.vips import (
+    GaussianMixture,
+    LatentDirichletAllocation,
+    LinearRegression,
+    LogisticRegression,
+    SigmoidBeliefNetwork,
+)
 from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares
 
+DRAWN = {"mixture": "assignment", "documents": "words", "images": "images"}  # others draw y
 NOT_STEP = (0.0, 0.0)  # every step forgets what was before: plain variational Bayes
 
 
@@ -284,10 +293,10 @@ def test_the_mixture_s_pyro_model():
 
 @pytest.mark.long
 @pytest.mark.in_turns
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", ALL)
 def test_posterior_and_guide_are_of_the_model_s_sites(name):
     """Same names and shapes as in the Pyro model; the guide's marginals are the posterior's."""
-    make, data = PROBLEMS[name]
+    make, data = ALL[name]
     model, data = make(), data()
     vips = fitted(model, data, 1)
     sites = poutine.trace(model.model).get_trace(*data)
@@ -296,7 +305,7 @@ def test_posterior_and_guide_are_of_the_model_s_sites(name):
         for key, site in sites.nodes.items()
         if site["type"] == "sample"
         and not site["is_observed"]
-        and key not in ("data", "assignment")
+        and key not in ("data", "assignment", "topic_weights", "hidden")
     }
     posterior = vips.posterior()
     assert {key: q.shape() for key, q in posterior.items()} == latent
@@ -306,23 +315,28 @@ def test_posterior_and_guide_are_of_the_model_s_sites(name):
         sd = q.variance.reshape(-1).sqrt()
         error = (values.mean(0) - q.mean.reshape(-1)) / sd * math.sqrt(3000)
         assert error.abs().max() < 6
-        if name != "mixture":  # its coordinates' t distributions may have heavy tails
+        if name not in ("mixture", "images"):  # which have coordinates with heavy tails
             assert ((values.std(0) / sd - 1).abs() < 0.2).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", ALL)
 def test_predictive(name, dtype):
     """New labels for new rows, in the precision of the data."""
-    make, data = PROBLEMS[name]
+    make, data = ALL[name]
     model, data = make(), [x.to(dtype) for x in data()]
     vips = fitted(model, data, 1)
     new = data[0][:7]
-    samples = Predictive(model.model, guide=vips.guide, num_samples=20)(new)
-    site = "assignment" if name == "mixture" else "y"
-    assert samples[site].shape == (20, 7)
-    mine = vips.predictive(20)(0.9 * new)
-    assert mine[site].shape == (20, 7) and set(vips.posterior()) <= mine.keys()
+    function = poutine.uncondition(model.model) if name in ("documents", "images") else model.model
+    samples = Predictive(function, guide=vips.guide, num_samples=20)(new)
+    drawn = samples[DRAWN.get(name, "y")]
+    assert drawn.shape == (20, *(new.shape if name in ("documents", "images") else (7,)))
+    if name == "documents":
+        assert (drawn.sum(-1) == 20).all()  # the fixed length
+    other = 1 - new if name == "images" else new + 1 if name == "documents" else 0.9 * new
+    mine = vips.predictive(20)(other)
+    assert mine[DRAWN.get(name, "y")].shape == drawn.shape
+    assert set(vips.posterior()) <= mine.keys()
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -337,12 +351,18 @@ def test_other_precisions_of_the_data_change_little(name):
         torch.testing.assert_close(rounded[key].mean, q.mean, rtol=1e-4, atol=1e-4)
 
 
-def test_labels_may_be_integers_or_truth_values():
-    x, y = logistic_data()
-    mean = fitted(LogisticRegression(3), (x, y), 2).posterior()["weights"].mean
-    for labels in (y.long(), y.bool()):
-        other = fitted(LogisticRegression(3), (x, labels), 2)
-        assert torch.equal(other.posterior()["weights"].mean, mean)
+@pytest.mark.parametrize("name", ["logistic", "documents", "images"])
+def test_whole_numbers_may_be_of_any_type(name):
+    """Also of types without a ``round`` of their own."""
+    make, data = ALL[name]
+    *x, whole = data()
+    found = []
+    for dtype in (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool):
+        torch.manual_seed(0)
+        vips = fitted(make(), (*x, (whole > 0).to(dtype)), 2)
+        found.append(vips.state_dict()["statistics"]["values"])
+    for statistic, value in found[0].items():
+        assert all(torch.equal(each[statistic], value) for each in found)
 
 
 @pytest.mark.long
@@ -373,10 +393,10 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
 
 
 @pytest.mark.parametrize("sigma", [1.0, 100.0, 1e6])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", [*PROBLEMS, "documents"])
 def test_nothing_explodes_under_noise(name, sigma):
     """However small epsilon is, means stay within what the prior and the bounds allow."""
-    make, data = PROBLEMS[name]
+    make, data = ALL[name]
     model, data = make(), data()
     for seed in range(5):
         for rate, steps in ((1.0, 1), (0.5, 5)):
@@ -422,6 +442,15 @@ def test_eigenvalues_below_the_noise_are_not_taken_for_information():
     assert torch.equal(exact.known, exact.stepping)
 
 
+def test_half_of_the_variance_decides_what_is_hidden():
+    turn = math.pi / 8
+    directions = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    moment = NoisySecondMoment(torch.tensor([0.0, 1.0]), directions, radius=0.5)
+    assert moment.hides(torch.tensor(1e6)).tolist() == [True, False]
+    assert moment.hides(torch.tensor(0.01)).tolist() == [True, True]
+    assert not replace(moment, radius=0.0).hides(torch.tensor(0.01)).any()
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -437,6 +466,20 @@ def test_eigenvalues_below_the_noise_are_not_taken_for_information():
         (lambda: GaussianMixture(2, 2, radius=1.0, rate=0.0), "rate"),
         (lambda: GaussianMixture(2, 2, radius=1.0, start=torch.zeros(2)), "start"),
         (lambda: GaussianMixture(1, 1, radius=1.0, start=torch.tensor([[math.nan]])), "start"),
+        (lambda: LatentDirichletAllocation(0, 5), "topics"),
+        (lambda: LatentDirichletAllocation(3, -1), "words"),
+        (lambda: LatentDirichletAllocation(3, 5, length=math.inf), "length"),
+        (lambda: LatentDirichletAllocation(3, 5, length=10.0, clip=1.1), "clip"),
+        (lambda: LatentDirichletAllocation(3, 5, clip=0.5), "length"),
+        (lambda: LatentDirichletAllocation(3, 5, alpha=0.0), "alpha"),
+        (lambda: LatentDirichletAllocation(3, 5, eta=math.nan), "eta"),
+        (lambda: LatentDirichletAllocation(3, 5, iterations=0), "iterations"),
+        (lambda: SigmoidBeliefNetwork(0, 3), "pixels"),
+        (lambda: SigmoidBeliefNetwork(9, 1.5), "units"),
+        (lambda: SigmoidBeliefNetwork(9, 3, a=0.0), "a must"),
+        (lambda: SigmoidBeliefNetwork(9, 3, b=math.inf), "b must"),
+        (lambda: SigmoidBeliefNetwork(9, 3, bias_scale=-1.0), "bias_scale"),
+        (lambda: SigmoidBeliefNetwork(9, 3, sweeps=0), "sweeps"),
     ],
 )
 def test_bad_model_settings(make, text):

@@ -17,7 +17,9 @@ from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Parts,
+    Sds,
     Statistic,
+    Sums,
     require_data,
     reviewed,
 )
@@ -54,22 +56,20 @@ class GaussianMixture(ConjugateModel):
     Let r be the probabilities of a record's assignment. Its statistics are r, of norm at most 1; r
     x' (at most radius); and r (x^2)' (at most radius^2).
 
-    The result of variational Bayes depends on its start. It starts at ``start``, or at means that
-    are far from each other, drawn at random from the ball without the data. From random means some
-    components may end with equal means, which does not affect privacy. The order of the components
-    means nothing.
+    The result of variational Bayes depends on its start: ``start``, or means that are far from each
+    other, drawn at random from the ball without the data. From random means some components may end
+    with equal means.
 
     Data: ``x`` of shape (N, dim).
 
     :param components: K, the number of components.
     :param dim: D, the number of columns.
     :param radius: > 0.
-    :param concentration: concentration of the prior of the weights, > 0.
-    :param mean_precision: precision of the prior of a mean, in units of the component's precision,
-        > 0.
-    :param shape: shape of the precisions' prior, > 0.
-    :param rate: rate of the precisions' prior, > 0. ``None``: shape (radius / 10)^2, for components
-        a tenth as wide as the ball's radius.
+    :param concentration: of the weights' prior, > 0.
+    :param mean_precision: of the means' prior, in units of the component's precision, > 0.
+    :param shape: of the precisions' prior, > 0.
+    :param rate: the same. ``None``: shape (radius / 10)^2, for components a tenth as wide as the
+        ball's radius.
     :param start: means at the beginning, (K, D), from public knowledge.
 
     >>> import torch
@@ -164,9 +164,7 @@ class GaussianMixture(ConjugateModel):
             "squares": Joined([OuterProducts(left, right.square())]),
         }
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> MixturePosterior:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> MixturePosterior:
         counts = statistics["counts"].clamp(min=0.0).unsqueeze(1)
         sums, squares = statistics["sums"], statistics["squares"]
         # Means of rows within the ball are within it, too; counts below their noise say nothing.
@@ -194,17 +192,14 @@ class GaussianMixture(ConjugateModel):
         }
 
     def guide(self, posterior: MixturePosterior) -> None:
-        pyro.sample("weights", dist.Dirichlet(posterior.weights))
-        shape = posterior.shape.expand_as(posterior.rate)
-        precisions = pyro.sample("precisions", dist.Gamma(shape, posterior.rate).to_event(2))
+        marginals = self.marginals(posterior)
+        pyro.sample("weights", marginals["weights"])
+        precisions = pyro.sample("precisions", marginals["precisions"])
         sd = (posterior.count * precisions).rsqrt()
         pyro.sample("means", dist.Normal(posterior.mean, sd).to_event(2))
 
     def model(self, x: Tensor) -> Tensor:
-        """The Pyro model; ``assignment`` is marked for enumeration.
-
-        :returns: assignments.
-        """
+        """The Pyro model, which returns assignments; they are marked for enumeration."""
         shape = (self.components, self.dim)
         ones = x.new_ones(self.components)
         weights = pyro.sample("weights", dist.Dirichlet(self.concentration * ones))

@@ -6,7 +6,7 @@ that of the topics' and another M-step.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyro
 import pyro.distributions as dist
@@ -16,7 +16,15 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_data, reviewed
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Sds,
+    Statistic,
+    Sums,
+    require_data,
+    reviewed,
+)
 from pyro_dp.vips.models.noisy_sums import expected_counts
 
 _TINY = 1e-290  # replaces a probability that is zero in floating point
@@ -28,23 +36,16 @@ class Documents:
 
     The T pairs of document and word are sorted by document. So sums over a document run over its
     own words in their order, and do not depend on other documents.
-
-    :param document: index of each pair's document, (T,).
-    :param word: (T,).
-    :param count: > 0, (T,) in float64.
-    :param shape: (B, V).
     """
 
-    document: Tensor
-    word: Tensor
-    count: Tensor
-    shape: tuple[int, int]
+    document: Tensor  # each pair's index, (T,)
+    word: Tensor  # (T,)
+    count: Tensor  # > 0, (T,) in float64
+    shape: tuple[int, int]  # (B, V)
 
     @staticmethod
     def of(counts: Tensor) -> "Documents":
-        """
-        :param counts: (B, V), >= 0.
-        """
+        """From counts (B, V), >= 0."""
         document, word = counts.nonzero(as_tuple=True)
         shape = counts.shape[0], counts.shape[1]
         return Documents(document, word, counts[document, word].double(), shape)
@@ -57,7 +58,7 @@ class Documents:
     def of_length(self, length: float) -> "Documents":
         """The same frequencies in documents of another length. Empty ones stay empty."""
         count = self.count * (length / self.lengths)[self.document]
-        return Documents(self.document, self.word, count, self.shape)
+        return replace(self, count=count)
 
     def per_document(self, values: Tensor) -> Tensor:
         """Sums over each document's words, (T, K) to (B, K)."""
@@ -76,13 +77,10 @@ class WordCounts:
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a document is as large as its
     words.
-
-    :param documents: B documents with T words in all.
-    :param values: >= 0, (T, K).
     """
 
     documents: Documents
-    values: Tensor
+    values: Tensor  # >= 0, (T, K)
 
     def norms(self) -> Tensor:
         squares = self.documents.per_document(self.values.square())
@@ -100,27 +98,17 @@ class WordCounts:
         return dense.transpose(1, 2).flatten(1)
 
 
-@dataclass(frozen=True)
-class LocalPosterior:
-    """The variational posterior of documents for these topics.
-
-    :param weights: parameters of the Dirichlet of each document's topic weights, (B, K).
-    :param counts: expected tokens of each word by topic, (T, K).
-    """
-
-    weights: Tensor
-    counts: Tensor
-
-
 def local_posterior(
     log_topics: Tensor, documents: Documents, concentration: float, iterations: int
-) -> LocalPosterior:
+) -> tuple[Tensor, Tensor]:
     """The E-step of latent Dirichlet allocation (Blei, Ng & Jordan 2003, section 5.2).
 
     Every document starts from equal topic weights, and takes a fixed number of iterations.
 
     :param log_topics: expectation of the log of the word probabilities, (V, K).
     :param concentration: alpha of the prior of the topic weights.
+    :returns: parameters of the Dirichlet of each document's topic weights, (B, K); and expected
+        tokens of each word by topic, (T, K).
     """
     # A factor that the topics share says nothing about which of them a token is from.
     shifted = log_topics - log_topics.amax(dim=1, keepdim=True)
@@ -134,7 +122,7 @@ def local_posterior(
         weights = concentration + factors * documents.per_document(share)
     joint = topics * _expected_factors(weights)[documents.document]
     shares = joint / joint.sum(dim=1, keepdim=True).clamp(min=_TINY)
-    return LocalPosterior(weights, documents.count.unsqueeze(1) * shares)
+    return weights, documents.count.unsqueeze(1) * shares
 
 
 def _expected_factors(weights: Tensor) -> Tensor:
@@ -158,35 +146,12 @@ def halves(documents: Documents, seed: int) -> tuple[Documents, Documents]:
     place = torch.arange(len(pair), device=pair.device) - (lengths.cumsum(0) - lengths)[document]
     in_first = 2 * place < lengths[document]
     first = torch.zeros_like(counts).index_add_(0, pair, in_first.long())
-    return _with_counts(documents, first), _with_counts(documents, counts - first)
-
-
-def _with_counts(documents: Documents, counts: Tensor) -> Documents:
-    kept = counts > 0
-    return Documents(
-        documents.document[kept], documents.word[kept], counts[kept].double(), documents.shape
-    )
-
-
-def completion_perplexity(
-    topics: Tensor,
-    log_topics: Tensor,
-    documents: Documents,
-    concentration: float,
-    *,
-    iterations: int,
-    seed: int,
-) -> float:
-    """exp(- mean log probability of a token of the second half, conditional on the first).
-
-    :param topics: word probabilities, (V, K).
-    :param log_topics: expectation of their log, (V, K).
-    """
-    given, scored = halves(documents, seed)
-    local = local_posterior(log_topics, given, concentration, iterations)
-    weights = local.weights / local.weights.sum(dim=1, keepdim=True)
-    probability = (weights[scored.document] * topics[scored.word]).sum(dim=1)
-    return math.exp(-(scored.count @ probability.log()).item() / scored.count.sum().item())
+    found = []
+    for own in (first, counts - first):
+        kept = own > 0
+        half = documents.document[kept], documents.word[kept], own[kept].double()
+        found.append(Documents(*half, documents.shape))
+    return found[0], found[1]
 
 
 _INITIAL_SHAPE = 100.0  # shape of the initial counts' Gamma, as in Hoffman et al. 2010
@@ -204,9 +169,7 @@ class LatentDirichletAllocation(ConjugateModel):
 
     A document is a record. **Its word counts are rescaled to a fixed length**, so a long document
     weighs no more than a short one. (The paper instead draws that many words from the document. The
-    rescaled counts are the mean of these draws, which only add variance. On 3,087 blog entries with
-    20 topics and no noise, held-out perplexity is 1831 at lengths 100 and 50. With draws it is 1947
-    and 2172.)
+    rescaled counts are the mean of these draws, which only add variance.)
 
     A record's statistics are its expected counts by topic and word, and its counts by word, which
     are static. Both have norm at most ``length``, that of a document of one repeated word. They are
@@ -217,9 +180,8 @@ class LatentDirichletAllocation(ConjugateModel):
     mean of the noise's positive part in every cell. Here a noisy count is replaced by its posterior
     expectation under an exponential prior. The prior's mean is length N / words for words, and 1 /
     topics for a word's share in a topic. So counts below the noise fall back to the word's overall
-    frequency. On the first two splits of the KOS benchmark, perplexity is 2382 at epsilon 4 and
-    2094 at 16. With zeros instead, and the whole budget for the topics, it is 2922 and 2353. Words
-    by their frequencies, without noise, have 2675. Without noise there is no difference.
+    frequency. (On two splits of the KOS benchmark at epsilon 4, perplexity is 2382, and with zeros
+    instead 2922.)
 
     Data: ``counts`` of shape (N, words), whole numbers >= 0. A document without words adds nothing.
 
@@ -310,12 +272,11 @@ class LatentDirichletAllocation(ConjugateModel):
         self, posterior: Dirichlet, draws: Draws, counts: Tensor
     ) -> dict[str, WordCounts]:
         documents = self._documents(counts)
-        local = local_posterior(_log_topics(posterior), documents, self.alpha, self.iterations)
-        return {"topics": WordCounts(documents, local.counts)}
+        log_topics = _log_topics(posterior)
+        _, expected = local_posterior(log_topics, documents, self.alpha, self.iterations)
+        return {"topics": WordCounts(documents, expected)}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> Dirichlet:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> Dirichlet:
         counts = statistics["topics"].clamp(min=0.0)
         if noise["topics"] > 0 and self.length is not None:
             mean = torch.full_like(statistics["words"], size * self.length / self.words)
@@ -328,9 +289,8 @@ class LatentDirichletAllocation(ConjugateModel):
         return {"topics": posterior.to_event(1)}
 
     def model(self, counts: Tensor) -> Tensor:
-        """The Pyro model. If ``words`` is not observed, documents have the fixed length.
-
-        :returns: probabilities of the words, (N, V).
+        """The Pyro model, which returns probabilities of the words, (N, V). If ``words`` is not
+        observed, documents have the fixed length.
         """
         ones = torch.ones(self.topics, self.words, dtype=torch.float64, device=counts.device)
         topics = pyro.sample("topics", dist.Dirichlet(self.eta * ones).to_event(1))
@@ -349,8 +309,8 @@ class LatentDirichletAllocation(ConjugateModel):
     ) -> float:
         """Held-out perplexity by document completion: lower is better.
 
-        A random half of a document's tokens determines its topic weights. The others are predicted,
-        by the posterior means of these weights and of the topics. Documents keep their lengths.
+        A random half of a document's tokens determines its topic weights. The posterior means of
+        these and of the topics predict the others. Documents keep their lengths.
         **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
@@ -365,28 +325,31 @@ class LatentDirichletAllocation(ConjugateModel):
             raise ModelError("perplexity() needs a document of two or more words.")
         warn_not_private("perplexity", "documents", _OTHERS)
         topics = posterior["topics"].base_dist
-        own = (topics.mean.T, _log_topics(topics), bag, self.alpha)
-        return completion_perplexity(*own, iterations=_COMPLETION_ITERATIONS, seed=seed)
+        first, scored = halves(bag, seed)
+        weights, _ = local_posterior(_log_topics(topics), first, self.alpha, _COMPLETION_ITERATIONS)
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        probability = (weights[scored.document] * topics.mean.T[scored.word]).sum(dim=1)
+        return math.exp(-(scored.count @ probability.log()).item() / scored.count.sum().item())
 
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor
     ) -> dist.Dirichlet:
-        """The variational posterior of each document's topic weights.
+        """The variational posterior of each document's topic weights: batch shape (M,), event shape
+        (topics,).
 
         **The result is not private**: it reveals the documents' contents. It is for the curator, or
-        for documents that need no protection. A :class:`NotPrivateWarning` says so.
+        for documents that need no protection. A :class:`NotPrivateWarning` says so. Arguments are
+        those of :meth:`perplexity`.
 
-        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
-        :param documents: counts of shape (M, words).
-        :returns: batch shape (M,), event shape (topics,).
         :raises ModelError: they do not fit.
         """
         self.check(documents)
         warn_not_private("topic_weights", "documents", _OTHERS)
         log_topics = _log_topics(posterior["topics"].base_dist)
         bag = Documents.of(documents)
-        local = local_posterior(log_topics, bag, self.alpha, _COMPLETION_ITERATIONS)
-        return dist.Dirichlet(local.weights)
+        return dist.Dirichlet(
+            local_posterior(log_topics, bag, self.alpha, _COMPLETION_ITERATIONS)[0]
+        )
 
     def _documents(self, counts: Tensor) -> Documents:
         documents = Documents.of(counts)

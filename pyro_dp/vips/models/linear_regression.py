@@ -21,7 +21,9 @@ from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
+    Sds,
     Statistic,
+    Sums,
     require_data,
     reviewed,
 )
@@ -62,9 +64,9 @@ class LinearRegression(ConjugateModel):
     :param dim: number of features.
     :param x_bound: > 0.
     :param y_bound: > 0.
-    :param weight_precision: precision of the weights' prior in units of the noise's, > 0.
-    :param concentration: concentration of the noise precision's prior, > 0.
-    :param rate: rate of the noise precision's prior, > 0.
+    :param weight_precision: of the weights' prior, in units of the noise's precision, > 0.
+    :param concentration: of the noise precision's prior, > 0.
+    :param rate: the same.
 
     >>> from pyro_dp.vips import LinearRegression
     >>> model = LinearRegression(dim=3, x_bound=1.0, y_bound=2.0)
@@ -105,9 +107,7 @@ class LinearRegression(ConjugateModel):
         joint = torch.cat([x, y.unsqueeze(1)], dim=1)
         return {"second_moment": WeightedSquares(joint, torch.ones_like(y))}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> NormalGamma:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> NormalGamma:
         sd = noise["second_moment"]
         # The closest matrix that could be a sum of squares: then no residual is negative.
         joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
@@ -126,12 +126,7 @@ class LinearRegression(ConjugateModel):
             rate=self.rate + residual * self.y_bound**2 / 2,
         )
 
-    def hidden(
-        self,
-        posterior: NormalGamma,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
-    ) -> dict[str, Tensor]:
+    def hidden(self, posterior: NormalGamma, statistics: Sums, noise: Sds) -> dict[str, Tensor]:
         joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
         sd = noise["second_moment"]
         features = NoisySecondMoment.of(stacked(joint[:-1, :-1]), self.dim, sd)
@@ -154,11 +149,7 @@ class LinearRegression(ConjugateModel):
         pyro.sample("weights", dist.MultivariateNormal(posterior.mean, scale_tril=root))
 
     def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The Pyro model.
-
-        :param y: ``None`` to sample labels.
-        :returns: labels.
-        """
+        """The Pyro model, which returns labels. Without ``y`` it samples them."""
         concentration, rate = x.new_tensor(self.concentration), x.new_tensor(self.rate)
         precision = pyro.sample("precision", dist.Gamma(concentration, rate))
         sd = (self.weight_precision * precision).rsqrt()

@@ -25,7 +25,9 @@ from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
+    Sds,
     Statistic,
+    Sums,
     require_binary,
     require_data,
     reviewed,
@@ -46,12 +48,9 @@ def polya_gamma_mean(squared: Tensor) -> Tensor:
 
 
 def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size: int) -> Tensor:
-    """(d, d), nowhere larger than the curvature.
+    """(d, d), nowhere larger than the curvature, which is positive definite.
 
-    :param curvature: positive definite, (d, d).
-    :param mean: the weights', (d,).
-    :param covariance: the weights', (d, d).
-    :param size: number of records.
+    :param mean: the weights', (d,), as the covariance, (d, d).
     """
     nodes = torch.linspace(-_FARTHEST, _FARTHEST, _NODES).to(mean)
     squared = nodes.square()
@@ -119,9 +118,9 @@ class LogisticRegression(ConjugateModel):
     Data: ``x`` of shape (N, dim), and labels ``y`` of shape (N,), each 0 or 1.
 
     :param dim: number of features.
-    :param concentration: concentration of the precision's prior, > 0. If it and ``rate`` are both
-        large, the precision is practically fixed.
-    :param rate: rate of the precision's prior, > 0.
+    :param concentration: of the precision's prior, > 0. If it and ``rate`` are both large, the
+        precision is practically fixed.
+    :param rate: the same.
 
     >>> import torch
     >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
@@ -166,9 +165,7 @@ class LogisticRegression(ConjugateModel):
         squared = (times(x, second_moment) * x).sum(dim=1)
         return {"curvature": WeightedSquares(x, polya_gamma_mean(squared))}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> LogisticPosterior:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> LogisticPosterior:
         curvature = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         vectors = curvature.vectors
         labels = vectors.T @ statistics["labels"]
@@ -190,11 +187,7 @@ class LogisticRegression(ConjugateModel):
         )
 
     def feedback(
-        self,
-        posterior: LogisticPosterior,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
-        size: int,
+        self, posterior: LogisticPosterior, statistics: Sums, noise: Sds, size: int
     ) -> dict[tuple[str, str], Tensor]:
         """A change dA of the curvature acts on the mean as one of the labels' sums by -dA mean.
         That is (A - H) times the change of the mean, H the information of the likelihood.
@@ -205,10 +198,7 @@ class LogisticRegression(ConjugateModel):
         return {("labels", "weights"): curvature - information}
 
     def hidden(
-        self,
-        posterior: LogisticPosterior,
-        statistics: Mapping[str, Tensor],
-        noise: Mapping[str, float],
+        self, posterior: LogisticPosterior, statistics: Sums, noise: Sds
     ) -> dict[str, Tensor]:
         known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         weights = known.hides(posterior.concentration / posterior.rate)
@@ -222,11 +212,7 @@ class LogisticRegression(ConjugateModel):
         }
 
     def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The Pyro model.
-
-        :param y: ``None`` to sample labels.
-        :returns: labels.
-        """
+        """The Pyro model, which returns labels. Without ``y`` it samples them."""
         concentration, rate = x.new_tensor(self.concentration), x.new_tensor(self.rate)
         precision = pyro.sample("precision", dist.Gamma(concentration, rate))
         prior = dist.Normal(0.0, precision.rsqrt()).expand([self.dim]).to_event(1)

@@ -64,13 +64,10 @@ class WeightedSquares:
     """w_n x_n x_n' of B records, as :func:`~pyro_dp.utils.linalg.stacked` would stack it.
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`; the matrices are never made.
-
-    :param rows: x, (B, d) in float64.
-    :param weights: w, (B,).
     """
 
-    rows: Tensor
-    weights: Tensor
+    rows: Tensor  # x, (B, d) in float64
+    weights: Tensor  # w, (B,)
 
     def norms(self) -> Tensor:
         return (self.weights.abs() * self.rows.square().sum(dim=1)).unsqueeze(1)
@@ -95,22 +92,15 @@ class NoisySecondMoment:
     say. In :attr:`stepping` eigenvalues below the spectral radius of the noise are raised to it.
     The noise hides whether they are zero, and dividing by them would blow up a mean. That makes the
     mean smaller; it is no information about the latents. Without noise both are the released sums.
-
-    :param values: eigenvalues, ascending, (d,).
-    :param vectors: eigenvectors in columns, (d, d).
-    :param radius: the noise's.
     """
 
-    values: Tensor
-    vectors: Tensor
-    radius: float
+    values: Tensor  # eigenvalues, ascending, (d,)
+    vectors: Tensor  # eigenvectors in columns, (d, d)
+    radius: float  # the noise's
 
     @staticmethod
     def of(coordinates: Tensor, dim: int, noise: float) -> "NoisySecondMoment":
-        """
-        :param coordinates: stacked, (d (d + 1) / 2,).
-        :param noise: standard deviation of the noise in each of them.
-        """
+        """From stacked coordinates, (d (d + 1) / 2,), and the noise's deviation in each."""
         values, vectors = torch.linalg.eigh(unstacked(coordinates, dim))
         return NoisySecondMoment(values, vectors, noise_radius(noise, dim))
 
@@ -130,19 +120,9 @@ class NoisySecondMoment:
         :param precision: the prior's, a number.
         """
         variances = 1 / (precision + self.known)
-        return mostly_in(self.vectors, variances, self.values < self.radius)
+        parts = self.vectors.square() * variances
+        return parts[:, self.values < self.radius].sum(dim=1) > 0.5 * parts.sum(dim=1)
 
     def matrix(self, values: Tensor) -> Tensor:
         """The matrix with these eigenvalues, (d, d)."""
         return (self.vectors * values) @ self.vectors.T
-
-
-def mostly_in(directions: Tensor, variances: Tensor, hidden: Tensor) -> Tensor:
-    """Coordinates more than half of whose variance lies in hidden directions, (d,).
-
-    :param directions: in columns, (d, k).
-    :param variances: along each, (k,).
-    :param hidden: which of them are, (k,).
-    """
-    parts = directions.square() * variances
-    return parts[:, hidden].sum(dim=1) > 0.5 * parts.sum(dim=1)

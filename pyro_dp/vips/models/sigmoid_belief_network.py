@@ -7,6 +7,7 @@ Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340). Model and prior are th
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -22,7 +23,9 @@ from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Parts,
+    Sds,
     Statistic,
+    Sums,
     require_binary,
     require_data,
     reviewed,
@@ -31,24 +34,6 @@ from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
 from pyro_dp.vips.models.noisy_sums import noisy_regression
 
 _HALF = 0.5  # shape of a ratio of gammas whose root is half-Cauchy
-
-
-@dataclass(frozen=True)
-class ShrinkagePosterior:
-    """Independent gammas of the shapes of the prior's sites."""
-
-    spread: Gamma  # ()
-    scales: Gamma  # (K,)
-    rates: Gamma  # (J, K)
-    precisions: Gamma  # (J, K)
-
-    def marginals(self) -> dict[str, Distribution]:
-        return {
-            "spread": self.spread,
-            "scales": self.scales.to_event(1),
-            "rates": self.rates.to_event(2),
-            "precisions": self.precisions.to_event(2),
-        }
 
 
 @dataclass(frozen=True)
@@ -64,13 +49,10 @@ class ShrinkagePrior:
     There the variance is the gamma variable, and its posterior a generalised inverse Gaussian. The
     prior is the same: the variance is, in both, a ratio of a Gamma(a) to a Gamma(b) variable. With
     precisions all posteriors are gammas.
-
-    :param a: > 0; the smaller, the more weights are next to zero.
-    :param b: > 0; the smaller, the larger some are. a = b = 1/2 is the horseshoe.
     """
 
-    a: float
-    b: float
+    a: float  # > 0; the smaller, the more weights are next to zero
+    b: float  # > 0; the smaller, the larger some are
 
     def sample(self, like: Tensor, rows: int, columns: int) -> Tensor:
         """The Pyro model of the weights, (J, K)."""
@@ -83,23 +65,28 @@ class ShrinkagePrior:
         return pyro.sample("weights", dist.Normal(0.0, precisions.rsqrt()).to_event(2))
 
     def posterior(
-        self, squares: Tensor, before: ShrinkagePosterior | None = None
-    ) -> ShrinkagePosterior:
-        """One round of variational Bayes.
+        self, squares: Tensor, before: Mapping[str, Distribution] | None = None
+    ) -> dict[str, Distribution]:
+        """Gammas of the prior's sites after one round of variational Bayes, at first from ones.
 
         :param squares: expectations of the squared weights, (J, K).
-        :param before: ``None`` to start with scales of one.
         """
         one = squares.new_ones(())
         rows, columns = squares.shape
-        scales = before.scales.mean if before else squares.new_ones(columns)
-        spread = before.spread.mean if before else one
-        precisions = before.precisions.mean if before else torch.ones_like(squares)
+        spread, scales, precisions = one, squares.new_ones(columns), torch.ones_like(squares)
+        if before is not None:
+            names = ("spread", "scales", "precisions")
+            spread, scales, precisions = (before[name].mean for name in names)
         rates = Gamma((self.a + self.b) * one, precisions + scales)
         scales = Gamma((_HALF + rows * self.a) * one, spread + rates.mean.sum(dim=0))
         spread = Gamma((_HALF + columns * _HALF) * one, one + scales.mean.sum())
         precisions = Gamma((self.b + 0.5) * one, rates.mean + squares / 2)
-        return ShrinkagePosterior(spread, scales, rates, precisions)
+        return {
+            "spread": spread,
+            "scales": scales.to_event(1),
+            "rates": rates.to_event(2),
+            "precisions": precisions.to_event(2),
+        }
 
 
 _ROUNDS = 60
@@ -136,7 +123,7 @@ class NetworkPosterior:
     covariance: Tensor  # (J, K + 1, K + 1)
     hidden_mean: Tensor  # (K,)
     hidden_variance: Tensor  # (K,)
-    shrinkage: ShrinkagePosterior
+    shrinkage: Mapping[str, Distribution]
     curvature: Tensor  # (J,)
 
 
@@ -160,8 +147,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
     **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
     record, and so needs a matrix of second moments for each pixel: J (K + 1) (K + 2) / 2 numbers of
     norm up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
-    smaller family, and K (K + 1) / 2 numbers suffice. (Pixel accuracy on those digits, K = 10, no
-    noise: 0.879, with the paper's 0.873.)
+    smaller family, and K (K + 1) / 2 numbers suffice.
 
     **M-step.** Noisy second moments are projected to matrices without negative eigenvalues. The
     noise of the other statistics has a public size, and enters the posterior of weights and biases
@@ -173,8 +159,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
 
     :param pixels: J, the number of pixels in an image.
     :param units: K, number of hidden units.
-    :param a: parameter of the prior of the weights, > 0.
-    :param b: parameter of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
+    :param a: parameter of the prior of the weights, > 0. The smaller, the more are next to zero.
+    :param b: the same. The smaller, the larger some weights are; a = b = 1/2 is the horseshoe.
     :param bias_scale: > 0.
     :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
@@ -246,9 +232,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
             "pairs": x[:, first] * x[:, second],
         }
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> NetworkPosterior:
+    def posterior(self, statistics: Sums, noise: Sds, size: int) -> NetworkPosterior:
         statistics = _possible(statistics, size)
         moments = self._second_moments(statistics, size)
         sums = torch.cat([statistics["products"], statistics["images"].unsqueeze(1)], dim=1)
@@ -258,12 +242,12 @@ class SigmoidBeliefNetwork(ConjugateModel):
         frequencies = 0.5 + statistics["images"] / size
         predictor = torch.logit(frequencies, eps=0.5 / size)
         curvature = polya_gamma_mean(predictor.square())
-        earlier: ShrinkagePosterior | None = None
+        shrinkage: Any = None
         move = torch.zeros_like(curvature)
         # The blocks of the posterior need each other, and no data.
         for _ in range(_ROUNDS):
-            shrinkage = earlier = self.prior.posterior(squares, earlier)
-            precision = torch.cat([shrinkage.precisions.mean, bias], dim=1)
+            shrinkage = self.prior.posterior(squares, shrinkage)
+            precision = torch.cat([shrinkage["precisions"].mean, bias], dim=1)
             mean, covariance = noisy_regression(
                 curvature[:, None, None] * moments, sums, sds.square(), precision
             )
@@ -279,7 +263,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
             mean, covariance, hidden_mean, hidden_variance, shrinkage, curvature
         )
 
-    def _second_moments(self, statistics: Mapping[str, Tensor], size: int) -> Tensor:
+    def _second_moments(self, statistics: Sums, size: int) -> Tensor:
         """Sum over records of (x, 1) (x, 1)', (K + 1, K + 1), without a negative eigenvalue."""
         moments = torch.zeros(self.units + 1, self.units + 1).to(statistics["hidden"])
         first, second = torch.triu_indices(self.units, self.units, offset=1)
@@ -291,9 +275,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         moments[-1, -1] = size
         return floored(moments, 0.0)
 
-    def _hidden_biases(
-        self, sums: Tensor, noise: Mapping[str, float], size: int
-    ) -> tuple[Tensor, Tensor]:
+    def _hidden_biases(self, sums: Tensor, noise: Sds, size: int) -> tuple[Tensor, Tensor]:
         """Means and variances of the Gaussians of the hidden units' biases, (K,) each."""
         precision = sums.new_full((self.units, 1), self.bias_scale**-2)
         curvature = sums.new_full((self.units,), 0.25)
@@ -309,7 +291,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         mean, covariance = posterior.mean, posterior.covariance
         weights = dist.MultivariateNormal(mean[:, :-1], covariance[:, :-1, :-1])
         hidden = dist.Normal(posterior.hidden_mean, posterior.hidden_variance.sqrt())
-        return posterior.shrinkage.marginals() | {
+        return {
+            **posterior.shrinkage,
             "weights": weights.to_event(1),
             "biases": dist.Normal(mean[:, -1], covariance[:, -1, -1].sqrt()).to_event(1),
             "hidden_biases": hidden.to_event(1),
@@ -346,13 +329,11 @@ class SigmoidBeliefNetwork(ConjugateModel):
     ) -> float:
         """Fraction of hidden pixels of new images that are predicted correctly.
 
-        The pixels are dealt at random into ten groups. Each group is hidden in all images. The
-        other pixels determine the hidden units, and these predict the group. All of it is at the
-        posterior means. **The result is not private: use images that need no protection.** A
-        :class:`NotPrivateWarning` says so.
+        The pixels are dealt at random into ten groups. The others determine the hidden units at the
+        posterior means, and these predict the group. **The result is not private: use images that
+        need no protection.** A :class:`NotPrivateWarning` says so.
 
-        :param posterior: those of ``weights``, ``biases`` and ``hidden_biases``:
-            ``vips.posterior()``.
+        :param posterior: ``vips.posterior()``.
         :param images: images outside the fit, (M, pixels).
         :param seed: seed for the groups.
         :raises ModelError: the images do not fit.
@@ -379,7 +360,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         return right / images.numel()
 
 
-def _possible(statistics: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+def _possible(statistics: Sums, size: int) -> dict[str, Tensor]:
     """Noise may make sums larger than records with values of -1/2 and 1/2 can. No weights would be
     large enough to explain them.
     """
