@@ -82,7 +82,7 @@ class TestContract(InferenceContract):
         yield {"histogram": state["histogram"] | {"bound": math.nan}}, "histogram"
         for part in ({"counts": [1]}, {"counts": [0, 0, 0, -1]}, {"sums": {"x": torch.zeros(2)}}):
             yield {"averages": state["averages"] | part}, "averages"
-        for part in ({"variance": "a"}, {"gradients": {}}):
+        for part in ({"variance": "a"}, {"gradients": {"x": torch.zeros(2)}}):
             yield {"averages": state["averages"] | part}, "averages"
         yield {"averages": 5}, "averages"
         yield {"history": None}, "history"  # in states of version 0.2.0
