@@ -81,10 +81,7 @@ class NonPrivate:
     def _read(
         self, name: str, kinds: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The ledger first. This leaves the public generators as they were.
-
-        :param kinds: inferences that have such numbers.
-        """
+        """The ledger first. This leaves the public generators as they were."""
         inference = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)

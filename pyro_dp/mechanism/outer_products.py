@@ -126,10 +126,7 @@ class OuterProducts:
 
 @dataclass
 class Joined:
-    """Blocks that are clipped jointly.
-
-    One of :class:`~pyro_dp.mechanism.contributions.Contributions`.
-    """
+    """Blocks that are clipped jointly."""
 
     parts: Sequence[OuterProducts | LookedUpRows | Rows]
 
@@ -166,13 +163,10 @@ def counted(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def weighted_gram(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weights (B, 1), of any sign, times rows' rows, (d, d).
-
-    By a product of roots with themselves, which takes half the work.
-    """
+    """Sum of weights (B, 1), of any sign, times rows' rows, (d, d)."""
     if not in_memory(rows):
         return (rows * weights).mT @ rows
-    total = gram(rows * weights.clamp(min=0.0).sqrt())
+    total = gram(rows * weights.clamp(min=0.0).sqrt())  # half the work of a product
     if (weights < 0).any():
         total -= gram(rows * (-weights).clamp(min=0.0).sqrt())
     return total

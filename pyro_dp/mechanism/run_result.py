@@ -143,13 +143,13 @@ class RunResult(Sequence[float]):
 
     @property
     def steps(self) -> int:
-        """How many were taken in this call."""
+        """Number of those taken in this call."""
         return len(self.returned)
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
         """The last that was read; None if there is none."""
-        return list(self.clipped.values())[-1] if self.clipped else None
+        return next(reversed(self.clipped.values()), None)
 
     def __len__(self) -> int:
         return len(self.values)

@@ -118,13 +118,7 @@ class Noise(Setting):
 
 @dataclass(frozen=True)
 class Sampling(Setting):
-    """Base of the samplings: which records take part in a step.
-
-    :param rate: the expected fraction of the records, in (0, 1]. ``None``: subsample_size / size of
-        the plate.
-    :param plate: name of the private plate, for a Pyro model. ``None``: found if exactly one plate
-        holds observations.
-    """
+    """Base of the samplings: which records take part in a step."""
 
     _forms = "a rate, PoissonSampling(...), FixedSizeSampling(...) or FullBatch()"
 
