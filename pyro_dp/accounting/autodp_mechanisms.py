@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import ApproximateDP, Event, Laplace, RenyiDP, SubsampledGaussian
-from pyro_dp.accounting.events.event import LONGEST_TEXT
+from pyro_dp.accounting.events import (
+    LONGEST_TEXT,
+    ApproximateDP,
+    Event,
+    Laplace,
+    RenyiDP,
+    SubsampledGaussian,
+)
 from pyro_dp.accounting.pld import ORDERS, Floats
-from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
+from pyro_dp.accounting.trade_off import Accountant, trade_off
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_count, require_number, require_scale
 
@@ -143,7 +149,7 @@ def _curve(mechanism: "Mechanism") -> Floats:
         raise ConfigurationError(text) from error
 
 
-def of_ledger(accountant: PrivacyCurve) -> "Mechanism":
+def of_ledger(accountant: Accountant) -> "Mechanism":
     """See :meth:`PrivacyAccountant.to_autodp`."""
     from autodp.autodp_core import Mechanism
 

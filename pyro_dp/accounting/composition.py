@@ -9,7 +9,7 @@ Two engines, each a valid upper bound on the cost of ``{event: count}``:
 
 A release that is private by itself has a dominating pair of its own
 (:mod:`pyro_dp.accounting.bounded_pairs`), which the engines compose with all others. Some have
-only Rényi divergences (:mod:`pyro_dp.accounting.events.renyi_dp`): then ``pld`` takes the Rényi
+only Rényi divergences (:class:`~pyro_dp.accounting.events.RenyiDP`): then ``pld`` takes the Rényi
 bound of the whole ledger. A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dp.accounting.bounded_pairs import MOST_LOSS
+from pyro_dp.accounting.bounded_pairs import MOST_LOSS, RenyiPair
 from pyro_dp.accounting.events import KINDS
-from pyro_dp.accounting.events.renyi_dp import RenyiPair
 from pyro_dp.accounting.pld import (
     ORDERS,
     RATES,

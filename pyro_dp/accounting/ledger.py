@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from pyro_dp.accounting import origins
 from pyro_dp.accounting.composition import interpret
-from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
-from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
+from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian, is_whole, together
 from pyro_dp.accounting.origins import Origins, Source
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting.events import Event
-from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.events import Event, require_short_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.events.subsampled_gaussian import together
+from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian, together
 
 TOLERANCE = 0.005  # relative: four times the effect of grids and rounding
 

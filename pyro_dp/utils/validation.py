@@ -17,7 +17,7 @@ def require_number(
     value: Any,
     *,
     above: float,
-    below: float,
+    below: float = math.inf,
     closed: bool = False,
     or_equal: bool = False,
 ) -> float:

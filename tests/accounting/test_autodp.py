@@ -16,9 +16,8 @@ from test_stated_pairs import brute_delta
 
 from pyro_dp import ApproximateDP, ConfigurationError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting import composition, report
-from pyro_dp.accounting.bounded_pairs import Response
-from pyro_dp.accounting.events.laplace import Laplace, LaplacePair
-from pyro_dp.accounting.events.renyi_dp import RenyiDP
+from pyro_dp.accounting.bounded_pairs import LaplacePair, Response
+from pyro_dp.accounting.events import Laplace, RenyiDP
 from pyro_dp.accounting.pld import ORDERS
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
 

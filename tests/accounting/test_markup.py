@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pyro_dp import ConfigurationError
-from pyro_dp.accounting.markup import Bullets, Facts, Paragraph, Picture, Pictures, Table, rendered
+from pyro_dp.accounting.markup import Bullets, Facts, Paragraph, Pictures, Table, rendered
 
 TEXTS = [
     "<script>alert('x')</script>",
@@ -106,7 +106,7 @@ def test_markdown_of_each_block(block, text):
 
 
 def test_a_page_has_landmarks_and_tables_have_scopes():
-    picture = Picture("<svg></svg>", "what it shows")
+    picture = "<svg></svg>", "what it shows"
     table = Table(("h", "i"), [("a", "1.5")], "c", ("all", "3"), numbers=(1,))
     loud = Paragraph("p", loud=True)
     sections = {"A": [loud, Pictures([picture, picture])], "empty": [], "B": [table]}
