@@ -49,10 +49,7 @@ _REFUSED = {
 
 
 def _known(kind: str, of: Mapping[str, Any], name: str, unit: float) -> tuple[Event, Any] | None:
-    """The event of a mechanism with these parameters, and its count; None: another kind.
-
-    :param unit: the sensitivity of a sum, in units of the bound of one record's part.
-    """
+    """The event of a mechanism with these parameters, and its count; None: another kind."""
     match kind:
         case "GaussianMechanism" | "ExactGaussianMechanism":
             return _gaussian(of["sigma"], unit), 1
@@ -79,12 +76,10 @@ def _gaussian(sigma: Any, unit: float, rate: Any = 1.0) -> SubsampledGaussian:
 
 
 def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, int]:
-    """The entry of a ledger for one use of a mechanism.
+    """An event, and how often it counts, for one use of a ``Mechanism`` of autodp.
 
-    :param mechanism: a ``Mechanism`` of autodp.
     :param stated: the relation under which it is private, as its user says: autodp does not know.
     :param neighboring: the accountant's relation.
-    :returns: an event, and how often it counts.
     :raises ConfigurationError: it is none, of the other relation, or has no cost that is certain.
     """
     from autodp.autodp_core import Mechanism
@@ -102,7 +97,7 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
         )
     name, curve = str(getattr(mechanism, "name", kinds[0]))[:LONGEST_TEXT], _curve(mechanism)
     kind = kinds[0] if type(mechanism).__module__ == "autodp.mechanism_zoo" else ""
-    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0
+    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0  # a sum's sensitivity, in bounds
     try:
         known = _known(kind, getattr(mechanism, "params", {}), name, unit)
     except (KeyError, TypeError) as error:

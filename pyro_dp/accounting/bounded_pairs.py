@@ -46,7 +46,6 @@ class Bounded(abc.ABC):
 
     @classmethod
     def together(cls, counts: Mapping[Any, int], neighboring: str) -> list[tuple[Any, int]]:
-        """The pairs to be composed for these, in a canonical order."""
         losses: Counter[float] = Counter()
         for pair, n in counts.items():
             if 0.0 < pair.most <= MOST_LOSS:

@@ -47,9 +47,13 @@ class Event(abc.ABC):
         """A line of text."""
 
 
-def require_short_text(name: str, value: Any, longest: int = LONGEST_TEXT) -> None:
-    if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= longest):
-        raise ConfigurationError(f"{name} must be one line of text of 1 to {longest} characters.")
+def require_short_text(
+    name: str, value: Any, longest: int = LONGEST_TEXT, *, least: int = 1
+) -> None:
+    if not (isinstance(value, str) and value.isprintable() and least <= len(value) <= longest):
+        raise ConfigurationError(
+            f"{name} must be one line of text of {least} to {longest} characters."
+        )
 
 
 SAMPLING = ("poisson", "fixed", "full")
@@ -219,8 +223,7 @@ class NonPrivateLook(Event):
 
     def __post_init__(self) -> None:
         require_short_text("what", self.what)
-        if self.time != "":
-            require_short_text("time", self.time)
+        require_short_text("time", self.time, least=0)
 
     @property
     def brief(self) -> str:

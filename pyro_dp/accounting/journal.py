@@ -44,10 +44,7 @@ VERSION = 1
 
 
 class _Lines:
-    """A journal's lines, read and written. Events and runs are numbered by their first lines.
-
-    :param found: takes in all lines.
-    """
+    """A journal's lines, read and written. Events and runs are numbered by their first lines."""
 
     def __init__(self, found: Ledger, neighboring: str) -> None:
         self._found, self._neighboring = found, neighboring
@@ -61,8 +58,7 @@ class _Lines:
 
     def name(self, origin: Origin) -> int | dict[str, str]:
         """As a line names it: its number, or its description in its first line."""
-        number = self.number(origin)
-        return origin.saved() if number is None else number
+        return self._numbers[origin] if origin in self._numbers else origin.saved()
 
     def take(self, value: Any, origin: Origin | None = None) -> None:
         """:param origin: the run that the line describes; None: it is made from the line."""
@@ -97,10 +93,9 @@ class _Lines:
             self._events.append(event)
 
     def _named(self, run: Any, origin: Origin | None) -> Origin:
-        """A run, by its number or by its description in its first line."""
         if not isinstance(run, dict):
             return self._run(run)
-        origin = origin_of(run) if origin is None else origin
+        origin = origin or origin_of(run)
         self._numbers[origin] = len(self._runs)
         self._runs.append(origin)
         return origin
@@ -170,7 +165,6 @@ class Journal:
     def enter(self, event: Event, count: int, source: Source | None) -> None:
         """Write a release. When this returns, it is on the disk.
 
-        :param source: the run that it belongs to, if there is one.
         :raises PrivacyError: see :meth:`require_usable`.
         :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
         """

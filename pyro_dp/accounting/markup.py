@@ -51,11 +51,33 @@ class Facts:
     kind: ClassVar[str] = "facts"
 
 
+Ticks = list[tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart. ``pages/picture.svg`` draws it, in whose view box all numbers are.
+
+    :param caption: describes it, also to readers who cannot see it.
+    :param paths: each with a class of the style sheet.
+    :param legend: its left and top; classes with their texts, "mark" for a dot, "shade" for a box.
+    """
+
+    name: str
+    title: str
+    caption: str
+    labels: tuple[str, str]
+    ticks: tuple[Ticks, Ticks]
+    paths: Sequence[tuple[str, str]]
+    mark: tuple[float, float]
+    legend: tuple[float, float, Sequence[tuple[str, str]]]
+
+
 @dataclass(frozen=True)
 class Pictures:
-    """Side by side, in HTML alone: SVG of this package, which is not escaped, with captions."""
+    """Side by side, in HTML alone."""
 
-    pairs: Sequence[tuple[str, str]]
+    pictures: Sequence[Picture]
     kind: ClassVar[str] = "pictures"
 
 

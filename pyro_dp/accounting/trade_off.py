@@ -49,14 +49,10 @@ class Accountant(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """A trade-off curve, the largest of straight lines and of their mirror images.
+    """A trade-off curve, the largest of K straight lines and of their mirror images."""
 
-    :param growth: e^epsilon of each line, (K,).
-    :param kept: 1 - delta of each line, (K,).
-    """
-
-    growth: NDArray[np.float64]
-    kept: NDArray[np.float64]
+    growth: NDArray[np.float64]  # e^epsilon of each line
+    kept: NDArray[np.float64]  # 1 - delta of each line
 
     @staticmethod
     def of(accountant: Accountant) -> "TradeOff":
@@ -111,7 +107,7 @@ def trade_off(accountant: Accountant, alpha: ArrayLike) -> NDArray[np.float64]:
     try:
         alpha = np.asarray(alpha, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ConfigurationError("alpha must be numbers in [0, 1].") from None
+        alpha = np.array(math.nan)
     if not np.all((alpha >= 0.0) & (alpha <= 1.0)):
         raise ConfigurationError("alpha must be numbers in [0, 1].")
     return TradeOff.of(accountant)(alpha)
