@@ -95,7 +95,7 @@ def _plot_trade_off(axes: Any, accountant: Accountant) -> None:
     axes.legend(loc="upper right", fontsize="small")
 
 
-_LEFT, _TOP, _RIGHT, _BOTTOM = 58, 14, 430, 254  # of the axes, in the view box of picture.svg
+_LEFT, _TOP, _RIGHT, _BOTTOM = 58, 14, 430, 254  # edges of the axes in picture.svg
 _MOST_TICKS = 6
 
 

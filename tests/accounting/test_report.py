@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from ledgers import ledger
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
@@ -24,14 +25,6 @@ from pyro_dp.accounting.figures import _round_numbers, growth
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.trade_off import trade_off
 from pyro_dp.utils.display import of_budget, spent_and_left, up
-
-
-def ledger(*entries, **settings):
-    accountant = PrivacyAccountant(**settings)
-    for event, count in entries:
-        accountant.record(event, count)
-    return accountant
-
 
 FULL = SubsampledGaussian(2.0, 1.0, "full")
 

@@ -339,6 +339,8 @@ class TestOneRun:
     def test_one_score_for_each(self):
         with pytest.raises(ConfigurationError, match="1000 canaries"):
             audit_one_run(lambda x: 0.0, self.DATA, self.CANARIES, lambda value: value)
+        with pytest.raises(ConfigurationError, match="score must be callable"):
+            audit_one_run(lambda x: 0.0, self.DATA, self.CANARIES, None)
 
 
 @pytest.mark.parametrize(
