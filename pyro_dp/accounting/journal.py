@@ -68,7 +68,8 @@ class _Lines:
             index, count, *said = value
             if len(said) > 2:
                 raise ValueError("it has too many values")
-            self._enter(self._events[index], count, [*said, None, None][:2], origin)
+            event = self._events[require_count("event", index, least=0)]
+            self._enter(event, count, [*said, None, None][:2], origin)
         elif "clipped" in value:
             number, *pair = value["clipped"]
             self._found.origins.note_result(self._run(number), clipped_of(pair), None)
@@ -115,7 +116,7 @@ class Journal:
 
     **Not protected.** An older copy that replaces the file; deliberate edits, as the digests have
     no key. A power failure, if a disk, network folder or system returns from ``fsync`` before the
-    data are safe. (On macOS they may still be in the drive's cache.) A kill does no such harm.
+    data are safe. (On macOS they may still be in the drive's cache.)
 
     :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
     :param settings: the accountant's, by name.
@@ -187,10 +188,12 @@ class Journal:
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
         """Write facts about a run's result; otherwise as :meth:`enter`."""
-        number = self._lines.number(origin)  # None: it released all before there was a journal
-        if number is not None and clipped is not None:
+        number = self._lines.number(origin)
+        if number is None:  # it released all before there was a journal
+            return
+        if clipped is not None:
             self._append({"clipped": [number, *clipped_of(clipped)]})
-        if number is not None and status is not None:
+        if status is not None:
             self._append({"status": [number, status]})
 
     def describe(self, about: Description) -> None:

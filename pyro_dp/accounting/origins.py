@@ -25,17 +25,6 @@ PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
 _LONGEST_STATUS = 1000
 
-_OPEN_LOOP = (
-    "This ledger has a run that chooses its noise as it goes. A loop of {method} on samples of the "
-    "records, without a planned number of steps, has no guarantee beside it. Pass num_steps and "
-    "call run(), or use an accountant with a budget and no noise_multiplier."
-)
-_OPEN_BEFORE = (
-    "This ledger has a loop of {open} on samples of the records, with no planned number of steps. "
-    "{method} chooses its noise as it goes, which has no guarantee beside it. Use PaperDPSEP, or "
-    "plan the loop: num_steps and run()."
-)
-
 
 def new_name() -> str:
     return secrets.token_hex(8)
@@ -128,11 +117,9 @@ class Origins(dict[Origin, Part]):
         self._reserved[origin.reservation] = Counter(releases)
 
     def reserved_as(self, name: str | None) -> Counter[Event]:
-        """The rest of a reservation."""
         return Counter(self._reserved.get(name, {})) if name else Counter()
 
     def all_reserved(self) -> Counter[Event]:
-        """The rest of all reservations together."""
         return sum(self._reserved.values(), Counter())
 
     def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
@@ -174,9 +161,19 @@ class Origins(dict[Origin, Part]):
         for each, part in self.items():
             plans = origin.plan, each.plan
             if plans == (OPEN, ADAPTIVE) and event.sample_rate < 1.0:
-                raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
+                raise PrivacyError(
+                    "This ledger has a run that chooses its noise as it goes. A loop of "
+                    f"{origin.method} on samples of the records, without a planned number of "
+                    "steps, has no guarantee beside it. Pass num_steps and call run(), or use an "
+                    "accountant with a budget and no noise_multiplier."
+                )
             if plans == (ADAPTIVE, OPEN) and any(own.sample_rate < 1.0 for own in part.counts):
-                raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
+                raise PrivacyError(
+                    f"This ledger has a loop of {each.method} on samples of the records, with no "
+                    f"planned number of steps. {origin.method} chooses its noise as it goes, which "
+                    "has no guarantee beside it. Use PaperDPSEP, or plan the loop: num_steps and "
+                    "run()."
+                )
 
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
         """Releases of the ledger that belong to no run."""

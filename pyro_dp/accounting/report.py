@@ -39,7 +39,6 @@ _NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}
 _GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "ordinary"}
 _HEAD: tuple[str, ...] = ("release", "who takes part", "noise multiplier", "bound C", "times")
 _HEAD += ("epsilon alone", "epsilon so far", "began (UTC)", "generator", "clipped")
-_NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 
 
 @functools.cache
@@ -58,10 +57,7 @@ def words(name: str, **values: Any) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One run's releases of one kind, made or still planned.
-
-    :param looks: how many sums these are, which cost as much as one; 0: as many as ``count``.
-    """
+    """One run's releases of one kind, made or still planned."""
 
     origin: Origin | None
     event: Event
@@ -69,7 +65,7 @@ class Row:
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
     planned: bool = False
-    looks: int = 0
+    looks: int = 0  # sums that cost as much as one together
 
     @property
     def times(self) -> int:
@@ -77,14 +73,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        if isinstance(self.event, SubsampledGaussian):
-            if self.origin is None:
-                return "noisy sum"
-            method = self.origin.method
-            kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
-            name = _NAMES.get(method, f"{method}: {kind}")
-            return f"{name}, planned and not released" if self.planned else name
-        return self.event.brief
+        if not isinstance(self.event, SubsampledGaussian):
+            return self.event.brief
+        kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
+        if self.origin is None:
+            return kind
+        name = _NAMES.get(self.origin.method, f"{self.origin.method}: {kind}")
+        return f"{name}, planned and not released" if self.planned else name
 
 
 def rows_of(accountant: Accountant) -> list[Row]:
@@ -121,7 +116,7 @@ def releases(accountant: Accountant) -> list[Block]:
     times = f"{sum(row.times for row in rows):,}"
     foot = ("all together", "", "", "", times, "", _cost(accountant), "", "", "")
     caption = "Releases, run by run, and their cost"
-    table = Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES)
+    table = Table(_HEAD, cells, caption, foot, numbers=(2, 3, 4, 5, 6), kept=(7,))
     left = [
         f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved

@@ -167,7 +167,7 @@ def test_a_flipped_bit_is_never_a_release_less(quick, written, tmp_path):
 RUN = {"method": "x", "generator": "secure", "time": "z"}
 STATED = {"mechanism": "approximate_dp", "epsilon": 1, "delta": 2, "name": "", "count": 1}
 UNKNOWN = [
-    *([9, 1], ["0", 1], [0], 3, None, {"mechanism": "laplace", "count": 1}, {}, STATED),
+    *([9, 1], [-1, 1], ["0", 1], [0], 3, None, {"mechanism": "laplace", "count": 1}, {}, STATED),
     [0, 1, 0],  # a run that the journal does not have
     {"reserved": []},
     {"reserved": [3], "run": RUN},

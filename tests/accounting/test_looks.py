@@ -26,7 +26,7 @@ WEIGHTS = {
 DATA = (torch.zeros(200, 1),)
 
 
-RUNS = []  # of audits
+RUNS = []  # their data
 
 
 def first(rows):
