@@ -3,6 +3,7 @@
 import threading
 
 from pyro_dp import PrivacyAccountant
+from pyro_dp.accounting.origins import Origin
 
 
 def ledger(*entries, **settings):
@@ -11,6 +12,23 @@ def ledger(*entries, **settings):
     for event, count in entries:
         accountant.record(event, count)
     return accountant
+
+
+def loaded(state, **settings):
+    accountant = PrivacyAccountant(**settings)
+    accountant.load_state_dict(state)
+    return accountant
+
+
+def a_run(method="DPSVI", **said):
+    """A run that begins."""
+    return Origin.now(method, **{"seeded": False, "secure": False} | said)
+
+
+def record(accountant, origin, event, count=1, bound=None, reserves=None):
+    """A release of this run."""
+    with accountant.next_position(origin, bound, reserves):
+        accountant.record(event, count)
 
 
 def told(accountant):

@@ -13,14 +13,13 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 import torch
-from ledgers import in_threads, ledger, told
+from ledgers import a_run, in_threads, ledger, loaded, record, told
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import Description, Ledger, to_line
-from pyro_dp.accounting.origins import Origin
 from pyro_dp.utils.display import spent_and_left
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
@@ -210,16 +209,16 @@ def test_state_round_trip(tmp_path):
     for _ in range(2):
         accountant.note("seeded")
     torch.save(accountant.state_dict(), tmp_path / "state.pt")
-    loaded = PrivacyAccountant(3.0, neighboring=REPLACE)
-    loaded.note("mine")
-    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert loaded.ledger == accountant.ledger and loaded.notes == ("mine", "seeded")
-    assert loaded.get_epsilon() == accountant.get_epsilon()
+    again = PrivacyAccountant(3.0, neighboring=REPLACE)
+    again.note("mine")
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.ledger == accountant.ledger and again.notes == ("mine", "seeded")
+    assert again.get_epsilon() == accountant.get_epsilon()
     accountant.save(tmp_path / "state.json")
     accountant.record(SubsampledGaussian(4.0, 0.01, "fixed"), 5)
     accountant.save(str(tmp_path / "state.json"))
-    loaded.load(tmp_path / "state.json")
-    assert loaded.ledger == accountant.ledger
+    again.load(tmp_path / "state.json")
+    assert again.ledger == accountant.ledger
     assert sorted(p.name for p in tmp_path.iterdir()) == ["state.json", "state.pt"]
 
 
@@ -233,8 +232,7 @@ def test_loading_never_lowers():
     assert late.state_dict() == before
     early.load_state_dict(before)
     assert early.ledger == late.ledger
-    budgeted = PrivacyAccountant(1.0)
-    budgeted.load_state_dict(budgeted.state_dict())
+    budgeted = loaded(PrivacyAccountant(1.0).state_dict(), epsilon=1.0)
     for other in (
         PrivacyAccountant(1.5),
         PrivacyAccountant(),
@@ -356,10 +354,9 @@ def test_a_look_is_never_refused_and_ends_the_budget():
     assert accountant.ledger == before
     accountant.record_nonprivate("gradient norms")
     assert accountant.num_releases == 3
-    loaded = PrivacyAccountant(1.0)
-    loaded.load_state_dict(accountant.state_dict())
+    again = loaded(accountant.state_dict(), epsilon=1.0)
     with pytest.raises(PrivacyBudgetExceeded, match="non-private look"):
-        loaded.record(event)
+        again.record(event)
 
 
 def test_calibration_beside_a_selection():
@@ -403,7 +400,7 @@ def with_runs():
     """Two runs that are alike, and a release of none."""
     accountant = PrivacyAccountant()
     for number, bound in enumerate((0.5, None, 2.0)):
-        origin = Origin.now("DPSVI", seeded=False, secure=number == 2)
+        origin = a_run(secure=number == 2)
         with accountant.next_position(origin, bound):
             accountant.record(SubsampledGaussian(2.0, 0.1), number + 1)
             accountant.record(ApproximateDP(0.5, 1e-6, "x"))
@@ -417,19 +414,18 @@ def with_runs():
 def test_runs_and_descriptions_are_saved(tmp_path):
     accountant = with_runs()
     accountant.save(tmp_path / "ledger.json")
-    loaded = PrivacyAccountant()
-    loaded.describe(title="mine stays", controller="C")
-    loaded.load(tmp_path / "ledger.json")
-    assert loaded.ledger == accountant.ledger and told(loaded) == told(accountant)
-    assert [part.counts.total() for _, part in told(loaded)] == [4, 2, 3, 4]
+    again = PrivacyAccountant()
+    again.describe(title="mine stays", controller="C")
+    again.load(tmp_path / "ledger.json")
+    assert again.ledger == accountant.ledger and told(again) == told(accountant)
+    assert [part.counts.total() for _, part in told(again)] == [4, 2, 3, 4]
     said = Description(title="mine stays", controller="C", unit="a person", units=10)
-    assert loaded.description == said
-    assert json.dumps(accountant.state_dict()["runs"]) == json.dumps(loaded.state_dict()["runs"])
+    assert again.description == said
+    assert json.dumps(accountant.state_dict()["runs"]) == json.dumps(again.state_dict()["runs"])
     old = accountant.state_dict()
     for name in ("runs", "description"):  # as an older version saved it
         old.pop(name)
-    before = PrivacyAccountant()
-    before.load_state_dict(old)
+    before = loaded(old)
     ((origin, part),) = before.runs()
     assert origin is None and part.counts == dict(before.ledger)
     assert before.description == Description()
@@ -487,9 +483,8 @@ def test_runs_of_a_later_version_load():
     accountant = with_runs()
     state = accountant.state_dict()
     state["runs"][0]["place"] = state["description"]["language"] = "x"
-    loaded = PrivacyAccountant()
-    loaded.load_state_dict(state)
-    assert told(loaded) == told(accountant)
+    again = loaded(state)
+    assert told(again) == told(accountant)
 
 
 @pytest.mark.parametrize(
@@ -512,12 +507,10 @@ def test_descriptions_are_lines(name, wrong):
 
 def begun(accountant, count=10, made=1):
     """A run that has made some of the releases that it has planned."""
-    origin = Origin.now("DPSVI", seeded=False, secure=False)
-    with accountant.next_position(origin, reserves={STEP: count}):
-        accountant.record(STEP)
+    origin = a_run()
+    record(accountant, origin, STEP, reserves={STEP: count})
     for _ in range(made - 1):
-        with accountant.next_position(origin):
-            accountant.record(STEP)
+        record(accountant, origin, STEP)
     return origin
 
 
@@ -535,8 +528,7 @@ def test_a_run_counts_its_plan_from_the_first_release_on():
     assert accountant.remaining == 3.0 - cost(10)
     assert accountant.get_delta(cost(10)) == pytest.approx(1e-5, rel=1e-3)
     assert "planned, not taken: 7 of DPSVI" in str(accountant)
-    with accountant.next_position(origin):
-        accountant.record(STEP, 9)  # two more than planned
+    record(accountant, origin, STEP, 9)  # two more than planned
     assert accountant.ledger == accountant.counted == ((STEP, 12),) and accountant.reserved == []
 
 
@@ -545,8 +537,7 @@ def test_what_others_release_uses_up_no_reservation():
     origin = begun(accountant)
     accountant.record(STEP)
     other = begun(accountant, count=1)
-    with accountant.next_position(other):
-        accountant.record(STEP)
+    record(accountant, other, STEP)
     assert accountant.reserved == [(origin, {STEP: 9})]
     assert accountant.counted == ((STEP, 1 + 9 + 3),)
 
@@ -569,17 +560,15 @@ def test_a_new_plan_replaces_the_old_one_of_its_run():
     """The run's new calibration may cost the rest of its plan."""
     accountant = PrivacyAccountant(1.0)
     first = accountant.noise_multiplier(num_steps=10)
-    origin = Origin.now("DPSVI", seeded=False, secure=False)
-    with accountant.next_position(origin, reserves={SubsampledGaussian(first): 10}):
-        accountant.record(SubsampledGaussian(first))
+    origin = a_run()
+    record(accountant, origin, SubsampledGaussian(first), reserves={SubsampledGaussian(first): 10})
 
     def releases(sigma):
         return {SubsampledGaussian(sigma): 20}
 
     second = accountant.least_noise(releases, origin.reservation)
     assert second > first
-    with accountant.next_position(origin, reserves=releases(second)):
-        accountant.record(SubsampledGaussian(second))
+    record(accountant, origin, SubsampledGaussian(second), reserves=releases(second))
     assert accountant.reserved == [(origin, {SubsampledGaussian(second): 19})]
     assert 0.995 < accountant.get_epsilon() <= 1.0
     with pytest.raises(PrivacyBudgetExceeded):
@@ -589,16 +578,14 @@ def test_a_new_plan_replaces_the_old_one_of_its_run():
 def test_a_run_that_goes_on_takes_over_what_was_reserved():
     accountant = PrivacyAccountant()
     origin = begun(accountant, 10, made=3)
-    loaded = PrivacyAccountant()
-    loaded.load_state_dict(json.loads(json.dumps(accountant.state_dict())))
-    assert loaded.counted == ((STEP, 10),) and loaded.get_epsilon() == accountant.get_epsilon()
-    ((found, left),) = loaded.reserved
+    again = loaded(json.loads(json.dumps(accountant.state_dict())))
+    assert again.counted == ((STEP, 10),) and again.get_epsilon() == accountant.get_epsilon()
+    ((found, left),) = again.reserved
     assert (found.saved(), left) == (origin.saved(), {STEP: 7})
-    later = Origin.now("DPSVI", seeded=False, secure=False, reservation=origin.reservation)
-    with loaded.next_position(later, reserves={STEP: 7}):
-        loaded.record(STEP)
-    assert loaded.reserved == [(later, {STEP: 6})] and loaded.counted == ((STEP, 10),)
-    assert [part.counts for _, part in loaded.runs()] == [{STEP: 3}, {STEP: 1}]
+    later = a_run(reservation=origin.reservation)
+    record(again, later, STEP, reserves={STEP: 7})
+    assert again.reserved == [(later, {STEP: 6})] and again.counted == ((STEP, 10),)
+    assert [part.counts for _, part in again.runs()] == [{STEP: 3}, {STEP: 1}]
 
 
 def test_a_state_that_knows_no_reservation_returns_none():
@@ -610,8 +597,7 @@ def test_a_state_that_knows_no_reservation_returns_none():
     old.pop("reserved")
     accountant.load_state_dict(old)
     assert accountant.ledger == ((STEP, 1),) and accountant.counted == ((STEP, 10),)
-    fresh = PrivacyAccountant()
-    fresh.load_state_dict(old)
+    fresh = loaded(old)
     assert fresh.counted == ((STEP, 1),)
 
 
@@ -623,9 +609,9 @@ def test_no_more_than_can_be_counted_is_reserved():
 
 
 def test_a_refused_release_is_of_no_run():
-    accountant, origin = PrivacyAccountant(1.0), Origin.now("x", seeded=False, secure=False)
-    with accountant.next_position(origin, 1.0), pytest.raises(PrivacyBudgetExceeded):
-        accountant.record(SubsampledGaussian(0.1))
+    accountant, origin = PrivacyAccountant(1.0), a_run("x")
+    with pytest.raises(PrivacyBudgetExceeded):
+        record(accountant, origin, SubsampledGaussian(0.1), bound=1.0)
     assert accountant.runs() == []
     accountant.note_result(origin, (0.5, 0.1))
     assert accountant.runs() == []

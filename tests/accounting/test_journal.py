@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ledgers import in_threads, ledger, reopened, told
+from ledgers import a_run, in_threads, ledger, loaded, record, reopened, told
 
 from pyro_dp.accounting import journal as journals
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.ledger import Description
-from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.release import release
@@ -309,7 +308,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, fails):
 
 def test_runs_and_descriptions_come_back(tmp_path):
     path, accountant = tmp_path / "journal", PrivacyAccountant()
-    one, two = (Origin.now("DPSVI", seeded=True, secure=False) for _ in "ab")  # alike, but two
+    one, two = (a_run(seeded=True) for _ in "ab")  # alike, but two
     accountant.describe(dataset="before it was opened")
     with accountant.journal(path):
         accountant.describe(title="«T»", units=7)
@@ -320,7 +319,7 @@ def test_runs_and_descriptions_come_back(tmp_path):
                 accountant.record(EVENT, 2)
                 accountant.record(OTHER)
         accountant.note_result(one, (0.5, 0.125))
-        accountant.note_result(Origin.now("x", seeded=False, secure=True), (0.5, 0.125))
+        accountant.note_result(a_run("x", secure=True), (0.5, 0.125))
         accountant.note_result(two, status="check: the noise hides one coefficient")
         digest = accountant.journal_digest
     lines = path.read_text().splitlines()
@@ -330,8 +329,7 @@ def test_runs_and_descriptions_come_back(tmp_path):
     with again.journal(path):
         assert again.ledger == accountant.ledger and told(again) == told(accountant)
         assert again.description == Description("mine stays", "before it was opened", units=7)
-        with again.next_position(one):
-            again.record(EVENT)
+        record(again, one, EVENT)
         assert told(again)[-1][1].counts == {EVENT: 1}
     (by_hand, first, second, third) = told(reopened(path))
     assert by_hand[0] is None and by_hand[1].counts == {EVENT: 1}
@@ -345,11 +343,10 @@ def test_runs_and_descriptions_come_back(tmp_path):
 def test_reservations_come_back(tmp_path):
     """And a run that goes on takes over what an earlier one had reserved."""
     path, accountant = tmp_path / "journal", PrivacyAccountant()
-    origin = Origin.now("DPSVI", seeded=False, secure=False)
+    origin = a_run()
     with accountant.journal(path):
         for _ in range(3):
-            with accountant.next_position(origin, 1.0, reserves={EVENT: 10 - accountant.position}):
-                accountant.record(EVENT)
+            record(accountant, origin, EVENT, bound=1.0, reserves={EVENT: 10 - accountant.position})
         accountant.record(EVENT)  # by hand
     assert len(path.read_text().splitlines()) == 1 + 1 + 3 + 1
     again = PrivacyAccountant()
@@ -357,9 +354,8 @@ def test_reservations_come_back(tmp_path):
         assert again.ledger == ((EVENT, 4),) and again.counted == ((EVENT, 11),)
         ((found, left),) = again.reserved
         assert (found.saved(), left) == (origin.saved(), {EVENT: 7})
-        later = Origin.now("DPSVI", seeded=True, secure=False, reservation=origin.reservation)
-        with again.next_position(later, reserves={EVENT: 2, OTHER: 2}):
-            again.record(OTHER)
+        later = a_run(seeded=True, reservation=origin.reservation)
+        record(again, later, OTHER, reserves={EVENT: 2, OTHER: 2})
     third = reopened(path)
     assert third.counted == again.counted == ((EVENT, 4 + 2), (OTHER, 2))
     ((found, left),) = third.reserved
@@ -369,9 +365,8 @@ def test_reservations_come_back(tmp_path):
 def test_a_plan_counts_where_its_first_release_was_not_written(tmp_path):
     path, accountant = tmp_path / "journal", PrivacyAccountant()
     with accountant.journal(path):
-        origin = Origin.now("DPSVI", seeded=False, secure=False)
-        with accountant.next_position(origin, reserves={EVENT: 10}):
-            accountant.record(EVENT)
+        origin = a_run()
+        record(accountant, origin, EVENT, reserves={EVENT: 10})
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     again = reopened(path)
@@ -452,8 +447,7 @@ def test_a_resumed_ledger_never_leads_to_the_same_streams(written, tmp_path):
         accountant.journal(tmp_path / f"copy{copy}")
         positions.add(accountant.position)
     for _ in range(3):
-        accountant = PrivacyAccountant()
-        accountant.load_state_dict(new.state_dict())
+        accountant = loaded(new.state_dict())
         first = accountant.position
         accountant.record(EVENT)
         assert accountant.position == first + 1
@@ -499,7 +493,7 @@ def test_an_interrupted_record_ends_the_journal(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, True])
 def test_a_bound_that_no_journal_has_is_not_written(tmp_path, bound):
-    accountant, origin = PrivacyAccountant(), Origin.now("DPSEP", seeded=False, secure=False)
+    accountant, origin = PrivacyAccountant(), a_run("DPSEP")
     path = tmp_path / "x.journal"
     with accountant.journal(path):
         with pytest.raises(ConfigurationError), accountant.next_position(origin, bound):
@@ -512,7 +506,7 @@ def test_a_resumed_journal_has_earlier_reservations(tmp_path):
     """A plan that was reserved without the journal counts when it is opened again."""
     path, accountant = tmp_path / "journal", PrivacyAccountant()
     reopened(path)
-    origin = Origin.now("DPSEP", seeded=False, secure=False)
+    origin = a_run("DPSEP")
     accountant._books.ledger.origins.reserve(origin, {EVENT: 3})
     with accountant.journal(path):
         epsilon = accountant.get_epsilon()

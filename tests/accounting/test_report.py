@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from ledgers import ledger
+from ledgers import a_run, ledger, loaded, record
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
@@ -22,7 +22,6 @@ from pyro_dp import (
 )
 from pyro_dp.accounting import composition, report
 from pyro_dp.accounting.figures import _round_numbers, growth
-from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.trade_off import trade_off
 from pyro_dp.utils.display import of_budget, spent_and_left, up
 
@@ -58,9 +57,8 @@ def test_a_sentence_for_a_paper(relation):
     """It has the method, the unit, the relation and the numbers, and makes no claim of its own."""
     accountant = PrivacyAccountant(8.0, 1e-6, neighboring=relation)
     assert "For a paper" not in accountant.report()
-    origin = Origin.now("DPSEP", seeded=False, secure=False)
-    with accountant.next_position(origin):
-        accountant.record(FULL)
+    origin = a_run("DPSEP")
+    record(accountant, origin, FULL)
     assert "differ in one record: " in accountant.report()
     accountant.describe(unit="a person")
     _, text = accountant.report().split("## For a paper")
@@ -183,12 +181,11 @@ def test_runs_are_told_apart():
 
 
 def test_bounds_and_the_clipped_fraction():
-    accountant, origin = PrivacyAccountant(), Origin.now("DPSVI", seeded=False, secure=False)
+    accountant, origin = PrivacyAccountant(), a_run()
     for bound in (0.5, 2.0, math.inf, 1.0):
-        with accountant.next_position(origin, bound):
-            accountant.record(FULL)
+        record(accountant, origin, FULL, bound=bound)
     accountant.note_result(origin, (0.125, 0.01))
-    accountant.note_result(Origin.now("another", seeded=False, secure=False), (0.5, 0.1))
+    accountant.note_result(a_run("another"), (0.5, 0.1))
     (row, _) = cells(accountant.report())
     assert (row["bound C"], row["clipped"]) == ("0.5 to 2", "12.5% ± 1.0%")
     assert (row["release"], row["times"]) == ("DPSVI: noisy sum", "4")
@@ -199,18 +196,16 @@ def test_bounds_and_the_clipped_fraction():
 
 
 def test_the_quality_of_each_result():
-    accountant, origin = PrivacyAccountant(), Origin.now("DPSVI", seeded=False, secure=False)
-    other = Origin.now("VIPS", seeded=False, secure=False)
+    accountant, origin = PrivacyAccountant(), a_run()
+    other = a_run("VIPS")
     for each in (origin, other):
-        with accountant.next_position(each):
-            accountant.record(FULL)
+        record(accountant, each, FULL)
     assert "Quality of the result" not in accountant.report()
     accountant.note_result(origin, status="do not publish: early")
     accountant.note_result(origin, status="ok")  # the run went on
-    accountant.note_result(Origin.now("another", seeded=False, secure=False), status="ok")
-    loaded = PrivacyAccountant()
-    loaded.load_state_dict(accountant.state_dict())
-    for text in (accountant.report(), loaded.report()):
+    accountant.note_result(a_run("another"), status="ok")
+    again = loaded(accountant.state_dict())
+    for text in (accountant.report(), again.report()):
         assert "| DPSVI | 2026-01-02T03:04Z | ok |" in text
         assert "early" not in text and text.count("2026-01-02T03:04Z |") == 1
     with pytest.raises(ConfigurationError, match="status"):
@@ -218,9 +213,8 @@ def test_the_quality_of_each_result():
 
 
 def test_what_was_planned_and_not_released():
-    accountant, origin = PrivacyAccountant(5.0), Origin.now("DPSVI", seeded=False, secure=False)
-    with accountant.next_position(origin, 1.0, reserves={FULL: 4}):
-        accountant.record(FULL)
+    accountant, origin = PrivacyAccountant(5.0), a_run()
+    record(accountant, origin, FULL, bound=1.0, reserves={FULL: 4})
     made, planned, total = cells(accountant.report())
     assert (made["release"], made["times"]) == ("DPSVI: noisy sum", "1")
     assert planned["release"] == "DPSVI: noisy sum, planned and not released"
@@ -231,8 +225,7 @@ def test_what_was_planned_and_not_released():
     assert "Confirmed by dp" in accountant.report()  # with what is planned
     numbers, epsilons = growth(accountant)
     assert numbers[-1] == 4 and epsilons[-1] == accountant.get_epsilon()
-    with accountant.next_position(origin, 1.0):
-        accountant.record(FULL, 3)
+    record(accountant, origin, FULL, 3, bound=1.0)
     assert "planned and not released" not in accountant.report()
 
 
