@@ -257,7 +257,7 @@ def count_guesses(
 def error_rates(
     chosen_from: np.ndarray, scores: np.ndarray, included: np.ndarray, error: float | None
 ) -> ErrorRates:
-    """Those at the quantiles of some scores.
+    """Error rates at the quantiles of ``chosen_from``.
 
     :param error: error probability of all limits together; None for no limits.
     """

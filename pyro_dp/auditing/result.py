@@ -69,7 +69,7 @@ def with_noise(claim: PrivacyAccountant, share: float) -> PrivacyAccountant:
 
 
 def largest_share(claim: PrivacyAccountant, rejected: Callable[[TradeOff], bool]) -> float:
-    """The largest share of the claimed noise that is not rejected, rounded up to a thousandth.
+    """The largest share of the claimed noise that is not rejected, to a thousandth above it.
 
     :param rejected: whether a test rejects a curve, and so all curves above it.
     :returns: inf if no share is rejected, and 0 if all are.

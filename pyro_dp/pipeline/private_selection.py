@@ -69,7 +69,7 @@ def private_selection(
     candidates. It calls ``run`` with the setting and a fresh accountant, which admits only the
     declared releases. The trial with the highest score wins (the first of equals), and only it is
     returned. The ledger gets *one* event before the first trial runs: (epsilon, delta)-DP with the
-    epsilon of :func:`selection_epsilon`. It does not depend on the drawn K.
+    epsilon of :func:`selection_epsilon`. The event does not depend on the drawn K.
 
     **Guarantee.** The accountant's (epsilon, delta) covers settings, result and score of the winner
     under two conditions. All that ``run`` returns comes from the releases of its accountant and

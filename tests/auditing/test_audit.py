@@ -202,11 +202,9 @@ class TestCurve:
         """Twenty audits at epsilon = 4. The chances to find it are .0005, .5 and 1 - 1e-7."""
         sigma = PrivacyAccountant(4.0).noise_multiplier(num_steps=1, sampling="full")
         claim, results = gaussian(sigma)[1], []
+        settings = dict(num_trials=10_000, score=lambda v: v[0], claim=claim)
         for seed in range(20):
-            mechanism, _ = gaussian(share * sigma, seed)
-            results.append(
-                run(mechanism, num_trials=10_000, score=lambda v: v[0], claim=claim, seed=seed)
-            )
+            results.append(run(gaussian(share * sigma, seed)[0], seed=seed, **settings))
         assert sum(each.contradicts_claim for each in results) in found
         if share == 1.0:
             assert np.median([each.bound for each in results]) > 3.16
@@ -256,21 +254,11 @@ class TestCurve:
     def test_one_run(self):
         """A thousand canaries at a confidence of .95: a half of epsilon."""
         sigma = PrivacyAccountant(4.0).noise_multiplier(num_steps=1, sampling="full")
-        rng, claim = np.random.default_rng(0), gaussian(sigma)[1]
-        bounds = []
-        for seed in range(10):
-            result = audit_one_run(
-                lambda x: x.sum(0) + sigma * rng.standard_normal(1000),
-                [np.zeros((1000, 1000))],
-                [np.eye(1000)],
-                lambda sums: sums,
-                confidence=0.95,
-                claim=claim,
-                seed=seed,
-            )
+        settings = dict(confidence=0.95, claim=gaussian(sigma)[1])
+        results = [TestOneRun().run(sigma, seed, **settings) for seed in range(10)]
+        for result in results:
             assert result.curve.noise_share > 1.0 and result.point_bound < result.bound
-            bounds.append(result.bound)
-        assert np.median(bounds) > 1.7
+        assert np.median([result.bound for result in results]) > 1.7
 
 
 class TestOneRun:

@@ -139,9 +139,8 @@ class TestOneStep:
     def test_without_noise(self, monkeypatch):
         """Found with certainty: 240 right guesses show log(240 / 7) = 3.5."""
         claim, sigma = claimed(2.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(releases, "release", with_noise(0.0))
-            assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
+        monkeypatch.setattr(releases, "release", with_noise(0.0))
+        assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
 
     @pytest.mark.long
     def test_without_clipping(self, monkeypatch):
@@ -152,9 +151,8 @@ class TestOneStep:
             return original(values, [math.inf] * len(bounds), weights)
 
         claim, sigma = claimed(4.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(clipping.ClippedSum, "clipped_sums", staticmethod(unclipped))
-            assert run(OneStep(sigma), claim).contradicts_claim
+        monkeypatch.setattr(clipping.ClippedSum, "clipped_sums", staticmethod(unclipped))
+        assert run(OneStep(sigma), claim).contradicts_claim
 
     @pytest.mark.long
     def test_data_centred_by_their_own_mean(self):
@@ -185,10 +183,9 @@ class TestOneStep:
         attack = dict(data=data, canaries=canaries, score=lambda w: w, seed=0)
         result = audit_one_run(OneStep(sigma), claim=claim, confidence=SURE, **attack)
         assert result.bound < 4.0
-        with monkeypatch.context() as patch:
-            patch.setattr(releases, "release", with_noise(0.0))
-            claim, sigma = claimed(2.0)
-            result = audit_one_run(OneStep(sigma), claim=claim, negative=50, **attack)
+        monkeypatch.setattr(releases, "release", with_noise(0.0))
+        claim, sigma = claimed(2.0)
+        result = audit_one_run(OneStep(sigma), claim=claim, negative=50, **attack)
         assert result.contradicts_claim
 
 
