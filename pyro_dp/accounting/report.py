@@ -62,8 +62,8 @@ class Row:
     origin: Origin | None
     event: Event
     count: int
-    bounds: tuple[float, float] | None
-    clipped: tuple[float, float] | None
+    bounds: tuple[float, float] | None = None
+    clipped: tuple[float, float] | None = None
     planned: bool = False
     looks: int = 0  # sums that cost as much as one together
 
@@ -86,7 +86,7 @@ def rows_of(accountant: Accountant) -> list[Row]:
     """All but the looks at the data without noise; planned releases come last."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
-        Row(origin, event, count, None, None, planned=True)
+        Row(origin, event, count, planned=True)
         for origin, left in accountant.reserved
         for event, count in left.items()
         if not isinstance(event, NonPrivateLook)
@@ -97,7 +97,8 @@ def rows_of(accountant: Accountant) -> list[Row]:
 def _of_run(origin: Origin | None, part: Part) -> list[Row]:
     """One for each kind of release; the looks of a run that chose their noise are one kind."""
     counts = {e: n for e, n in part.counts.items() if not isinstance(e, NonPrivateLook)}
-    if origin is None or origin.plan != ADAPTIVE or not all(map(is_whole, counts)):
+    adaptive = origin is not None and origin.plan == ADAPTIVE and all(map(is_whole, counts))
+    if not adaptive or not counts:  # a plan may lack its first release
         found = counts.items()
         return [Row(origin, event, n, part.bounds.get(event), part.clipped) for event, n in found]
     ends = [end for bounds in part.bounds.values() for end in bounds]

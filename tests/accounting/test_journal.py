@@ -362,15 +362,16 @@ def test_reservations_come_back(tmp_path):
     assert (found.saved(), left) == (later.saved(), {EVENT: 2, OTHER: 1})
 
 
-def test_a_plan_counts_where_its_first_release_was_not_written(tmp_path):
+@pytest.mark.parametrize("plan", ["planned", "adaptive"])
+def test_a_plan_counts_where_its_first_release_was_not_written(tmp_path, plan):
     path, accountant = tmp_path / "journal", PrivacyAccountant()
     with accountant.journal(path):
-        origin = a_run()
-        record(accountant, origin, EVENT, reserves={EVENT: 10})
+        record(accountant, a_run(plan=plan), EVENT, reserves={EVENT: 10})
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     again = reopened(path)
     assert again.ledger == () and again.counted == ((EVENT, 10),)
+    assert "planned and not released" in again.report()
 
 
 def test_a_system_without_locks(tmp_path, monkeypatch):
