@@ -4,12 +4,12 @@ Every release is recorded here *before* it happens. The accountant hands over to
 (:mod:`pyro_dp.accounting.books`), its budget, and the cost of a ledger.
 """
 
+import contextlib
 import math
 import operator
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NoReturn
@@ -135,12 +135,13 @@ class PrivacyAccountant:
         with self._books.lock:
             return self._books.position
 
+    @contextlib.contextmanager
     def next_position(
         self,
         origin: Origin | None = None,
         bound: float | None = None,
         reserves: Mapping[Event, int] | None = None,
-    ) -> AbstractContextManager[int]:
+    ) -> Iterator[int]:
         """The number of the release inside the block; no other thread records meanwhile.
 
         :param origin: the run to which it belongs, for the report.
@@ -150,7 +151,8 @@ class PrivacyAccountant:
         """
         finite = bound is not None and math.isfinite(bound)
         source = Source(origin, bound if finite else None, reserves) if origin else None
-        return self._books.next_position(source)
+        with self._books.next_position(source) as position:
+            yield position
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -254,7 +256,8 @@ class PrivacyAccountant:
         """Budget minus the epsilon spent, in nats, never negative; inf without a budget."""
         return math.inf if self.epsilon is None else max(0.0, self.epsilon - self.get_epsilon())
 
-    def up_to(self, share: float) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def up_to(self, share: float) -> Iterator[None]:
         """Leave a part of the budget to later releases: two analyses on one budget.
 
         Within the block, calibrated noise (any inference, :meth:`noise_multiplier`) brings the
@@ -279,7 +282,8 @@ class PrivacyAccountant:
         >>> print(f"{accountant.get_epsilon():.3f}")
         2.000
         """
-        return self._books.budget.up_to(share, self.get_epsilon)
+        with self._books.budget.up_to(share, self.get_epsilon):
+            yield
 
     def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
         """Enter a release, before it happens; with a :meth:`journal` also on the disk.
