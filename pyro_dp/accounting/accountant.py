@@ -174,7 +174,7 @@ class PrivacyAccountant:
     ) -> None:
         """Note facts about a run's result, for the report. Omitted parts stay as they are.
 
-        :param origin: the run. A run that is not in the ledger is left out.
+        :param origin: the run; one that is not in the ledger is left out.
         :param clipped: the released fraction of its clipped records, and the standard error.
         :param status: whether its result can be published: one line, from released numbers alone.
         """
@@ -192,8 +192,8 @@ class PrivacyAccountant:
     ) -> None:
         """Describe the subject of this ledger. The report shows it, and the ledger saves it.
 
-        All of it is public, and only you can check it. Nothing is compared with the data, and
-        nothing is spent. Omitted arguments leave their texts as they are.
+        All of it is public, and only you can check it. Omitted arguments leave their texts as they
+        are.
 
         :param title: title of the study or the release.
         :param dataset: which data these are.
@@ -203,11 +203,10 @@ class PrivacyAccountant:
         :param units: number of units, > 0.
         :raises ConfigurationError: a text is not one line of at most 1000 characters, or ``units``
             is not a whole number > 0; nothing has changed then.
-        :raises PrivacyError: the journal cannot be used.
-        :raises OSError: the journal could not be written.
+        :raises PrivacyError: the journal cannot be used; OSError: it could not be written.
         """
-        texts = dict(title=title, dataset=dataset, purpose=purpose, controller=controller)
-        said: dict[str, Any] = {**texts, "unit": unit, "units": units}
+        said: dict[str, Any] = dict(title=title, dataset=dataset, purpose=purpose)
+        said |= dict(controller=controller, unit=unit, units=units)
         with self._books.lock:
             changed = {name: value for name, value in said.items() if value is not None}
             self._books.describe(replace(self.description, **changed))
@@ -215,8 +214,7 @@ class PrivacyAccountant:
     def runs(self) -> list[tuple[Origin | None, Part]]:
         """The releases of each run, in the order of their first ones, after those without a run.
 
-        A run is one inference, or one private selection, in one process. Releases of an older
-        version's ledger, or recorded by hand, belong to no run: None.
+        Releases of an older version's ledger, or recorded by hand, belong to no run: None.
         """
         with self._books.lock:
             origins, counts = self._books.ledger.origins, self._books.ledger.counts
@@ -248,9 +246,7 @@ class PrivacyAccountant:
         :returns: the smallest delta the engine can show for this epsilon.
         :raises ConfigurationError: if epsilon is negative or not a number.
         """
-        epsilon = require_number(
-            "epsilon", epsilon, above=0.0, below=math.inf, closed=True, or_equal=True
-        )
+        epsilon = require_number("epsilon", epsilon, above=0.0, closed=True, or_equal=True)
         with self._books.lock:
             counts = self._books.ledger.counted()
         return composition.delta(counts, epsilon, self.neighboring, self.engine)
@@ -265,14 +261,13 @@ class PrivacyAccountant:
         """Leave a part of the budget to later releases: two analyses on one budget.
 
         Within the block, calibrated noise (any inference, :meth:`noise_multiplier`) brings the
-        total to this share of the budget instead of all of it. The total is the composition of
-        all releases in the ledger. Epsilons are not subtracted, so a second analysis may have more
-        than seems to be left. A release beyond the share is refused, and nothing has changed then.
-        The share holds for releases of the same thread. In nested blocks the smallest share holds.
+        total to this share of the budget. The total is the composition of all releases in the
+        ledger. Epsilons are not subtracted, so a second analysis may have more than seems to be
+        left. A release beyond the share is refused, and nothing has changed then. The share holds
+        for releases of the same thread. In nested blocks the smallest share holds.
 
         :param share: share of the budget, in (0, 1], not an epsilon: for a budget of 2, 0.8 is
-            epsilon = 1.6. It covers all releases in the ledger at the end of the block, not only
-            those of the block. Choose it without the data.
+            epsilon = 1.6. Choose it without the data.
         :raises ConfigurationError: there is no budget, or the share is out of range.
         :raises PrivacyBudgetExceeded: as much is spent already.
 
@@ -332,9 +327,8 @@ class PrivacyAccountant:
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
         """Follow the accountant of another process, whose ledger counts the releases of all.
 
-        In a cluster, the ledger of the first process counts, with its journal and budget. So
-        nothing is counted twice, and no copy is mistaken for the ledger. This one then refuses
-        ``record``, ``journal``, ``save`` and ``report``.
+        So a cluster counts nothing twice, and no copy is mistaken for the ledger. This one then
+        refuses ``record``, ``journal``, ``save`` and ``report``.
 
         :param state: state of the accountant that counts; None: there is none yet.
         :raises PrivacyError: this one has a journal, or counts a release that the other does not.
@@ -352,8 +346,7 @@ class PrivacyAccountant:
     def record_nonprivate(self, what: str) -> None:
         """Enter a look at the data without noise, and its time, before it happens.
 
-        Epsilon is inf from then on, and with a budget every further release is refused. The look
-        itself is not: it is about to happen, and must be in the ledger.
+        Epsilon is inf from then on. With a budget, every further release is refused.
 
         :param what: the numbers that will be looked at, as a line of public text.
         :raises ConfigurationError: if it is none.
@@ -366,9 +359,9 @@ class PrivacyAccountant:
     ) -> float:
         """The smallest noise with which so many more releases fit into the rest of the budget.
 
-        Releases in the ledger count by composition, not by subtracting epsilons. The total is at
-        most the budget, or the share of it that :meth:`up_to` allows. It is within 0.1% of that,
-        unless the least noise that is considered (1e-4) fits.
+        Releases in the ledger count by composition. The total is at most the budget, or the share
+        of it that :meth:`up_to` allows. It is within 0.1% of that, unless the least noise that is
+        considered (1e-4) fits.
 
         :param num_steps: number of releases, > 0.
         :param sample_rate: see :class:`SubsampledGaussian`, as for ``sampling``.
@@ -421,11 +414,10 @@ class PrivacyAccountant:
     def journal(self, path: str | os.PathLike[str]) -> Journal:
         """Write every release and note to a file, from now on and before it happens.
 
-        If there is no such file, it is made. In that case, call this before the first release. If
-        there is one, this accountant goes on with its ledger. A process killed at any moment goes
-        on with a ledger that counts all its releases. A state that was saved before the last
-        release can then be loaded into an inference, which goes on from there. Later releases are
-        lost, but counted. See :mod:`pyro_dp.accounting.journal`.
+        If there is no such file, it is made: call this before the first release. If there is one,
+        this accountant goes on with its ledger, which counts all releases of a process killed at
+        any moment. An inference can then load a state that was saved before the last release. Later
+        releases are lost, but counted. See :mod:`pyro_dp.accounting.journal`.
 
         :param path: the file's, on a local file system.
         :returns: the open journal. Keep the file, and do not copy it back and forth.
@@ -494,13 +486,12 @@ class PrivacyAccountant:
 
         In ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, ``x`` and ``y`` are *made
         up*. They have the shapes and types of the data. Draw the features from public knowledge;
-        the outcomes may have any values. The forecast draws outcomes from the prior predictive and
-        runs ``inference`` on them, at each budget and without noise. It averages the widths of the
-        intervals over ``num_draws`` draws.
+        the outcomes may have any values. The forecast runs ``inference`` on outcomes of the prior
+        predictive, at each budget and without noise. It averages the intervals' widths over draws.
 
         **Guarantee.** Nothing is recorded here: each run has an accountant of its own, of the same
-        delta, relation and engine. The result is a function of the arguments. It says nothing about
-        the data, *provided that none of them is made from the data*.
+        delta, relation and engine. The result says nothing about the data, *provided that no
+        argument is made from them*.
 
         :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay unchanged.
         :param args: made-up arguments of the model, as are ``kwargs``. The values of observed sites
@@ -510,7 +501,7 @@ class PrivacyAccountant:
         :param num_draws: number of draws from the prior predictive.
         :param seed: for these and for the runs: equal seeds make equal forecasts.
         :param settings: further arguments of ``inference``, such as ``{"num_steps": 500}``.
-        :param progress: show a progress bar; there are (len(epsilons) + 1) num_draws runs.
+        :param progress: show a progress bar.
         :returns: a :class:`Forecast`; it prints as a table.
         :raises ConfigurationError: a setting is out of range, or the guide's posterior is not
             available, with or without noise.

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import ApproximateDP, Event, Laplace, RenyiDP, SubsampledGaussian
-from pyro_dp.accounting.events.event import LONGEST_TEXT
+from pyro_dp.accounting.events import (
+    LONGEST_TEXT,
+    ApproximateDP,
+    Event,
+    Laplace,
+    RenyiDP,
+    SubsampledGaussian,
+)
 from pyro_dp.accounting.pld import ORDERS, Floats
-from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
+from pyro_dp.accounting.trade_off import Accountant, trade_off
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_count, require_number, require_scale
 
@@ -43,10 +49,7 @@ _REFUSED = {
 
 
 def _known(kind: str, of: Mapping[str, Any], name: str, unit: float) -> tuple[Event, Any] | None:
-    """The event of a mechanism with these parameters, and its count; None: another kind.
-
-    :param unit: the sensitivity of a sum, in units of the bound of one record's part.
-    """
+    """The event of a mechanism with these parameters, and its count; None: another kind."""
     match kind:
         case "GaussianMechanism" | "ExactGaussianMechanism":
             return _gaussian(of["sigma"], unit), 1
@@ -73,12 +76,10 @@ def _gaussian(sigma: Any, unit: float, rate: Any = 1.0) -> SubsampledGaussian:
 
 
 def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, int]:
-    """The entry of a ledger for one use of a mechanism.
+    """An event, and how often it counts, for one use of a ``Mechanism`` of autodp.
 
-    :param mechanism: a ``Mechanism`` of autodp.
     :param stated: the relation under which it is private, as its user says: autodp does not know.
     :param neighboring: the accountant's relation.
-    :returns: an event, and how often it counts.
     :raises ConfigurationError: it is none, of the other relation, or has no cost that is certain.
     """
     from autodp.autodp_core import Mechanism
@@ -96,7 +97,7 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
         )
     name, curve = str(getattr(mechanism, "name", kinds[0]))[:LONGEST_TEXT], _curve(mechanism)
     kind = kinds[0] if type(mechanism).__module__ == "autodp.mechanism_zoo" else ""
-    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0
+    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0  # a sum's sensitivity, in bounds
     try:
         known = _known(kind, getattr(mechanism, "params", {}), name, unit)
     except (KeyError, TypeError) as error:
@@ -143,7 +144,7 @@ def _curve(mechanism: "Mechanism") -> Floats:
         raise ConfigurationError(text) from error
 
 
-def of_ledger(accountant: PrivacyCurve) -> "Mechanism":
+def of_ledger(accountant: Accountant) -> "Mechanism":
     """See :meth:`PrivacyAccountant.to_autodp`."""
     from autodp.autodp_core import Mechanism
 

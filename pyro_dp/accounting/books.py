@@ -25,10 +25,6 @@ _OLDER_JOURNAL = (
     "the journal must count every release, so it is an older copy, or that of another ledger. Put "
     "back the one that was written."
 )
-_ONE_LEDGER = (
-    "one ledger must have all that was released about these data. Begin with new accountants, or "
-    "load the same state into all."
-)
 
 
 class Books:
@@ -157,8 +153,10 @@ class Books:
             event = ledger.first_missing(ours, theirs)
             if event is not None:
                 raise PrivacyError(
-                    f"This process counts {ours[event]} releases of {event.brief}, and "
-                    f"the one that counts for the cluster {theirs.get(event, 0)}: {_ONE_LEDGER}"
+                    f"This process counts {ours[event]} releases of {event.brief}, and the one "
+                    f"that counts for the cluster {theirs.get(event, 0)}. One ledger must have all "
+                    "that was released about these data. Begin with new accountants, or load the "
+                    "same state into all."
                 )
             reserved = [each.origins.all_reserved() for each in (self.ledger, saved)]
             if Counter(ours) != Counter(theirs) or reserved[0] != reserved[1]:
@@ -202,10 +200,7 @@ class Books:
             return journal
 
     def _adopt(self, saved: Ledger) -> None:
-        """Go on from a ledger that was saved: later releases are unknown.
-
-        Facts stated here stay, and missing ones are taken over.
-        """
+        """Go on from a saved ledger: later releases are unknown. Facts stated here stay."""
         origins, own = saved.origins.copy(), self.ledger.description.stated()
         origins.keep_reserved(self.ledger.origins)
         self.ledger.counts, self.ledger.origins = dict(saved.counts), origins

@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pyro_dp.accounting.pld import ORDERS, RATES, Distribution, Floats, onto_dots
+from pyro_dp.accounting.pld import (
+    ORDERS,
+    RATES,
+    Distribution,
+    Floats,
+    onto_dots,
+    renyi_delta,
+    renyi_epsilon,
+)
 
 MOST_LOSS = 50.0  # a pair with a larger one adds its epsilon
 _LEAST_LOSS = 1e-9
@@ -38,7 +46,6 @@ class Bounded(abc.ABC):
 
     @classmethod
     def together(cls, counts: Mapping[Any, int], neighboring: str) -> list[tuple[Any, int]]:
-        """The pairs to be composed for these, in a canonical order."""
         losses: Counter[float] = Counter()
         for pair, n in counts.items():
             if 0.0 < pair.most <= MOST_LOSS:
@@ -92,6 +99,56 @@ class Response(Bounded):
     def epsilon(self, delta: float) -> float:
         rest = 1.0 - delta * (1.0 + math.exp(-self.most))
         return max(0.0, self.most + math.log(rest)) if rest > 0.0 else 0.0
+
+
+class LaplacePair(Bounded):
+    """Laplace noise around 0 and 1. It dominates any shift in L1 (Zhu, Dong & Wang 2022)."""
+
+    def _up_to(self, losses: Floats) -> Floats:
+        found: Floats = 0.5 * np.exp(0.5 * np.minimum(losses - self.most, 0.0))
+        return found
+
+    def log_moments(self, rates: Floats) -> Floats:
+        """Mironov 2017, Proposition 6, with order = 1 + rate."""
+        twice = np.log1p(2.0 * rates)
+        up = np.log1p(rates) - twice + rates * self.most
+        moments: Floats = np.logaddexp(up, np.log(rates) - twice - (1.0 + rates) * self.most)
+        return moments
+
+    def delta(self, eps: float) -> float:
+        return -math.expm1(0.5 * min(0.0, eps - self.most))
+
+    def epsilon(self, delta: float) -> float:
+        return max(0.0, self.most + 2.0 * math.log1p(-delta))
+
+
+@dataclass(frozen=True)
+class RenyiPair(Response):
+    """It has at most these log moments, at ``ORDERS - 1``."""
+
+    at_orders: tuple[float, ...]
+
+    @classmethod
+    def together(cls, counts: Mapping[Any, int], neighboring: str) -> list[tuple[Any, int]]:
+        """One for all."""
+        most, moments = 0.0, np.zeros(len(ORDERS))
+        for pair, n in counts.items():
+            most, moments = most + n * pair.most, moments + n * np.array(pair.at_orders)
+        return [(cls(most if most <= MOST_LOSS else math.inf, tuple(moments)), 1)] if most else []
+
+    def log_moments(self, rates: Floats) -> Floats:
+        """They are convex, and 0 at rate 0: a chord is a bound."""
+        knots = np.concatenate(([0.0], ORDERS - 1.0))
+        found = np.interp(rates, knots, (0.0, *self.at_orders), right=math.inf)
+        return np.minimum(found, super().log_moments(rates))
+
+    def delta(self, eps: float) -> float:
+        found = renyi_delta(ORDERS - 1.0, self.log_moments(ORDERS - 1.0), eps)
+        return min(found, super().delta(eps))
+
+    def epsilon(self, delta: float) -> float:
+        found = renyi_epsilon(ORDERS - 1.0, self.log_moments(ORDERS - 1.0), delta)
+        return min(found, super().epsilon(delta))
 
 
 def _few(losses: Counter[float]) -> Counter[float]:

@@ -1,9 +1,8 @@
 """Fit releases into a budget: further releases, by a plan, and the least noise.
 
-The plan holds counts that fit for sure; most releases then need no engine.
-
-Epsilon grows with every count, so a ledger within the plan fits. Only when the plan has run out an
-engine is asked, for as much more of the recent mix of events as may fit.
+The plan holds counts that fit for sure. Epsilon grows with every count, so a ledger within the plan
+fits. Only when the plan has run out an engine is asked, for as much more of the recent mix of
+events as may fit.
 """
 
 import contextlib
@@ -47,12 +46,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
-            epsilon = require_number("epsilon", self.epsilon, above=0.0, below=math.inf)
-            object.__setattr__(self, "epsilon", epsilon)
+            vars(self).update(epsilon=require_number("epsilon", self.epsilon, above=0.0))
         require_choice("neighboring", self.neighboring, composition.NEIGHBORING)
         require_choice("engine", self.engine, tuple(composition.ENGINES))
-        delta = require_number("delta", self.delta, above=0.0, below=1.0)
-        object.__setattr__(self, "delta", delta)
+        vars(self).update(delta=require_number("delta", self.delta, above=0.0, below=1.0))
 
 
 class Budget:
@@ -93,10 +90,7 @@ class Budget:
 
     @contextlib.contextmanager
     def up_to(self, share: float, spent: Callable[[], float]) -> Iterator[None]:
-        """See :meth:`PrivacyAccountant.up_to`.
-
-        :param spent: returns epsilon so far.
-        """
+        """See :meth:`PrivacyAccountant.up_to`; ``spent`` returns epsilon so far."""
         if self._limit == math.inf:
             raise ConfigurationError(
                 "up_to() is a share of a budget: give the accountant an epsilon."
@@ -160,8 +154,11 @@ class Budget:
         budget, paid = most**2, cost**2
         factor = min(1.0, max(0.0, budget / paid - 1.0)) if paid else 1.0
         # The deltas of events are added, and epsilon is inf where they take all of it.
-        lost = _lost(needed)
-        further = _lost(ahead(1.0)) - lost
+        lost, further = (
+            math.fsum(n * event.delta for event, n in counts.items())
+            for counts in (needed, ahead(1.0))
+        )
+        further -= lost
         factor = min(factor, 0.5 * (self._how[0] - lost) / further) if further > 0.0 else factor
         for _ in range(2):
             if factor * sum(needed.values()) < 1.0:
@@ -176,11 +173,9 @@ class Budget:
     def least_noise(
         self, ledger: Counter[Event], releases: Callable[[float], Counts], unfinished: bool
     ) -> tuple[float, dict[Event, int]]:
-        """See :meth:`PrivacyAccountant.least_noise`.
+        """Sigma, and the ledger with the releases. See :meth:`PrivacyAccountant.least_noise`.
 
-        :param ledger: the counts beside which the releases come.
-        :param unfinished: whether runs have reserved some of these.
-        :returns: sigma, and the ledger with the releases.
+        :param unfinished: whether runs have reserved some of the ledger.
         """
         for event in releases(1.0):
             composition.interpret(event, self._how[1])
@@ -209,17 +204,12 @@ class Budget:
         return sigma, plan(sigma)
 
 
-def _lost(counts: Counts) -> float:
-    return math.fsum(n * e.delta for e, n in counts.items())
-
-
 def least_noise(cost: Callable[[float], float], budget: float) -> float | None:
-    """The least noise that fits a budget.
+    """The least noise multiplier that fits a budget.
 
-    :param cost: epsilon of the plan as a function of the noise multiplier, decreasing.
-    :param budget: epsilon that it may reach.
-    :returns: a noise multiplier whose cost is at most the budget and within 0.1% of it. 1e-4 if
-        that fits already; ``None`` if not even 1e9 does.
+    :param cost: epsilon of the plan as a function of it, decreasing.
+    :returns: it costs at most the budget and is within 0.1% of it. 1e-4 if that fits already;
+        ``None`` if not even 1e9 does.
     """
 
     def excess(log_noise: float) -> float:

@@ -9,7 +9,7 @@ Two engines, each a valid upper bound on the cost of ``{event: count}``:
 
 A release that is private by itself has a dominating pair of its own
 (:mod:`pyro_dp.accounting.bounded_pairs`), which the engines compose with all others. Some have
-only Rényi divergences (:mod:`pyro_dp.accounting.events.renyi_dp`): then ``pld`` takes the Rényi
+only Rényi divergences (:class:`~pyro_dp.accounting.events.RenyiDP`): then ``pld`` takes the Rényi
 bound of the whole ledger. A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dp.accounting.bounded_pairs import MOST_LOSS
+from pyro_dp.accounting.bounded_pairs import MOST_LOSS, RenyiPair
 from pyro_dp.accounting.events import KINDS
-from pyro_dp.accounting.events.renyi_dp import RenyiPair
 from pyro_dp.accounting.pld import (
     ORDERS,
     RATES,
@@ -48,10 +47,7 @@ _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come clo
 
 
 def interpret(event: Any, neighboring: str) -> Any:
-    """The dominating pair of one release: see :meth:`Event.pair`.
-
-    :raises ConfigurationError: the event is unknown or does not fit the relation.
-    """
+    """See :meth:`Event.pair`. An unknown event is a ConfigurationError as well."""
     if type(event) not in KINDS.values():
         raise ConfigurationError(
             f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian, an "
@@ -64,8 +60,8 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     """
     :param ledger: count of each event.
     :param delta: in (0, 1).
-    :param neighboring: the relation, see :data:`NEIGHBORING`.
-    :param engine: see :data:`ENGINES`.
+    :param neighboring: one of :data:`NEIGHBORING`.
+    :param engine: one of :data:`ENGINES`.
     :returns: an epsilon (nats) that makes the ledger (epsilon, delta)-DP; inf without noise.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
@@ -90,11 +86,7 @@ def _of_parts(
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
-    """The inverse, otherwise as :func:`epsilon`.
-
-    :param epsilon: in nats, >= 0.
-    :returns: a delta that makes the ledger (epsilon, delta)-DP.
-    """
+    """A delta that makes the ledger (epsilon, delta)-DP; otherwise as :func:`epsilon`."""
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or epsilon < added:
         return 1.0
@@ -104,18 +96,20 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
         own = _pld_delta(steps, epsilon - added)
     else:
         own = renyi_delta(*_autodp_moments(steps), epsilon - added)
-    rare, rest = _taking_part(steps), _bounded(steps)
+    rest, rare = _without_sums(steps)
     if rare < own and epsilon - added >= _most(rest):
         own = rare
     return min(1.0, lost + own * (1.0 - lost))
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
-    """A bound that costs microseconds for events seen before; inf where the engine has none.
+    """A bound of :func:`epsilon` in microseconds for events seen before; inf: there is none."""
 
-    Arguments as for :func:`epsilon`, whose result it bounds from above.
-    """
-    composed = _bound if engine == "pld" else lambda steps, left: math.inf
+    def composed(steps: Side, left: float) -> float:
+        if engine != "pld":
+            return math.inf
+        return max(_moments_epsilon(side, left) for side in _sides(steps))
+
     return _of_parts(composed, ledger, delta, neighboring)
 
 
@@ -123,7 +117,6 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
     """Rényi divergences of a ledger of sums, as log moments of the privacy loss.
 
     :param ledger: counts of :class:`SubsampledGaussian`.
-    :param neighboring: the relation, see :data:`NEIGHBORING`.
     :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.accounting.pld.RATES`, and the
         mass of outcomes left out of them. Bounds hold in both directions; inf without noise.
     :raises ConfigurationError: if an event is no sum, or does not fit the relation.
@@ -138,10 +131,7 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
 
 
 def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
-    """Rényi divergences of a ledger at ``ORDERS``, through autodp.
-
-    They are infinite where a delta of its own is left, or no noise. Arguments as for :func:`delta`.
-    """
+    """Rényi divergences of a ledger at ``ORDERS``, by autodp; infinite beside a stated delta."""
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > 0.0:
         return RenyiPair(math.inf, (math.inf,) * len(ORDERS))
@@ -149,13 +139,10 @@ def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
     return RenyiPair(_most(steps) + added, tuple(found + rates * added))
 
 
-def _taking_part(steps: Side) -> float:
-    """A bound of the probability that a record takes part in a sum: else none depends on it."""
-    return math.fsum(count * step.rate for step, count in steps if step.most == math.inf)
-
-
-def _bounded(steps: Side) -> Side:
-    return tuple(each for each in steps if each[0].most < math.inf)
+def _without_sums(steps: Side) -> tuple[Side, float]:
+    """The steps of bounded losses, and a bound of the probability to take part in another."""
+    rare = math.fsum(count * step.rate for step, count in steps if step.most == math.inf)
+    return tuple(each for each in steps if each[0].most < math.inf), rare
 
 
 def _most(steps: Side) -> float:
@@ -165,14 +152,13 @@ def _most(steps: Side) -> float:
 
 def _without_rare(steps: Side, left: float) -> tuple[Side, float]:
     """Leave out sums in which a record hardly ever takes part, if ``left`` of delta covers that."""
-    rare = _taking_part(steps)
-    return (_bounded(steps), left - rare) if rare <= left else (steps, left)
+    bounded, rare = _without_sums(steps)
+    return (bounded, left - rare) if rare <= left else (steps, left)
 
 
 def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
-    """Pairs that compose (None: no privacy), epsilons that are added, and the probability lost.
-
-    The last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
+    """Pairs that compose (None: no privacy), epsilons that are added, and the probability of an
+    infinite loss, 1 - prod_i (1 - delta_i).
     """
     kinds: dict[Any, Counter[Any]] = {}  # by the class of their pairs
     for event, n in ledger.items():
@@ -237,8 +223,7 @@ def _refine(
     """The result of ``read`` on ever finer grids, until it moves by less than the tolerance.
 
     Every grid gives an upper bound, and the least is returned. The error falls at least in
-    proportion to the grid (with its square, unless losses bunch up between two points). The
-    remaining error is about a third of the last move, and mostly a fifteenth.
+    proportion to the grid. It is then about a third of the last move, and mostly a fifteenth.
     """
     best, refined = math.inf, 1.0
     while all(step.on_grids for step, _ in side):
@@ -265,10 +250,6 @@ def _autodp_moments(steps: Side) -> tuple[Floats, Floats]:
     """Log moments of the steps together at :data:`ORDERS` - 1, with these rates."""
     moments = (n * step.renyi_moments() for step, n in steps)
     return ORDERS - 1.0, sum(moments, np.zeros_like(ORDERS))
-
-
-def _bound(steps: Side, delta: float) -> float:
-    return max(_moments_epsilon(side, delta) for side in _sides(steps))
 
 
 def _rdp_epsilon(steps: Side, delta: float) -> float:

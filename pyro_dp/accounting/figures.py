@@ -1,7 +1,6 @@
 """Two pictures of a ledger: how epsilon grew, and the best attacker. By matplotlib, and as SVG."""
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,21 +8,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import NonPrivateLook
-from pyro_dp.accounting.markup import Picture, Pictures
-from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
+from pyro_dp.accounting.markup import Picture, Pictures, Ticks
+from pyro_dp.accounting.trade_off import FALSE_POSITIVES, Accountant, best_power, trade_off
 from pyro_dp.utils.display import figure, of_budget, spent
 
 _MOST_POINTS, _FEWEST_POINTS = 30, 8
 
 
-def plot(accountant: PrivacyCurve) -> Any:
+def plot(accountant: Accountant) -> Any:
     """Two panels: epsilon against the number of releases, and the trade-off curve.
 
-    Epsilon is that of the first n releases in the order of the ledger, where equal ones are
-    listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`. Any
-    attacker who tests "without this record" against "with it" has error rates on or above it.
-    If a look or a release without noise leaves no guarantee, the curves end there and the title
-    says so. Nothing is spent; it takes seconds for long ledgers.
+    Epsilon is that of the first n releases in the order of the ledger. It lists equal ones
+    together. Any attacker who tests "without this record" against "with it" has error rates on or
+    above the trade-off curve (:func:`~pyro_dp.accounting.trade_off.trade_off`). If a look or a
+    release without noise leaves no guarantee, the curves end there. Nothing is spent.
 
     :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
     :raises ConfigurationError: matplotlib is not installed.
@@ -35,7 +33,7 @@ def plot(accountant: PrivacyCurve) -> Any:
     return found
 
 
-def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def growth(accountant: Accountant) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
     Reserved releases count as made. No epsilon is above the accountant's own, of them all.
@@ -59,7 +57,7 @@ def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.floa
     return numbers, np.minimum(found, accountant.get_epsilon())
 
 
-def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
+def _plot_epsilon(axes: Any, accountant: Accountant) -> None:
     numbers, epsilons = growth(accountant)
     finite = np.isfinite(epsilons)
     axes.plot(numbers[finite], epsilons[finite], color="C0", marker=".", label="spent")
@@ -81,7 +79,7 @@ def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
     axes.legend(loc="best")
 
 
-def _plot_trade_off(axes: Any, accountant: PrivacyCurve) -> None:
+def _plot_trade_off(axes: Any, accountant: Accountant) -> None:
     alpha = np.unique(np.concatenate([np.geomspace(1e-5, 1.0, 150), np.linspace(0.0, 1.0, 150)]))
     curve = trade_off(accountant, alpha)
     axes.plot([0.0, 1.0], [1.0, 0.0], color="0.5", linestyle="--", label="perfect privacy")
@@ -97,12 +95,11 @@ def _plot_trade_off(axes: Any, accountant: PrivacyCurve) -> None:
     axes.legend(loc="upper right", fontsize="small")
 
 
-_WIDTH, _HEIGHT = 440, 310
-_LEFT, _TOP, _RIGHT, _BOTTOM = 58, 14, 430, 254
+_LEFT, _TOP, _RIGHT, _BOTTOM = 58, 14, 430, 254  # edges of the axes in picture.svg
 _MOST_TICKS = 6
 
 
-def pictures(accountant: PrivacyCurve) -> list[Pictures]:
+def pictures(accountant: Accountant) -> list[Pictures]:
     """Epsilon against releases and the trade-off curve; none where no guarantee is left."""
     if accountant.get_epsilon() == math.inf or not accountant.counted:
         return []
@@ -110,74 +107,25 @@ def pictures(accountant: PrivacyCurve) -> list[Pictures]:
 
 
 class _Axes:
-    """A frame with ticks, and its contents."""
+    """From numbers to the view box."""
 
-    def __init__(
-        self, x_end: float, y_end: float, x_label: str, y_label: str, *, whole: bool = False
-    ):
-        """:param whole: x counts something."""
-        self._ends, self._whole = (x_end, y_end), whole
-        middle, height = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
-        self._parts = [
-            *self._ticks(),
-            f'<path class="axis" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>',
-            _text(middle, _HEIGHT - 14, x_label, "middle"),
-            f'<g transform="rotate(-90 14 {height:g})">{_text(14, height, y_label, "middle")}</g>',
-        ]
+    def __init__(self, x_end: float, y_end: float):
+        self._ends = x_end, y_end
 
-    def line(self, kind: str, x: ArrayLike, y: ArrayLike, end: str = "") -> None:
-        """
-        :param kind: a class of the style sheet.
-        :param end: "Z" closes it.
-        """
-        points = zip(np.asarray(x, float).tolist(), np.asarray(y, float).tolist(), strict=True)
-        path = "L".join(f"{left:.1f} {top:.1f}" for left, top in (self._at(*p) for p in points))
-        self._parts.append(f'<path class="{kind}" d="M{path}{end}"/>')
-
-    def mark(self, x: float, y: float) -> None:
-        left, top = self._at(x, y)
-        self._parts.append(f'<circle class="mark" cx="{left:.1f}" cy="{top:.1f}" r="5"/>')
-
-    def legend(self, left: float, top: float, entries: Sequence[tuple[str, str]]) -> None:
-        """:param entries: class and text of each; of "mark" a dot, of "shade" a box."""
-        width, height = _RIGHT - left + 6, 19 * len(entries)
-        ground = f'<rect class="ground" x="{left - 6}" y="{top - 10}" width="{width}"'
-        self._parts.append(f'{ground} height="{height}"/>')
-        for place, (kind, text) in enumerate(entries):
-            y = top + 19 * place
-            if kind == "mark":
-                sign = f'<circle class="mark" cx="{left + 14}" cy="{y}" r="5"/>'
-            elif kind == "shade":
-                sign = f'<rect class="shade" x="{left}" y="{y - 6}" width="28" height="12"/>'
-            else:
-                sign = f'<path class="{kind}" d="M{left} {y}h28"/>'
-            self._parts += [sign, _text(left + 36, y + 4.5, text, "start")]
-
-    def svg(self, name: str, title: str) -> str:
-        return (
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}">'
-            f'<title id="{name}">{title}</title>{"".join(self._parts)}</svg>'
-        )
-
-    def _at(self, x: float, y: float) -> tuple[float, float]:
+    def at(self, x: Any, y: Any) -> tuple[Any, Any]:
         x_end, y_end = self._ends
         return _LEFT + (_RIGHT - _LEFT) * x / x_end, _BOTTOM - (_BOTTOM - _TOP) * y / y_end
 
-    def _ticks(self) -> Iterator[str]:
+    def path(self, x: ArrayLike, y: ArrayLike) -> str:
+        points = np.column_stack(self.at(np.asarray(x), np.asarray(y)))
+        return "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in points)
+
+    def ticks(self, *, whole: bool = False) -> tuple[Ticks, Ticks]:
+        """:param whole: x counts something."""
         x_end, y_end = self._ends
-        for value in _round_numbers(x_end, self._whole):
-            left, _ = self._at(value, 0.0)
-            yield _text(left, _BOTTOM + 18, f"{value:.6g}", "middle")
-            yield f'<path class="axis" d="M{left:.1f} {_BOTTOM}v5"/>'
-        for value in _round_numbers(y_end):
-            _, top = self._at(0.0, value)
-            yield f'<path class="grid" d="M{_LEFT} {top:.1f}H{_RIGHT}"/>'
-            yield _text(_LEFT - 8, top + 4.5, f"{value:.3g}", "end")
-
-
-def _text(left: float, top: float, text: str, anchor: str) -> str:
-    """A label of this module's own words and numbers."""
-    return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{text}</text>'
+        x = [(self.at(value, 0.0)[0], f"{value:.6g}") for value in _round_numbers(x_end, whole)]
+        y = [(self.at(0.0, value)[1], f"{value:.3g}") for value in _round_numbers(y_end)]
+        return x, y
 
 
 def _round_numbers(end: float, whole: bool = False) -> list[float]:
@@ -189,46 +137,52 @@ def _round_numbers(end: float, whole: bool = False) -> list[float]:
     return [round(place * step, 12) for place in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
-def _epsilon(accountant: PrivacyCurve) -> Picture:
+def _epsilon(accountant: Accountant) -> Picture:
     numbers, epsilons = growth(accountant)
-    budget, total = accountant.epsilon, int(numbers[-1])
-    highest = max(float(epsilons[-1]), budget or 0.0) or 1.0
-    label = f"epsilon (nats) at delta = {accountant.delta:.3g}"
-    axes = _Axes(1.02 * total, 1.08 * highest, "number of releases", label, whole=True)
-    entries = [("curve", "spent")]
-    if budget is not None:
-        axes.line("limit", [0, 1.02 * total], [budget, budget])
-        entries.append(("limit", "budget"))
-    axes.line("curve", numbers, epsilons)
-    axes.mark(total, float(epsilons[-1]))
-    axes.legend(330, _BOTTOM - 14 - 19 * (len(entries) - 1), entries)
+    budget, total, last = accountant.epsilon, int(numbers[-1]), float(epsilons[-1])
+    axes = _Axes(1.02 * total, 1.08 * (max(last, budget or 0.0) or 1.0))
+    paths, legend = [("curve", axes.path(numbers, epsilons))], [("curve", "spent")]
     after = "the only one" if total == 1 else f"all {total:,}"
-    shown = f"Epsilon after each release: {spent(float(epsilons[-1]), budget)} after {after}"
-    of = "" if budget is None else f", of a budget of {of_budget(budget)}"
+    shown = f"Epsilon after each release: {spent(last, budget)} after {after}"
+    if budget is not None:
+        paths.insert(0, ("limit", axes.path([0, 1.02 * total], [budget, budget])))
+        legend.append(("limit", "budget"))
+        shown += f", of a budget of {of_budget(budget)}"
     return Picture(
-        axes.svg("picture-epsilon", "Epsilon against the number of releases"),
-        f"{shown}{of}. Releases of one kind are put together.",
+        "picture-epsilon",
+        "Epsilon against the number of releases",
+        f"{shown}. Releases of one kind are put together.",
+        labels=("number of releases", f"epsilon (nats) at delta = {accountant.delta:.3g}"),
+        ticks=axes.ticks(whole=True),
+        paths=paths,
+        mark=axes.at(total, last),
+        legend=(330, _BOTTOM - 14 - 19 * (len(legend) - 1), legend),
     )
 
 
-def _trade_off(accountant: PrivacyCurve) -> Picture:
+def _trade_off(accountant: Accountant) -> Picture:
     alpha = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 50), np.linspace(0.0, 1.0, 51)]))
     curve = trade_off(accountant, alpha)
-    axes = _Axes(1.0, 1.06, "false accusations", "cases that are missed")
-    axes.line("shade", [*alpha, 1.0, 0.0], [*curve, 0.0, 0.0], end="Z")
-    axes.line("chance", [0.0, 1.0], [1.0, 0.0])
-    axes.line("curve", alpha, curve)
-    axes.mark(FALSE_POSITIVES, float(trade_off(accountant, FALSE_POSITIVES)))
-    entries = [
+    axes = _Axes(1.0, 1.06)
+    legend = [
         ("chance", "guessing"),
         ("curve", "best attacker"),
         ("mark", f"at {FALSE_POSITIVES:.0%} false accusations"),
         ("shade", "out of reach"),
     ]
-    axes.legend(215, _TOP + 18, entries)
     return Picture(
-        axes.svg("picture-errors", "Errors of the best attacker"),
+        "picture-errors",
+        "Errors of the best attacker",
         f"How often the best attacker must err. With false accusations in {FALSE_POSITIVES:.0%} "
         f"of cases, the attacker detects at most {best_power(accountant)} of the others. Without "
         "the releases every attacker is on the dotted line.",
+        labels=("false accusations", "cases that are missed"),
+        ticks=axes.ticks(),
+        paths=[
+            ("shade", axes.path([*alpha, 1.0, 0.0], [*curve, 0.0, 0.0]) + "Z"),
+            ("chance", axes.path([0.0, 1.0], [1.0, 0.0])),
+            ("curve", axes.path(alpha, curve)),
+        ],
+        mark=axes.at(FALSE_POSITIVES, float(trade_off(accountant, FALSE_POSITIVES))),
+        legend=(215, _TOP + 18, legend),
     )

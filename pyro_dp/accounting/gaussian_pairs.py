@@ -8,7 +8,8 @@ distribution functions. (Second differences of delta, as in ``dp_accounting``, h
 import functools
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -21,8 +22,11 @@ LARGEST_SAMPLED = 1e6  # noise beyond which the losses of a sampled step are not
 _TAIL = math.log(1e-40)
 
 
-class DominatingPair(NamedTuple):
+@dataclass(frozen=True, order=True)
+class DominatingPair:
     """A dominating pair (P, Q), in units where the bound of one record's effect is 1.
+
+    It has the same methods as :class:`~pyro_dp.accounting.bounded_pairs.Bounded`.
 
     ``remove``: P = (1-q) N(0, s^2) + q N(1, s^2), Q = N(0, s^2); ``add`` is (Q, P).
 
@@ -40,15 +44,8 @@ class DominatingPair(NamedTuple):
     noise: float  # s
     rate: float  # q
 
-    @property
-    def most(self) -> float:
-        """The largest loss."""
-        return math.inf
-
-    @property
-    def on_grids(self) -> bool:
-        """Whether it has a distribution, and not moments alone."""
-        return True
+    most: ClassVar[float] = math.inf  # the largest loss
+    on_grids: ClassVar[bool] = True  # it has a distribution, and not moments alone
 
     @classmethod
     def together(
@@ -75,7 +72,7 @@ class DominatingPair(NamedTuple):
 
     def reverse(self) -> "DominatingPair":
         """The pair of the other direction of the relation."""
-        return self._replace(kind="add")
+        return replace(self, kind="add")
 
     def span(self, tail: float) -> Floats:
         """The losses between which all but ``exp(tail)`` of P and Q lies."""
@@ -150,9 +147,8 @@ class DominatingPair(NamedTuple):
         """
         q = self.rate
         if self.kind != "replace":
-            if (
-                eps < 1.0
-            ):  # two forms of log(1 + (e^eps - 1) / q), against cancellation and overflow
+            # Two forms of log(1 + (e^eps - 1) / q), against cancellation and overflow.
+            if eps < 1.0:
                 inner = math.log1p(math.expm1(eps) / q)
             else:
                 inner = eps - math.log(q) + math.log1p((q - 1.0) * math.exp(-eps))
@@ -204,10 +200,8 @@ def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distributio
 
 @functools.lru_cache(maxsize=4096)
 def _moments(step: DominatingPair) -> tuple[Floats, float]:
-    """Upper bounds on log E_P exp(rate * loss) at :data:`RATES`, and the mass left out.
-
-    Connect-the-Dots on outcomes s/40 apart: any grid gives an upper bound, as exp(rate * loss) is
-    convex in Q's density over P's.
+    """Connect-the-Dots on outcomes s/40 apart: any grid gives an upper bound, as exp(rate * loss)
+    is convex in Q's density over P's.
     """
     ends = step.outcomes_within(_TAIL)
     near = np.arange(-13.5, 13.5, 1 / 40) * step.noise
@@ -250,10 +244,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def step_divergences(step: DominatingPair) -> Floats:
-    """Rényi divergences of one step at :data:`ORDERS`.
-
-    A fresh transformer for every step: autodp's accountant caches on (function, rate) only.
-    """
+    """Rényi divergences of one step at :data:`ORDERS`."""
     from autodp import mechanism_zoo, transformer_zoo
     from autodp.autodp_core import Mechanism
 
@@ -268,6 +259,7 @@ def step_divergences(step: DominatingPair) -> Floats:
             if step.rate < 1.0:
                 poisson = step.kind == "remove"
                 mechanism.neighboring = "add_remove" if poisson else "replace_one"
+                # A new one for every step: autodp caches on (function, rate) only.
                 amplify = transformer_zoo.AmplificationBySampling(PoissonSampling=poisson)
                 # A Gaussian meets the conditions of both sharper theorems: Zhu & Wang 2019,
                 # Theorem 8, and Wang, Balle & Kasiviswanathan 2019, Theorem 27.

@@ -44,10 +44,7 @@ VERSION = 1
 
 
 class _Lines:
-    """A journal's lines, read and written. Events and runs are numbered by their first lines.
-
-    :param found: takes in all lines.
-    """
+    """A journal's lines, read and written. Events and runs are numbered by their first lines."""
 
     def __init__(self, found: Ledger, neighboring: str) -> None:
         self._found, self._neighboring = found, neighboring
@@ -61,8 +58,7 @@ class _Lines:
 
     def name(self, origin: Origin) -> int | dict[str, str]:
         """As a line names it: its number, or its description in its first line."""
-        number = self.number(origin)
-        return origin.saved() if number is None else number
+        return self._numbers[origin] if origin in self._numbers else origin.saved()
 
     def take(self, value: Any, origin: Origin | None = None) -> None:
         """:param origin: the run that the line describes; None: it is made from the line."""
@@ -72,7 +68,8 @@ class _Lines:
             index, count, *said = value
             if len(said) > 2:
                 raise ValueError("it has too many values")
-            self._enter(self._events[index], count, [*said, None, None][:2], origin)
+            event = self._events[require_count("event", index, least=0)]
+            self._enter(event, count, [*said, None, None][:2], origin)
         elif "clipped" in value:
             number, *pair = value["clipped"]
             self._found.origins.note_result(self._run(number), clipped_of(pair), None)
@@ -97,10 +94,9 @@ class _Lines:
             self._events.append(event)
 
     def _named(self, run: Any, origin: Origin | None) -> Origin:
-        """A run, by its number or by its description in its first line."""
         if not isinstance(run, dict):
             return self._run(run)
-        origin = origin_of(run) if origin is None else origin
+        origin = origin or origin_of(run)
         self._numbers[origin] = len(self._runs)
         self._runs.append(origin)
         return origin
@@ -120,7 +116,7 @@ class Journal:
 
     **Not protected.** An older copy that replaces the file; deliberate edits, as the digests have
     no key. A power failure, if a disk, network folder or system returns from ``fsync`` before the
-    data are safe. (On macOS they may still be in the drive's cache.) A kill does no such harm.
+    data are safe. (On macOS they may still be in the drive's cache.)
 
     :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
     :param settings: the accountant's, by name.
@@ -170,7 +166,6 @@ class Journal:
     def enter(self, event: Event, count: int, source: Source | None) -> None:
         """Write a release. When this returns, it is on the disk.
 
-        :param source: the run that it belongs to, if there is one.
         :raises PrivacyError: see :meth:`require_usable`.
         :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
         """
@@ -193,10 +188,12 @@ class Journal:
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
         """Write facts about a run's result; otherwise as :meth:`enter`."""
-        number = self._lines.number(origin)  # None: it released all before there was a journal
-        if number is not None and clipped is not None:
+        number = self._lines.number(origin)
+        if number is None:  # it released all before there was a journal
+            return
+        if clipped is not None:
             self._append({"clipped": [number, *clipped_of(clipped)]})
-        if number is not None and status is not None:
+        if status is not None:
             self._append({"status": [number, status]})
 
     def describe(self, about: Description) -> None:

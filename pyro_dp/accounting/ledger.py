@@ -1,14 +1,20 @@
 """The ledger and the description of its study: saved, read again, and as a table for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from pyro_dp.accounting import origins
 from pyro_dp.accounting.composition import interpret
-from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
-from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
+from pyro_dp.accounting.events import (
+    KINDS,
+    Event,
+    SubsampledGaussian,
+    is_whole,
+    require_short_text,
+    together,
+)
 from pyro_dp.accounting.origins import Origins, Source
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
@@ -32,14 +38,11 @@ class Description:
     units: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self) if each.name != "units"):
-            text = getattr(self, name)
-            if not (isinstance(text, str) and (text == "" or text.isprintable())):
-                raise ConfigurationError(f"{name} must be one line of text.")
-            if len(text) > LONGEST:
-                raise ConfigurationError(f"{name} must be at most {LONGEST} characters long.")
+        for name, text in vars(self).items():
+            if name != "units":
+                require_short_text(name, text, LONGEST, least=0)
         if self.units is not None:
-            object.__setattr__(self, "units", require_count("units", self.units))
+            vars(self).update(units=require_count("units", self.units))
 
     def stated(self) -> dict[str, Any]:
         """The filled-in fields, by name: the saved form."""
@@ -47,10 +50,7 @@ class Description:
 
 
 def described(said: Any) -> Description:
-    """
-    :param said: from :meth:`Description.stated`; fields of later versions are ignored.
-    :raises ConfigurationError: it is damaged.
-    """
+    """:raises ConfigurationError: it is damaged. Fields of later versions are ignored."""
     if not isinstance(said, Mapping):
         raise ConfigurationError("description must be a dictionary.")
     known = {each.name for each in fields(Description)}
@@ -101,17 +101,11 @@ class LedgerEntry(NamedTuple):
 
 @dataclass
 class Ledger:
-    """All that an accountant saves, beside its settings.
+    """All that an accountant saves, beside its settings."""
 
-    :ivar counts: releases, by event, in the order of the first ones.
-    :ivar notes: in their order.
-    :ivar origins: which run released what, and what it has reserved.
-    :ivar description: the subject.
-    """
-
-    counts: dict[Event, int] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
-    origins: Origins = field(default_factory=Origins)
+    counts: dict[Event, int] = field(default_factory=dict)  # in the order of the first releases
+    notes: dict[str, None] = field(default_factory=dict)  # in their order
+    origins: Origins = field(default_factory=Origins)  # which run released and reserved what
     description: Description = Description()
 
     def enter(self, event: Event, count: int, source: Source | None) -> None:
@@ -121,10 +115,7 @@ class Ledger:
             self.origins.add(source, event, count)
 
     def counted(self, beside: str | None = None) -> Counter[Event]:
-        """Releases, and the rest of all reservations.
-
-        :param beside: name of a reservation that does not count.
-        """
+        """Releases, and the rest of all reservations but the one named ``beside``."""
         counts = Counter(self.counts) + self.origins.all_reserved()
         return counts - self.origins.reserved_as(beside)
 
@@ -184,8 +175,7 @@ def from_line(line: Mapping[str, Any], neighboring: str) -> tuple[Event, int]:
 def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
     """
     :param state: from :func:`to_state`, also of an older version.
-    :param settings: those that it must have.
-    :raises ConfigurationError: if the state is damaged or its settings differ.
+    :raises ConfigurationError: if the state is damaged or has other settings.
     """
     if not isinstance(state, Mapping):
         raise ConfigurationError(_DAMAGED + "it is not a dictionary.")
@@ -198,16 +188,16 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
             f"reads version {VERSION}."
         )
     require_settings(state, settings, "the state")
-    notes, lines = state["notes"], state["ledger"]
+    notes, lines, neighboring = state["notes"], state["ledger"], settings["neighboring"]
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise ConfigurationError(_DAMAGED + "notes must be a list of strings.")
     if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
     try:
-        counts = dict(from_lines(lines, settings["neighboring"]))
-        events = [from_line(line, settings["neighboring"])[0] for line in lines]
+        counts = dict(from_lines(lines, neighboring))
+        events = [from_line(line, neighboring)[0] for line in lines]
         runs = origins.from_saved(state.get("runs", []), counts, events)
-        _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
+        _take_reserved(state.get("reserved", []), runs, neighboring)
         about = described(state.get("description", {}))
     except KeyError as error:
         raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
@@ -244,7 +234,7 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
     return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
 
 
-def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
+def _rows(entries: Iterable[LedgerEntry]) -> Sequence[tuple[str, ...]]:
     """The rows, with a single one for sums over all records if there are many kinds of them.
 
     Gaussians compose to a Gaussian, whose noise multiplier the row has.
@@ -253,11 +243,10 @@ def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
     whole = {event: count for event, count in counts.items() if is_whole(event)}
     if len(whole) <= _MOST_ALONE:
         whole = {}
-    rows: list[tuple[str, ...]]
-    rows = [(*_cells(event), str(n)) for event, n in counts.items() if event not in whole]
-    if whole:
-        rows.append((*_cells(together(whole)), f"{sum(whole.values())} together"))
-    return rows
+    alone = [(*_cells(event), str(n)) for event, n in counts.items() if event not in whole]
+    if not whole:
+        return alone
+    return [*alone, (*_cells(together(whole)), f"{sum(whole.values())} together")]
 
 
 def _cells(event: Event) -> tuple[str, str, str]:

@@ -7,14 +7,9 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pyro_dp.utils.validation import require_choice
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-FORMATS = ("markdown", "html")
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,6 @@ class Bullets:
 class Table:
     """The first cell of each row is its name.
 
-    :param caption: describes the table.
     :param foot: a last row, set apart; empty: there is none.
     :param numbers: columns of numbers, by index.
     :param kept: columns whose cells are one line, by index.
@@ -57,15 +51,26 @@ class Facts:
     kind: ClassVar[str] = "facts"
 
 
+Ticks = list[tuple[float, str]]
+
+
 @dataclass(frozen=True)
 class Picture:
-    """
-    :param svg: made by this package, so it is not escaped.
+    """A chart. ``pages/picture.svg`` draws it, in whose view box all numbers are.
+
     :param caption: describes it, also to readers who cannot see it.
+    :param paths: each with a class of the style sheet.
+    :param legend: its left and top; classes with their texts, "mark" for a dot, "shade" for a box.
     """
 
-    svg: str
+    name: str
+    title: str
     caption: str
+    labels: tuple[str, str]
+    ticks: tuple[Ticks, Ticks]
+    paths: Sequence[tuple[str, str]]
+    mark: tuple[float, float]
+    legend: tuple[float, float, Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def rendered(title: str, sections: Mapping[str, Sequence[Block]], format: str) -
     :param format: "markdown", or "html" for a page of its own.
     :raises ConfigurationError: the format is another one.
     """
-    require_choice("format", format, FORMATS)
+    require_choice("format", format, ("markdown", "html"))
     filled = {name: blocks for name, blocks in sections.items() if blocks}
     template = _environment(format == "html").get_template(f"report.{format}")
     text: str = template.render(title=title, sections=filled)
@@ -93,7 +98,7 @@ def rendered(title: str, sections: Mapping[str, Sequence[Block]], format: str) -
 
 
 @functools.cache
-def _environment(escapes: bool) -> "Environment":
+def _environment(escapes: bool) -> Any:
     import jinja2
 
     found = jinja2.Environment(
@@ -110,16 +115,12 @@ def _environment(escapes: bool) -> "Environment":
 
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|#~$"} | {"<": "&lt;", ">": "&gt;"})
-# At its beginning a text could also start a list or underline a heading.
-_AT_START = [(r"^([-+=])", r"\\\1"), (r"^(\d+)([.)])(?= |$)", r"\1\\\2")]
 
 
 def _line(text: str) -> str:
-    """Markdown of a text that begins a line."""
-    text = _inner(text)
-    for pattern, replacement in _AT_START:
-        text = re.sub(pattern, replacement, text)
-    return text
+    """Markdown of a text that begins a line, where it could start a list or underline a heading."""
+    text = re.sub(r"^([-+=])", r"\\\1", _inner(text))
+    return re.sub(r"^(\d+)([.)])(?= |$)", r"\1\\\2", text)
 
 
 def _inner(text: str) -> str:

@@ -8,7 +8,6 @@ A run may reserve releases before it makes them. Each of its releases uses up on
 reservation has a name. With it, a run that goes on from a saved state takes the reservation over.
 """
 
-import math
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,29 +15,15 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting.events import Event
-from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.events import Event, require_short_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
-SECURE_RUN, SEEDED_RUN, ORDINARY_RUN = "secure", "seeded", "ordinary"
-GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
 # How a run's releases follow from each other. Planned ones are fixed beforehand. Adaptive ones are
 # Gaussian sums over all records that share a fixed mu^2. The number of open ones is not fixed.
 PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
 _LONGEST_STATUS = 1000
-
-_OPEN_LOOP = (
-    "This ledger has a run that chooses its noise as it goes. A loop of {method} on samples of the "
-    "records, without a planned number of steps, has no guarantee beside it. Pass num_steps and "
-    "call run(), or use an accountant with a budget and no noise_multiplier."
-)
-_OPEN_BEFORE = (
-    "This ledger has a loop of {open} on samples of the records, with no planned number of steps. "
-    "{method} chooses its noise as it goes, which has no guarantee beside it. Use PaperDPSEP, or "
-    "plan the loop: num_steps and run()."
-)
 
 
 def new_name() -> str:
@@ -53,9 +38,7 @@ class Origin:
     :param generator: "secure" (the operating system's, and integers), "seeded", or "ordinary".
     :param time: time of its beginning (UTC, ISO 8601, to the minute).
     :param reservation: name of its reservation. Runs that go on from each other share it.
-    :param plan: "planned", "adaptive" or "open". A planned run fixes number and noise of its
-        releases before the first. An adaptive one makes Gaussian sums over all records that share
-        a fixed mu^2.
+    :param plan: "planned", "adaptive" or "open": see above.
     :raises ConfigurationError: a text is not a short line, or there is no such generator.
     """
 
@@ -66,10 +49,9 @@ class Origin:
     plan: str = PLANNED
 
     def __post_init__(self) -> None:
-        require_short_text("method", self.method)
-        require_short_text("time", self.time)
-        require_short_text("reservation", self.reservation)
-        require_choice("generator", self.generator, GENERATORS)
+        for name in ("method", "time", "reservation"):
+            require_short_text(name, getattr(self, name))
+        require_choice("generator", self.generator, ("secure", "seeded", "ordinary"))
         require_choice("plan", self.plan, PLANS)
 
     @staticmethod
@@ -82,7 +64,7 @@ class Origin:
         plan: str = PLANNED,
     ) -> "Origin":
         """A run that begins."""
-        generator = SECURE_RUN if secure else SEEDED_RUN if seeded else ORDINARY_RUN
+        generator = "secure" if secure else "seeded" if seeded else "ordinary"
         return Origin(method, generator, _minute(), reservation or new_name(), plan)
 
     def saved(self) -> dict[str, str]:
@@ -97,31 +79,21 @@ def _minute() -> str:
 
 
 class Source(NamedTuple):
-    """The source of one release.
-
-    :param bound: C, to which records were clipped; None: there is none.
-    :param reserves: all releases of the run from here on, with this one; None: nothing new.
-    """
+    """The source of one release."""
 
     origin: Origin
-    bound: float | None = None
-    reserves: Mapping[Event, int] | None = None
+    bound: float | None = None  # C, to which records were clipped
+    reserves: Mapping[Event, int] | None = None  # all that it makes from here on; None: nothing new
 
 
 @dataclass
 class Part:
-    """The releases of one run.
-
-    :ivar counts: number of releases, by event.
-    :ivar bounds: the least C and the largest, by event.
-    :ivar clipped: fraction of the records and its standard error, where they were released.
-    :ivar status: whether the result can be published, in a line.
-    """
+    """The releases of one run."""
 
     counts: Counter[Event] = field(default_factory=Counter)
-    bounds: dict[Event, tuple[float, float]] = field(default_factory=dict)
-    clipped: tuple[float, float] | None = None
-    status: str | None = None
+    bounds: dict[Event, tuple[float, float]] = field(default_factory=dict)  # least C and largest
+    clipped: tuple[float, float] | None = None  # released fraction of records, and standard error
+    status: str | None = None  # whether the result can be published, in a line
 
 
 class Origins(dict[Origin, Part]):
@@ -145,11 +117,9 @@ class Origins(dict[Origin, Part]):
         self._reserved[origin.reservation] = Counter(releases)
 
     def reserved_as(self, name: str | None) -> Counter[Event]:
-        """The rest of a reservation."""
         return Counter(self._reserved.get(name, {})) if name else Counter()
 
     def all_reserved(self) -> Counter[Event]:
-        """The rest of all reservations together."""
         return sum(self._reserved.values(), Counter())
 
     def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
@@ -165,12 +135,12 @@ class Origins(dict[Origin, Part]):
                 self.reserve(origin, left)
 
     def add(self, source: Source, event: Event, count: int) -> None:
-        part = self.setdefault(source.origin, Part())
+        origin, bound = source.origin, source.bound
+        part = self.setdefault(origin, Part())
         part.counts[event] += count
-        left = self.reserved_as(source.origin.reservation)
+        left = self.reserved_as(origin.reservation)
         if left:
-            self._reserved[source.origin.reservation] = left - Counter({event: count})
-        bound = source.bound
+            self._reserved[origin.reservation] = left - Counter({event: count})
         if bound is not None:
             low, high = part.bounds.get(event, (bound, bound))
             part.bounds[event] = min(low, bound), max(high, bound)
@@ -178,10 +148,6 @@ class Origins(dict[Origin, Part]):
     def note_result(
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
-        """
-        :param clipped: the released fraction of the clipped records, and its standard error.
-        :param status: whether the run's result can be published, in a line.
-        """
         if status is not None:
             require_short_text("status", status, _LONGEST_STATUS)
         part = self[origin]
@@ -195,9 +161,19 @@ class Origins(dict[Origin, Part]):
         for each, part in self.items():
             plans = origin.plan, each.plan
             if plans == (OPEN, ADAPTIVE) and event.sample_rate < 1.0:
-                raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
+                raise PrivacyError(
+                    "This ledger has a run that chooses its noise as it goes. A loop of "
+                    f"{origin.method} on samples of the records, without a planned number of "
+                    "steps, has no guarantee beside it. Pass num_steps and call run(), or use an "
+                    "accountant with a budget and no noise_multiplier."
+                )
             if plans == (ADAPTIVE, OPEN) and any(own.sample_rate < 1.0 for own in part.counts):
-                raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
+                raise PrivacyError(
+                    f"This ledger has a loop of {each.method} on samples of the records, with no "
+                    f"planned number of steps. {origin.method} chooses its noise as it goes, which "
+                    "has no guarantee beside it. Use PaperDPSEP, or plan the loop: num_steps and "
+                    "run()."
+                )
 
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
         """Releases of the ledger that belong to no run."""
@@ -225,9 +201,8 @@ class Origins(dict[Origin, Part]):
 
 def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event]) -> Origins:
     """
-    :param state: from :meth:`Origins.state`.
-    :param counts: the ledger's counts, which must contain all releases of the runs.
-    :param events: the same as when it was saved.
+    :param state: from :meth:`Origins.state`, of the same events.
+    :param counts: the ledger's, which must contain all releases of the runs.
     :raises ConfigurationError: it is damaged.
     """
     found = Origins()
@@ -249,20 +224,15 @@ def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event])
 
 
 def origin_of(saved: Mapping[str, Any]) -> Origin:
-    """
-    :raises KeyError: something is missing.
-    :raises ConfigurationError: something is not as it was saved.
-    """
-    # Older versions saved no name of a reservation, as they had none.
-    name = saved.get("reservation", new_name())
-    return Origin(
-        saved["method"], saved["generator"], saved["time"], name, saved.get("plan", PLANNED)
-    )
+    """:raises KeyError: something is missing; ConfigurationError: it is not as it was saved."""
+    method, generator, time = saved["method"], saved["generator"], saved["time"]
+    later = saved.get("reservation", new_name()), saved.get("plan", PLANNED)  # than the others
+    return Origin(method, generator, time, *later)
 
 
 def bound_of(value: Any) -> float | None:
     """:raises ConfigurationError: it is no bound."""
-    return None if value is None else require_number("bound", value, above=0.0, below=math.inf)
+    return None if value is None else require_number("bound", value, above=0.0)
 
 
 def clipped_of(pair: Any) -> tuple[float, float]:
@@ -270,5 +240,5 @@ def clipped_of(pair: Any) -> tuple[float, float]:
     fraction, error = pair
     return (
         require_number("fraction", fraction, above=0.0, below=1.0, closed=True, or_equal=True),
-        require_number("error", error, above=0.0, below=math.inf, or_equal=True),
+        require_number("error", error, above=0.0, or_equal=True),
     )

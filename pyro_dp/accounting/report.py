@@ -1,23 +1,30 @@
 """A ledger's guarantee in words, for the person who decides on publication."""
 
+import functools
 import importlib.metadata
+import importlib.resources
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import Any
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
+from pyro_dp.accounting.events import (
+    ApproximateDP,
+    Event,
+    NonPrivateLook,
+    SubsampledGaussian,
+    is_whole,
+    together,
+)
 from pyro_dp.accounting.figures import pictures
-from pyro_dp.accounting.ledger import SECURE, SEEDED, Description, LedgerEntry
+from pyro_dp.accounting.ledger import SECURE, SEEDED, LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Facts, Paragraph, Table, rendered
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
-from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power
-from pyro_dp.accounting.words import texts, words
+from pyro_dp.accounting.trade_off import FALSE_POSITIVES, Accountant, best_power
 from pyro_dp.utils.display import of_budget, spent, spent_and_left, up
 
 _MOST_SUMS = 40  # rows, each composed with all above it
@@ -32,35 +39,33 @@ _NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}
 _GENERATORS = {"secure": "secure", "seeded": "seeded: repeatable", "ordinary": "ordinary"}
 _HEAD: tuple[str, ...] = ("release", "who takes part", "noise multiplier", "bound C", "times")
 _HEAD += ("epsilon alone", "epsilon so far", "began (UTC)", "generator", "clipped")
-_NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 
 
-class Reported(PrivacyCurve, Protocol):
-    """The part of a :class:`PrivacyAccountant` that a report reads."""
+@functools.cache
+def _words() -> dict[str, list[str]]:
+    page = importlib.resources.files("pyro_dp.accounting") / "pages" / "words.md"
+    _, *parts = page.read_text(encoding="utf-8").split("\n## ")
+    found = ([" ".join(each.split()) for each in part.split("\n\n")] for part in parts)
+    return {name: paragraphs for name, *paragraphs in found}
 
-    @property
-    def description(self) -> Description: ...
-    @property
-    def journal_digest(self) -> str | None: ...
-    @property
-    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
-    def runs(self) -> list[tuple[Origin | None, Part]]: ...
+
+def words(name: str, **values: Any) -> str:
+    """The one paragraph under a heading of ``words.md``, with these values filled in."""
+    [text] = _words()[name]
+    return text.format(**values)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run's releases of one kind, made or still planned.
-
-    :param looks: how many sums these are, which cost as much as one; 0: as many as ``count``.
-    """
+    """One run's releases of one kind, made or still planned."""
 
     origin: Origin | None
     event: Event
     count: int
-    bounds: tuple[float, float] | None
-    clipped: tuple[float, float] | None
+    bounds: tuple[float, float] | None = None
+    clipped: tuple[float, float] | None = None
     planned: bool = False
-    looks: int = 0
+    looks: int = 0  # sums that cost as much as one together
 
     @property
     def times(self) -> int:
@@ -68,21 +73,20 @@ class Row:
 
     @property
     def name(self) -> str:
-        if isinstance(self.event, SubsampledGaussian):
-            if self.origin is None:
-                return "noisy sum"
-            method = self.origin.method
-            kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
-            name = _NAMES.get(method, f"{method}: {kind}")
-            return f"{name}, planned and not released" if self.planned else name
-        return self.event.brief
+        if not isinstance(self.event, SubsampledGaussian):
+            return self.event.brief
+        kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
+        if self.origin is None:
+            return kind
+        name = _NAMES.get(self.origin.method, f"{self.origin.method}: {kind}")
+        return f"{name}, planned and not released" if self.planned else name
 
 
-def rows_of(accountant: Reported) -> list[Row]:
+def rows_of(accountant: Accountant) -> list[Row]:
     """All but the looks at the data without noise; planned releases come last."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
-        Row(origin, event, count, None, None, planned=True)
+        Row(origin, event, count, planned=True)
         for origin, left in accountant.reserved
         for event, count in left.items()
         if not isinstance(event, NonPrivateLook)
@@ -93,7 +97,8 @@ def rows_of(accountant: Reported) -> list[Row]:
 def _of_run(origin: Origin | None, part: Part) -> list[Row]:
     """One for each kind of release; the looks of a run that chose their noise are one kind."""
     counts = {e: n for e, n in part.counts.items() if not isinstance(e, NonPrivateLook)}
-    if origin is None or origin.plan != ADAPTIVE or not all(map(is_whole, counts)):
+    adaptive = origin is not None and origin.plan == ADAPTIVE and all(map(is_whole, counts))
+    if not adaptive or not counts:  # a plan may lack its first release
         found = counts.items()
         return [Row(origin, event, n, part.bounds.get(event), part.clipped) for event, n in found]
     ends = [end for bounds in part.bounds.values() for end in bounds]
@@ -102,7 +107,7 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
     return [Row(origin, together(counts), 1, bounds, part.clipped, looks=looks)]
 
 
-def releases(accountant: Reported) -> list[Block]:
+def releases(accountant: Accountant) -> list[Block]:
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]
@@ -112,7 +117,7 @@ def releases(accountant: Reported) -> list[Block]:
     times = f"{sum(row.times for row in rows):,}"
     foot = ("all together", "", "", "", times, "", _cost(accountant), "", "", "")
     caption = "Releases, run by run, and their cost"
-    table = Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES)
+    table = Table(_HEAD, cells, caption, foot, numbers=(2, 3, 4, 5, 6), kept=(7,))
     left = [
         f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved
@@ -121,7 +126,7 @@ def releases(accountant: Reported) -> list[Block]:
     return [table, *planned, Paragraph(words("legend"))]
 
 
-def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
+def _so_far(accountant: Accountant, rows: Sequence[Row]) -> list[str]:
     """The cost of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
     counts: dict[Event, int] = {}
     found = []
@@ -135,7 +140,7 @@ def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _cost(accountant: Reported, counts: dict[Event, int] | None = None) -> str:
+def _cost(accountant: Accountant, counts: dict[Event, int] | None = None) -> str:
     """Never more than that of the whole ledger, which the budget's plan may know better."""
     found, how = accountant.get_epsilon(), (accountant.neighboring, accountant.engine)
     if counts is not None:
@@ -186,7 +191,7 @@ _JOURNAL = "kept; its last line has the digest {digest}, which covers all lines 
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
 
-def report(accountant: Reported, format: str = "markdown") -> str:
+def report(accountant: Accountant, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
     entries, title = accountant.counted, accountant.description.title
     notes, shown = accountant.notes, pictures(accountant) if format == "html" else []
@@ -200,14 +205,14 @@ def report(accountant: Reported, format: str = "markdown") -> str:
         "For a paper": _methods(accountant, entries),
         "What is public": _public(entries),
         "Random numbers": _random_numbers(notes),
-        "What is not covered": [Bullets(texts("not covered"))],
+        "What is not covered": [Bullets(_words()["not covered"])],
         "Notes": [Bullets(notes) if notes else Paragraph("There are none.")],
         "Versions": [Table(("what", "version"), _versions(), "What wrote this report")],
     }
     return rendered(f"Privacy report: {title}" if title else "Privacy report", sections, format)
 
 
-def _about(accountant: Reported) -> Facts:
+def _about(accountant: Accountant) -> Facts:
     about, digest = accountant.description, accountant.journal_digest
     facts = {
         "Data set": about.dataset or _NOT_STATED,
@@ -221,7 +226,7 @@ def _about(accountant: Reported) -> Facts:
     return Facts(list(facts.items()))
 
 
-def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _summary(accountant: Accountant, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
         return [Paragraph(words("empty"))]
@@ -240,7 +245,7 @@ def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block
 
 
 def _second_opinion(
-    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: Accountant, entries: Sequence[LedgerEntry], epsilon: float
 ) -> Paragraph:
     found, source = second_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None:
@@ -257,7 +262,7 @@ def _second_opinion(
 
 
 def _third_opinion(
-    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: Accountant, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
     """An opinion by the engine "rdp". Theorems of the teaching engines may be looser than that."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
@@ -277,7 +282,7 @@ def _why(entries: Sequence[LedgerEntry]) -> str:
     return words("too little noise")
 
 
-def _meaning(accountant: Reported) -> list[Block]:
+def _meaning(accountant: Accountant) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
     relation, unit, often = accountant.neighboring, accountant.description.unit, FALSE_POSITIVES
     bound = words("epsilon")
@@ -306,14 +311,14 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     return [Paragraph(words("looks"), loud=True), table]
 
 
-def _quality(accountant: Reported) -> list[Block]:
+def _quality(accountant: Accountant) -> list[Block]:
     runs = ((origin, part.status) for origin, part in accountant.runs())
     rows = [(origin.method, origin.time, status) for origin, status in runs if origin and status]
     table = Table(("method", "begun (UTC)", "status"), rows, "Status of each run")
     return [Paragraph(words("status")), table] if rows else []
 
 
-def _methods(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _methods(accountant: Accountant, entries: Sequence[LedgerEntry]) -> list[Block]:
     """The sentence that a methods section needs, with its numbers."""
     epsilon, unit = accountant.get_epsilon(), accountant.description.unit
     if not entries or epsilon == math.inf:
@@ -336,8 +341,8 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
         isinstance(event, ApproximateDP) and event.name.startswith("private_selection")
         for event, _ in entries
     )
-    more = texts("selection") if selects else []
-    return [Paragraph(words("settings")), Bullets(texts("public") + more)]
+    more = _words()["selection"] if selects else []
+    return [Paragraph(words("settings")), Bullets(_words()["public"] + more)]
 
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:

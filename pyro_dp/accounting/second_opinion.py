@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.events.subsampled_gaussian import together
+from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian, together
 
 TOLERANCE = 0.005  # relative: four times the effect of grids and rounding
 
@@ -38,20 +37,14 @@ _RELATIONS = {"add_or_remove_one": "REPLACE_SPECIAL", "replace_one": "REPLACE_ON
 
 
 class SecondOpinion(NamedTuple):
-    """An upper bound of the ledger's epsilon in nats and the accountant that found it.
-
-    Without one, epsilon is None, and ``source`` is the reason, in words.
-    """
+    """An upper bound of the ledger's epsilon in nats; None: there is none."""
 
     epsilon: float | None
-    source: str
+    source: str  # the accountant that found it, or the reason why there is none
 
 
 def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
-    """The result of ``dp_accounting``. Nothing is raised if it fails or is missing.
-
-    Arguments as for :func:`pyro_dp.accounting.composition.epsilon`.
-    """
+    """The result of ``dp_accounting``. Nothing is raised if it fails or is missing."""
     try:
         with np.errstate(all="ignore"):
             return _opinion(ledger, delta, neighboring)
@@ -62,10 +55,7 @@ def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) 
 
 
 def third_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> float | None:
-    """A bound by autodp's Rényi divergences; None: it has none, or not in a short time.
-
-    Arguments as for :func:`second_opinion`. Poisson samples under ``replace_one`` have none.
-    """
+    """A bound by autodp's Rényi divergences; None: it has none, or not in a short time."""
     sums = [event for event in ledger if isinstance(event, SubsampledGaussian)]
     on_samples = any(e.sample_rate < 1.0 and e.sampling == "poisson" for e in sums)
     if len(ledger) > _MOST_KINDS or (neighboring == "replace_one" and on_samples):
@@ -96,9 +86,8 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
     stated = math.fsum(n * event.pair(neighboring).most for event, n in own.items())
     left = delta - math.fsum(n * event.delta for event, n in own.items())
     if left < max(_LEAST_DELTA, _LEAST_DELTA_PER_STEP * _steps(sums)):
-        return SecondOpinion(
-            None, "its rounding errors are not small against what is left of delta"
-        )
+        reason = "its rounding errors are not small against what is left of delta"
+        return SecondOpinion(None, reason)
     composed = composition.epsilon(sums, left, neighboring, "pld")
     if stated + composed > _LARGEST:
         return SecondOpinion(None, f"its exponentials overflow where epsilon is above {_LARGEST:g}")
@@ -164,9 +153,9 @@ def _gap(
 ) -> float:
     """The grid of losses on which epsilon rises by a thousandth, about; 0 if there is none.
 
-    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. Take mu from epsilon = mu^2/2 +
-    mu sqrt(2 log 1/delta). Then the variance of their sum is about mu^2, as for a Gaussian
-    mechanism. Heavier tails make the rise less. It is rounded up to the grid.
+    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. With epsilon = mu^2/2 + mu
+    sqrt(2 log 1/delta), the variance of their sum is about mu^2, as for a Gaussian mechanism.
+    Heavier tails make the rise less. It is rounded up to the grid.
 
     :param composed: epsilon of the sums at delta ``left``; ``whole`` is that of all releases.
     """

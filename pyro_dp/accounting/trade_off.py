@@ -1,14 +1,16 @@
 """The trade-off curve of a ledger: how often any attacker at all must err."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyro_dp.accounting.ledger import LedgerEntry
+from pyro_dp.accounting.events import Event
+from pyro_dp.accounting.ledger import Description, LedgerEntry
+from pyro_dp.accounting.origins import Origin, Part
 from pyro_dp.utils.errors import ConfigurationError
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
@@ -19,8 +21,8 @@ _LEAST_DELTA = 1e-6  # at the last epsilon: smaller false-positive rates count a
 
 
 @runtime_checkable
-class PrivacyCurve(Protocol):
-    """The part of a :class:`PrivacyAccountant` that curves and pictures read."""
+class Accountant(Protocol):
+    """The part of a :class:`PrivacyAccountant` that curves, pictures and the report read."""
 
     @property
     def epsilon(self) -> float | None: ...
@@ -34,23 +36,26 @@ class PrivacyCurve(Protocol):
     def counted(self) -> Sequence[LedgerEntry]: ...
     @property
     def notes(self) -> Sequence[str]: ...
+    @property
+    def description(self) -> Description: ...
+    @property
+    def journal_digest(self) -> str | None: ...
+    @property
+    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
+    def runs(self) -> list[tuple[Origin | None, Part]]: ...
     def get_epsilon(self, delta: float | None = None) -> float: ...
     def get_delta(self, epsilon: float) -> float: ...
 
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """A trade-off curve, the largest of straight lines and of their mirror images.
+    """A trade-off curve, the largest of K straight lines and of their mirror images."""
 
-    :param growth: e^epsilon of each line, (K,).
-    :param kept: 1 - delta of each line, (K,).
-    """
-
-    growth: NDArray[np.float64]
-    kept: NDArray[np.float64]
+    growth: NDArray[np.float64]  # e^epsilon of each line
+    kept: NDArray[np.float64]  # 1 - delta of each line
 
     @staticmethod
-    def of(accountant: PrivacyCurve) -> "TradeOff":
+    def of(accountant: Accountant) -> "TradeOff":
         """A curve at or below the ledger's, as :func:`trade_off` says."""
         # A release that has a delta of its own leaves no epsilon at a smaller one.
         deltas = (_LEAST_DELTA, accountant.delta, 1e-3, 0.1)
@@ -77,7 +82,7 @@ class TradeOff:
         return least
 
 
-def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]:
+def trade_off(accountant: Accountant, alpha: ArrayLike) -> NDArray[np.float64]:
     """An attacker's lowest possible false-negative rate at a false-positive rate alpha.
 
     The attacker sees everything that the ledger counts, knows all records but one, and tests
@@ -97,18 +102,18 @@ def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]
         after a noiseless release.
     :raises ConfigurationError: an argument is not as stated.
     """
-    if not isinstance(accountant, PrivacyCurve):
+    if not isinstance(accountant, Accountant):
         raise ConfigurationError("accountant must be a PrivacyAccountant.")
     try:
         alpha = np.asarray(alpha, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ConfigurationError("alpha must be numbers in [0, 1].") from None
+        alpha = np.array(math.nan)
     if not np.all((alpha >= 0.0) & (alpha <= 1.0)):
         raise ConfigurationError("alpha must be numbers in [0, 1].")
     return TradeOff.of(accountant)(alpha)
 
 
-def best_power(accountant: PrivacyCurve) -> str:
+def best_power(accountant: Accountant) -> str:
     """The largest power of an attacker at :data:`FALSE_POSITIVES`, in percent, rounded up."""
     power = 1.0 - float(trade_off(accountant, FALSE_POSITIVES))
     return f"{math.ceil(1000.0 * power - 1e-9) / 10.0:.1f}%"

@@ -30,11 +30,8 @@ from pyro_dp.utils.errors import ConfigurationError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number
 
 Column = torch.Tensor | np.ndarray
-_MADE_UP = "made-up data"
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."
-_PART = (
-    0.2  # share of the runs that choose thresholds, and of those that choose a score's direction
-)
+_PART = 0.2  # share of the runs that choose thresholds, and of those that choose a direction
 
 
 def audit(
@@ -60,8 +57,7 @@ def audit(
     With a claim, the same runs also test its whole trade-off curve
     (:func:`pyro_dp.auditing.bounds.least_advantage`). Each test gets half of the error probability.
     The curve shows much smaller faults. With 10,000 runs at epsilon = 4, nearly all audits find
-    noise that is 20% too small. The result has the largest share of the claimed noise that they
-    still allow.
+    noise that is 20% too small.
 
     **Guarantee.** Assume independent, alike runs, each (epsilon, delta)-differentially private for
     the first record. Then the bound is at most epsilon with the stated confidence, for any canary
@@ -90,7 +86,6 @@ def audit(
     :param confidence: in (0, 1).
     :param claim: the accountant of one run, whose epsilon and trade-off curve the audit tests.
     :param seed: the coins' seed, for an audit that can be repeated.
-    :param progress: whether to show a progress bar.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
     >>> import warnings
@@ -106,10 +101,11 @@ def audit(
     >>> result.bound > 3.0
     True
     """
-    _check(make_run, score, delta, confidence, claim)
+    scores = {} if score is None else {"score": score}
+    _check(delta, confidence, claim, make_run=make_run, **scores)
     num_trials = require_count("num_trials", num_trials, least=100)
     canaries = _canary_rows(data, canary, single=True)
-    warn_not_private("audit", "data", _MADE_UP)
+    warn_not_private("audit", "data", "made-up data")
     worlds = tuple(data), _with_canaries(data, canaries, np.array([True]))
 
     part = int(_PART * num_trials)
@@ -130,7 +126,7 @@ def audit(
         rule = _projection(run(chosen, _vector), chosen) if score is None else score
         held_out, tested = (run(each, lambda v: _number(rule(v))) for each in (chosen, coins))
 
-    error = _error_of_each(confidence, claim)
+    error = (1.0 - confidence) / (1.0 if claim is None else 2.0)  # each test has its part
     low, high = chosen_thresholds(held_out, chosen, delta, 1.0 - error)
     guesses, correct = count_guesses(tested, coins, low, high)
     bound = float(runs_bound(len(coins), guesses, correct, delta, 1.0 - error))
@@ -140,10 +136,9 @@ def audit(
     def rejected(curve: TradeOff) -> bool:
         return curve.advantage < limit
 
+    stated = bound, delta, confidence, "repeated runs", len(coins), int(guesses), int(correct)
     rates = error_rates(held_out, tested, coins, 1.0 - confidence)
-    counts = len(coins), int(guesses), int(correct)
-    claims = _claims(claim, delta, len(coins), right, rejected)
-    return AuditResult(bound, delta, confidence, "repeated runs", *counts, rates, *claims)
+    return AuditResult(*stated, rates, *_claims(claim, delta, len(coins), right, rejected))
 
 
 def audit_one_run(
@@ -165,15 +160,14 @@ def audit_one_run(
     "with" of those with the highest scores and "without" of those with the lowest (Steinke, Nasr &
     Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim,
     the same guesses also test its whole trade-off curve
-    (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Each test rejects from some number of
-    correct guesses on. So the one that rejects first decides, and each may have all of the error
-    probability.
+    (:func:`pyro_dp.auditing.bounds.canaries_contradict`). The test that rejects at fewer correct
+    guesses decides, so each may have all of the error probability.
 
     **Guarantee.** As for :func:`audit`, if the run is private for each of the first m records, and
     also if canaries disturb each other.
 
     **Not protected.** As for :func:`audit`. One run shows less than many: canaries share the room
-    that the noise leaves, and every further one makes delta count more.
+    that the noise leaves.
 
     :param make_run: as for :func:`audit`; called once.
     :param data: as for :func:`audit`. The first m records are those that canaries replace.
@@ -182,11 +176,9 @@ def audit_one_run(
     :param score: a function of the release that returns m numbers, larger for canaries that seem
         included.
     :param positive: number of canaries guessed to be included; m / 10 if None.
-    :param negative: number of canaries guessed to be left out; m / 10 if None.
+    :param negative: number guessed to be left out, likewise.
     :param delta: in [0, 1); far below 1 / m, or the bound is 0.
-    :param confidence: in (0, 1).
     :param claim: the accountant of the run. It may be the one that the run itself records in.
-    :param seed: the coins' seed, for an audit that can be repeated.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
     >>> import warnings
@@ -202,18 +194,19 @@ def audit_one_run(
     >>> result.coins, result.bound > 0.5
     (100, True)
     """
-    _check(make_run, score, delta, confidence, claim)
+    _check(delta, confidence, claim, make_run=make_run, score=score)
     canaries = _canary_rows(data, canaries, single=False)
     m = len(canaries[0])
-    positive = max(1, m // 10) if positive is None else require_count("positive", positive, least=0)
-    negative = max(1, m // 10) if negative is None else require_count("negative", negative, least=0)
+    tenth = max(1, m // 10)
+    positive = require_count("positive", tenth if positive is None else positive, least=0)
+    negative = require_count("negative", tenth if negative is None else negative, least=0)
     guesses = positive + negative
     if not 1 <= guesses <= m:
         raise ConfigurationError(
             f"positive + negative must lie in [1, {m}], the number of canaries; it is {guesses}."
         )
     coins = _generator(seed).integers(2, size=m) == 1
-    warn_not_private("audit_one_run", "data", _MADE_UP)
+    warn_not_private("audit_one_run", "data", "made-up data")
     scores = _vector(score(make_run(*_with_canaries(data, canaries, coins))))
     if scores.shape != (m,):
         raise ConfigurationError(f"score must return one number for each of the {m} canaries.")
@@ -225,16 +218,14 @@ def audit_one_run(
     def rejected(curve: TradeOff) -> bool:
         return canaries_contradict(curve, m, guesses, correct, error)
 
-    rates, stated = error_rates(scores, scores, coins, None), (bound, delta, confidence, "one run")
-    claims = _claims(claim, delta, guesses, correct, rejected)
-    return AuditResult(*stated, m, guesses, correct, rates, *claims)
+    stated = bound, delta, confidence, "one run", m, guesses, correct
+    rates = error_rates(scores, scores, coins, None)
+    return AuditResult(*stated, rates, *_claims(claim, delta, guesses, correct, rejected))
 
 
-def _check(
-    make_run: Any, score: Any, delta: Any, confidence: Any, claim: PrivacyAccountant | None
-) -> None:
-    for name, value in (("make_run", make_run), ("score", score)):
-        if not callable(value) and not (name == "score" and value is None):
+def _check(delta: Any, confidence: Any, claim: Any, **functions: Any) -> None:
+    for name, value in functions.items():
+        if not callable(value):
             raise ConfigurationError(f"{name} must be callable.")
     require_number("delta", delta, above=0.0, below=1.0, or_equal=True)
     require_number("confidence", confidence, above=0.0, below=1.0)
@@ -285,11 +276,6 @@ def _number(value: Any) -> np.ndarray:
     return vector[0]
 
 
-def _error_of_each(confidence: float, claim: PrivacyAccountant | None) -> float:
-    """The error probability of one test: with a claim there are two."""
-    return (1.0 - confidence) / (1.0 if claim is None else 2.0)
-
-
 def _claims(
     claim: PrivacyAccountant | None,
     delta: float,
@@ -304,11 +290,9 @@ def _claims(
 
 
 def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
-    """
-    :param data: a tuple or list of tensors or arrays with one row per record.
-    :param canaries: as many entries, each a row (``single``) or several.
-    :returns: (m, ...) for each column of the data, in its type; m is 1 for a single canary.
-    :raises ConfigurationError: they do not fit each other.
+    """The canaries, (m, ...) for each column of the data, in its type; m is 1 for a single one.
+
+    :raises ConfigurationError: they do not fit the data.
     """
     name = "canary" if single else "canaries"
     for argument, value in (("data", data), (name, canaries)):
@@ -333,13 +317,10 @@ def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
             raise ConfigurationError(f"{name}[{i}] is no row of data[{i}].") from None
         rows = rows[None] if single else rows
         if rows.ndim < 1 or rows.shape[1:] != column.shape[1:] or not 1 <= len(rows) <= len(column):
-            shape = tuple(column.shape[1:])
-            raise ConfigurationError(
-                f"{name}[{i}] must have shape {shape}, as a row of data[{i}]."
-                if single
-                else f"{name}[{i}] must have shape (m, ...) with rows of shape {shape}, as "
-                f"data[{i}] has, and 1 <= m <= {len(column)}."
-            )
+            shape = f"shape {tuple(column.shape[1:])}, as a row of data[{i}]"
+            if not single:
+                shape = f"1 to {len(column)} rows, each of {shape}"
+            raise ConfigurationError(f"{name}[{i}] must have {shape}.")
         columns.append(rows)
     if len({len(rows) for rows in columns}) > 1:
         raise ConfigurationError(f"{name} must have equally many rows in each entry.")
@@ -349,11 +330,7 @@ def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
 def _with_canaries(
     data: Sequence[Column], canaries: Sequence[Column], included: np.ndarray
 ) -> tuple[Column, ...]:
-    """A copy of the data, in which the included canaries replace records of the same number.
-
-    :param canaries: from :func:`_canary_rows`.
-    :param included: (m,), bool.
-    """
+    """A copy of the data, in which the included canaries replace records of the same number."""
     places = np.flatnonzero(included)
     records = []
     for column, rows in zip(data, canaries, strict=True):

@@ -2,14 +2,11 @@
 
 Canaries are included by fair coins. From the releases an attacker guesses some of the coins and
 abstains from the others. Under (epsilon, delta)-differential privacy few guesses can be better than
-those of randomised response, which is right with probability
+those of randomised response. It is right with probability q = e^epsilon / (1 + e^epsilon). Both
+bounds turn that around. They hold for any attack; a weak one makes them small.
 
-    q = e^epsilon / (1 + e^epsilon).
-
-Both bounds turn that around. They hold for any attack; a weak one makes them small.
-
-A claimed trade-off curve says more than one point of it. :func:`least_advantage` and
-:func:`canaries_contradict` test a whole curve, and find noise that is a little too small.
+:func:`least_advantage` and :func:`canaries_contradict` test a whole trade-off curve, and find noise
+that is a little too small.
 """
 
 import math
@@ -23,14 +20,12 @@ from pyro_dp.auditing.result import ErrorRates
 
 Counts = int | np.ndarray
 _RATE_SHARE = 0.05  # share of the error probability for the limit on how often a guess is made
-_STEPS = 60  # grid points in the search for the largest rejected epsilon
 
 
 def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarray:
     """Clopper & Pearson's limits on a probability, each exceeded with probability at most error.
 
-    :param hits: numbers of successes, (K,).
-    :param trials: numbers of independent trials, > 0, of any shape that fits ``hits``.
+    :param hits: numbers of successes, (K,); ``trials`` > 0 has any shape that fits.
     :returns: (2, K): lower and upper limits.
     """
     hits, trials = np.broadcast_arrays(np.asarray(hits, float), np.asarray(trials, float))
@@ -62,10 +57,7 @@ def runs_bound(
     for epsilon. Each of the two directions alone is the case of an empty A or B.
 
     :param trials: coins.
-    :param guesses: runs in which a guess was made; it and ``correct`` may be arrays.
-    :param correct: guesses that were right.
-    :param delta: in [0, 1).
-    :param confidence: in (0, 1).
+    :param guesses: runs in which a guess was made; ``correct`` of these were right.
     :returns: bounds on epsilon in nats, >= 0.
     """
     return np.log(np.maximum(odds_limit(trials, guesses, correct, delta, confidence), 1.0))
@@ -80,8 +72,6 @@ def least_advantage(trials: int, correct: int, error: float) -> float:
     P(A) - Q(A) <= max over x of 1 - x - f(x). This is its delta at epsilon zero. A larger limit
     contradicts the curve. The test is sharp, because half of all runs inform each error rate.
 
-    :param trials: coins, each guessed.
-    :param correct: guesses that were right.
     :param error: probability that the limit is too high, at most.
     """
     return 2.0 * float(rate_interval(correct, trials, error)[0]) - 1.0
@@ -130,11 +120,7 @@ def canaries_error(
        density (a + b) / 2 there. So guesses "with" add at most delta / (2 (1 + e^epsilon)) to
        E[F_i*]. Guesses "without" add as much again.
 
-    :param canaries: m.
-    :param guesses: r, in [1, m].
-    :param correct: v, in [0, r].
-    :param epsilon: >= 0, in nats.
-    :param delta: in [0, 1).
+    :param canaries: m. ``guesses`` is r, and ``correct`` is v.
     :returns: the right-hand side, which may exceed 1.
     """
     q = scipy.special.expit(epsilon)
@@ -152,14 +138,7 @@ def canaries_bound(
     *Why it holds.* For each epsilon the error is at most 1 - confidence from some number v of
     correct guesses on. If the run is (epsilon*, delta)-private it is so for every larger epsilon,
     too. The bound exceeds epsilon* only if the count reaches the smallest v among those, which is
-    the v of one of them.
-
-    :param canaries: how many there were, each included with probability one half.
-    :param guesses: how many were made; a number fixed before the run.
-    :param correct: how many were right.
-    :param delta: in [0, 1).
-    :param confidence: in (0, 1).
-    :returns: nats, >= 0.
+    the v of one of them. The number of guesses was fixed before the run.
     """
     error = 1.0 - confidence
     accuracy = float(rate_interval(correct, guesses, error)[0])
@@ -170,9 +149,9 @@ def canaries_bound(
         return canaries_error(canaries, guesses, correct, epsilon, delta) <= error
 
     high = float(scipy.special.logit(accuracy))  # here the binomial term alone is the whole error
-    grid = np.linspace(0.0, high, _STEPS)
+    grid = np.linspace(0.0, high, 60)
     low = max((float(epsilon) for epsilon in grid if rejected(epsilon)), default=0.0)
-    high = min(high, low + high / (_STEPS - 1))
+    high = min(high, low + high / 59)
     for _ in range(20):
         middle = (low + high) / 2.0
         low, high = (middle, high) if rejected(middle) else (low, middle)
@@ -215,10 +194,7 @@ def canaries_contradict(
     or more is then at most ``error``.
 
     :param curve: f, convex, falling and its own inverse.
-    :param canaries: m.
-    :param guesses: r, fixed before the run.
-    :param correct: c.
-    :param error: in (0, 1).
+    :param canaries: m. ``guesses`` is r, fixed before the run, and ``correct`` is c.
     """
     tail = total = error
     for v in range(correct, 0, -1):
@@ -233,7 +209,6 @@ def canaries_contradict(
     return False
 
 
-_TAILS = np.geomspace(1e-4, 0.5, 100)  # tail probabilities of the scores at the thresholds tried
 _FAR = np.geomspace(0.002, 0.05, 5)
 _DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # to be reported
 
@@ -242,8 +217,8 @@ def chosen_thresholds(
     scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, float]:
     """The thresholds (low, high) that would give the best bound on these scores."""
-    levels = np.concatenate([_TAILS, 1.0 - _TAILS])
-    quantiles = np.quantile(scores, levels, method="lower")
+    tails = np.geomspace(1e-4, 0.5, 100)
+    quantiles = np.quantile(scores, np.concatenate([tails, 1.0 - tails]), method="lower")
     tried = np.unique(np.concatenate([[-math.inf, math.inf], quantiles]))
     low, high = (each.ravel() for each in np.meshgrid(tried, tried))
     low, high = low[low <= high], high[low <= high]
@@ -282,8 +257,8 @@ def count_guesses(
 def error_rates(
     chosen_from: np.ndarray, scores: np.ndarray, included: np.ndarray, error: float | None
 ) -> ErrorRates:
-    """
-    :param chosen_from: scores whose quantiles are the thresholds.
+    """Error rates at the quantiles of ``chosen_from``.
+
     :param error: error probability of all limits together; None for no limits.
     """
     thresholds = np.unique(np.quantile(chosen_from, _DRAWN))
@@ -292,14 +267,9 @@ def error_rates(
         for sample in (scores[~included], scores[included])
     )
     absent, present = int((~included).sum()), int(included.sum())
-    false_positives, false_negatives = absent - above, below
-    limits: tuple[np.ndarray, ...] = ()
+    wrong = (absent - above, absent), (below, present)
+    limits: list[np.ndarray] = []
     if error is not None:
         each = error / (4 * len(thresholds))
-        limits = (
-            rate_interval(false_positives, absent, each),
-            rate_interval(false_negatives, present, each),
-        )
-    return ErrorRates(
-        thresholds, false_positives / max(1, absent), false_negatives / max(1, present), *limits
-    )
+        limits = [rate_interval(count, trials, each) for count, trials in wrong]
+    return ErrorRates(thresholds, *(count / max(1, trials) for count, trials in wrong), *limits)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDEST = 6.0  # powers of two: the shares tried lie between 1/64 and 64
-_HALVINGS = 14  # halvings of the range of exponents
 _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
 
 
@@ -23,16 +22,14 @@ _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 
 class CurveTest:
     """The result of a test of the claimed curve: how much noise do the guesses allow?
 
-    Each share s of the claimed noise makes a hypothesis. It is the trade-off curve of the ledger
-    with all its Gaussian noise multiplied by s. The claim itself is the share 1. More noise is
-    post-processing, so curves rise with s. A test that rejects one share therefore rejects all
-    larger ones.
+    Each share of the claimed noise makes a hypothesis: the trade-off curve of the ledger with all
+    its Gaussian noise multiplied by the share. More noise is post-processing, so curves rise with
+    it. A test that rejects one share rejects all larger ones.
 
     :param noise_share: the largest share of the claimed noise that the guesses allow. The claim is
         refuted if it is below 1. inf: they allow any noise.
     :param epsilon: the cost of the ledger with that share of its noise; 0 if any noise is allowed.
-    :param guesses: how many were made.
-    :param correct: how many were right.
+    :param guesses: how many were made; ``correct`` of these were right.
     :param allowed: (2, P): the trade-off curve of that share, as in :class:`AuditResult`.
     """
 
@@ -50,7 +47,6 @@ class CurveTest:
         correct: int,
         rejected: Callable[[TradeOff], bool],
     ) -> "CurveTest":
-        """The test by :func:`largest_share`."""
         share = largest_share(claim, rejected)
         allowed = with_noise(claim, min(max(share, 2.0**-_WIDEST), 2.0**_WIDEST))
         epsilon = allowed.get_epsilon(delta) if delta and share < math.inf else 0.0
@@ -73,11 +69,10 @@ def with_noise(claim: PrivacyAccountant, share: float) -> PrivacyAccountant:
 
 
 def largest_share(claim: PrivacyAccountant, rejected: Callable[[TradeOff], bool]) -> float:
-    """The largest share of the claimed noise that is not rejected.
+    """The largest share of the claimed noise that is not rejected, to a thousandth above it.
 
     :param rejected: whether a test rejects a curve, and so all curves above it.
-    :returns: at or above that share by less than a thousandth; inf if none is rejected, and 0 if
-        all are.
+    :returns: inf if no share is rejected, and 0 if all are.
     """
 
     def rejects(exponent: float) -> bool:
@@ -88,20 +83,25 @@ def largest_share(claim: PrivacyAccountant, rejected: Callable[[TradeOff], bool]
         return math.inf
     if rejects(low):
         return 0.0
-    for _ in range(_HALVINGS):
+    for _ in range(14):
         middle = (low + high) / 2.0
         low, high = (low, middle) if rejects(middle) else (middle, high)
     return float(2.0**high)
 
 
-_REPEATED_RUNS = (
-    "Clopper-Pearson limits on how often a guess is made and how often it is right",
-    "Clopper-Pearson limit on how often a guess is right, against the claimed curve",
-)
-_ONE_RUN = (
-    "Steinke, Nasr & Jagielski 2023, Theorem 5.2, with another term for delta",
-    "Mahloujifar, Melis & Chaudhuri 2024, against the claimed curve",
-)
+_METHODS = {  # the setting, and the sources of both bounds
+    "repeated runs": (
+        "Independent runs, with or without the canary by a fair coin, thresholds chosen on other "
+        "runs",
+        "Clopper-Pearson limits on how often a guess is made and how often it is right",
+        "Clopper-Pearson limit on how often a guess is right, against the claimed curve",
+    ),
+    "one run": (
+        "One run, each canary included by a fair coin",
+        "Steinke, Nasr & Jagielski 2023, Theorem 5.2, with another term for delta",
+        "Mahloujifar, Melis & Chaudhuri 2024, against the claimed curve",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,8 @@ class ErrorRates:
     :param thresholds: (K,), ascending.
     :param false_positive: (K,): how often a run without the canary was taken for one with it.
     :param false_negative: (K,): the reverse.
-    :param false_positive_limits: (2, K): Clopper-Pearson limits; None where the trials are not
-        independent (one run).
-    :param false_negative_limits: (2, K), likewise. All 4 K limits hold together with the audit's
-        confidence.
+    :param false_positive_limits: (2, K): Clopper-Pearson limits, as are ``false_negative_limits``;
+        None for one run. All 4 K limits hold together with the audit's confidence.
     """
 
     thresholds: np.ndarray
@@ -134,8 +132,7 @@ class AuditResult:
     :param confidence: the probability with which such an audit gives a true bound, at least.
     :param method: "repeated runs" or "one run".
     :param coins: number of fair coins that the guesses were about: held-out runs, or canaries.
-    :param guesses: number of coins guessed.
-    :param correct: number of correct guesses.
+    :param guesses: number of coins guessed; ``correct`` guesses were right.
     :param rates: error rates at other thresholds, to be drawn.
     :param claimed_epsilon: the accountant's claim at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the lowest false-negative rates that the
@@ -185,30 +182,20 @@ class AuditResult:
     @property
     def how(self) -> str:
         """How the bound was computed, in a sentence."""
-        setting = "One run, each canary included by a fair coin"
-        point, curve = _ONE_RUN
-        if self.method != "one run":
-            setting = "Independent runs, with or without the canary by a fair coin, thresholds "
-            setting += "chosen on other runs"
-            point, curve = _REPEATED_RUNS
-        correct, guesses, source = self.correct, self.guesses, point
+        setting, source, curve = _METHODS[self.method]
+        correct, guesses = self.correct, self.guesses
         if self.curve and self.curve.epsilon > self.point_bound:
             correct, guesses, source = self.curve.correct, self.curve.guesses, curve
         counts = f"{correct} of {guesses} guesses about {self.coins} coins were right"
         excluded = f"epsilon below {self.bound:.4g}" if self.bound else "no epsilon"
-        allowed = f" {self._allowed}" if self.curve else ""
+        allowed = ""
+        if self.curve:
+            share = f"noise of up to {self.curve.noise_share:.3g} times the claimed one"
+            allowed = f" They allow {'any noise' if self.curve.noise_share == math.inf else share}."
         return (
             f"{setting}: {counts}, which excludes {excluded} at delta={self.delta:g} with "
             f"{self.confidence:.6g} confidence ({source}).{allowed}"
         )
-
-    @property
-    def _allowed(self) -> str:
-        """Which noise the test of the curve leaves possible, in a sentence."""
-        assert self.curve is not None
-        if self.curve.noise_share == math.inf:
-            return "They allow any noise."
-        return f"They allow noise of up to {self.curve.noise_share:.3g} times the claimed one."
 
     def __str__(self) -> str:
         claim = "" if self.claimed_epsilon is None else f", claimed {self.claimed_epsilon:.4g}"
@@ -217,10 +204,7 @@ class AuditResult:
     def plot(self, axes: "Axes | None" = None) -> "Axes":
         """Plot false-negative against false-positive rates, with the claimed curve.
 
-        It needs matplotlib.
-
         :param axes: to draw in; new ones if None.
-        :returns: the axes.
         """
         import matplotlib.pyplot as plt
 
@@ -238,16 +222,14 @@ class AuditResult:
         if self.claimed_curve is not None:
             axes.plot(*self.claimed_curve, color="#0072B2", label="least errors claimed")
         rates = self.rates
-        style: dict[str, Any] = dict(
-            fmt="o", markersize=3, linewidth=0.8, color="0.2", label="attack"
+        x, y = rates.false_positive, rates.false_negative
+        limits: dict[str, Any] = {}
+        if rates.false_positive_limits is not None and rates.false_negative_limits is not None:
+            limits["xerr"] = np.abs(rates.false_positive_limits - x)
+            limits["yerr"] = np.abs(rates.false_negative_limits - y)
+        axes.errorbar(
+            x, y, fmt="o", markersize=3, linewidth=0.8, color="0.2", label="attack", **limits
         )
-        for name, estimate, interval in (
-            ("xerr", rates.false_positive, rates.false_positive_limits),
-            ("yerr", rates.false_negative, rates.false_negative_limits),
-        ):
-            if interval is not None:
-                style[name] = np.abs(interval - estimate)
-        axes.errorbar(rates.false_positive, rates.false_negative, **style)
         axes.set(xlabel="false-positive rate", ylabel="false-negative rate")
         axes.legend()
         return axes

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.events import require_short_text
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
 from pyro_dp.utils.torch_state import torch_states
 from pyro_dp.utils.validation import require_count, require_flag, require_number

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import Event, SubsampledGaussian
-from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.events import Event, SubsampledGaussian, require_short_text
 from pyro_dp.accounting.origins import OPEN, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings

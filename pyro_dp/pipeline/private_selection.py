@@ -35,20 +35,12 @@ from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
 
-_CONTINUED = (
-    "A trial of private_selection found parameters or an optimizer that an earlier trial, or "
-    "somebody else, had moved. Trials that go on from each other cost more than was charged. "
-    "Make guide, optimizer and modules inside run. The cost was spent."
-)
-
 
 @dataclass(frozen=True)
 class Selection:
     """The winner of a private selection: nothing else is kept.
 
-    :param setting: one of the candidates.
-    :param result: its result, as ``run`` returned it.
-    :param score: its score.
+    :param result: as ``run`` returned it, as was the score.
 
     >>> from pyro_dp import Selection
     >>> best = Selection(setting=0.03, result="a guide", score=-1.2)  # of private_selection
@@ -74,34 +66,20 @@ def private_selection(
     """The best of a random number of private runs with random settings.
 
     The number K of trials is drawn from ``trials``. Each trial draws a setting uniformly from the
-    candidates. Both draws use the operating system's generator. The trial calls ``run`` with the
-    setting and a fresh accountant, which admits only the declared releases. The trial with the
-    highest score wins (the first of equals), and only it is returned. The ledger gets *one* event
-    before the first trial runs: (epsilon, delta)-DP with the epsilon of :func:`selection_epsilon`.
-    The event covers settings, result and score of the winner. It does not depend on the drawn K.
-
-    A typical ``run``::
-
-        def run(setting, accountant):
-            guide = AutoNormal(model)
-            svi = DPSVI(model, guide, pyro.optim.Adam({"lr": setting}), Trace_ELBO(),
-                        accountant=accountant, num_steps=200, noise=20.0, clip=Clip(loss=5.0))
-            losses = svi.run(x, y)
-            return guide, -sum(losses[-20:])
-
-        best = private_selection(run, [0.01, 0.03, 0.1], accountant=accountant,
-                                 releases={SubsampledGaussian(20.0, sample_rate=0.05): 200})
+    candidates. It calls ``run`` with the setting and a fresh accountant, which admits only the
+    declared releases. The trial with the highest score wins (the first of equals), and only it is
+    returned. The ledger gets *one* event before the first trial runs: (epsilon, delta)-DP with the
+    epsilon of :func:`selection_epsilon`. The event does not depend on the drawn K.
 
     **Guarantee.** The accountant's (epsilon, delta) covers settings, result and score of the winner
     under two conditions. All that ``run`` returns comes from the releases of its accountant and
     from public data. It keeps nothing of a trial anywhere else.
 
-    **Hidden.** Losing trials and K itself. Each run has a parameter store of its own. Runs use the
-    global generators of torch, NumPy and Python, seeded privately, and leave them as they were.
-    Prints and warnings are not displayed. A progress bar would count the trials, so there is none.
-    Candidates are copied for each trial. A trial that raises an exception, or whose score is NaN,
-    gets the lowest score, and the exception's text stays hidden. Try ``run`` by itself on data that
-    need no protection.
+    **Hidden.** Losing trials and K itself. Each run has a parameter store of its own, and a copy of
+    its candidate. Runs use the global generators of torch, NumPy and Python, seeded privately, and
+    leave them as they were. Prints, warnings and progress bars, which would count the trials, are
+    not displayed. A trial that raises an exception, or whose score is NaN, gets the lowest score,
+    and the exception's text stays hidden. Try ``run`` by itself on data that need no protection.
 
     **Not protected.** The running time, which reveals K. A score on the private data themselves
     that is not a release of the trial's accountant. Whether a trial fails, if that depends on the
@@ -126,8 +104,8 @@ def private_selection(
         guarantee against anyone who can guess the seed, and the ledger says so.
     :raises ConfigurationError: a setting is out of range; nothing was spent.
     :raises PrivacyBudgetExceeded: the selection does not fit the budget; nothing was spent.
-    :raises PrivacyError: the winning trial failed: all of them did. Or there was none, which
-        happens with probability e^-mean under ``PoissonTrials``. The cost was spent.
+    :raises PrivacyError: all trials failed. Or there was none, which happens with probability
+        e^-mean under ``PoissonTrials``. The cost was spent.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant, SubsampledGaussian, private_selection
@@ -157,12 +135,12 @@ def private_selection(
     )
     if epsilon == math.inf:
         raise ConfigurationError("releases must have noise: a selection has a finite cost only so.")
-    name = f"private_selection among {len(candidates)} settings, {trials!r}"
     randomness = Randomness("system" if generator is None else generator)
     if randomness.seeded:
         accountant.note(SEEDED)
     origin = Origin.now("private_selection", seeded=randomness.seeded, secure=False)
     with accountant.next_position(origin) as position:
+        name = f"private_selection among {len(candidates)} settings, {trials!r}"
         accountant.record(ApproximateDP(epsilon, delta, name))
     draws = randomness.stream("sampling", position)
     private = randomness.stream("local", position)
@@ -173,8 +151,13 @@ def private_selection(
         start = _below(2**63, draws) << 64 | _below(2**63, draws)
         own = TrialAccountant(declared[index], accountant, start)
         trial = _tried(run, copy.deepcopy(settings[index]), own, private)
-        if own.continued:  # which tells that there was an earlier trial, and no more than that
-            raise PrivacyError(_CONTINUED)
+        if own.continued:  # it reveals that there was an earlier trial, and no more than that
+            raise PrivacyError(
+                "A trial of private_selection found parameters or an optimizer that an earlier "
+                "trial, or somebody else, had moved. Trials that go on from each other cost more "
+                "than was charged. Make guide, optimizer and modules inside run. The cost was "
+                "spent."
+            )
         if number == 0 or trial.score > best.score:
             best = trial._replace(setting=candidates[index])
     if best.error is not None:
@@ -199,11 +182,9 @@ def selection_epsilon(
 
     The Rényi divergences of one trial bound those of the best of K
     (:mod:`pyro_dp.pipeline.trials`). Proposition 12 of Canonne, Kamath & Steinke 2020 converts them
-    to epsilon.
+    to epsilon. Arguments as for :func:`private_selection`.
 
     :param releases: one trial's releases, with counts; or several such: the most expensive counts.
-    :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
-    :param delta: in (0, 1).
     :param neighboring: the relation, as for :class:`PrivacyAccountant`.
     :returns: epsilon in nats; inf if a release has no noise.
     :raises ConfigurationError: a setting is out of range.
@@ -298,9 +279,7 @@ def _copies(candidates: Sequence[Any]) -> list[Any]:
         ) from None
 
 
-def _declared(
-    run: Callable, candidates: Sequence[Any], releases: Any, accountant: PrivacyAccountant
-) -> list[Releases]:
+def _declared(run: Any, candidates: Any, releases: Any, accountant: Any) -> list[Releases]:
     """The releases that a trial with each of the candidates may make."""
     if not isinstance(accountant, PrivacyAccountant):
         raise ConfigurationError("accountant must be a PrivacyAccountant.")
@@ -308,8 +287,7 @@ def _declared(
         raise ConfigurationError("run must be a function of a setting and an accountant.")
     if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
         raise ConfigurationError("candidates must be a list of settings, and not empty.")
-    each = [releases(one) if callable(releases) else releases for one in candidates]
-    return [_checked(one) for one in each]
+    return [_checked(releases(one) if callable(releases) else releases) for one in candidates]
 
 
 def _checked(releases: Any) -> dict[SubsampledGaussian, int]:

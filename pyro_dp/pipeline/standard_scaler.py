@@ -27,7 +27,7 @@ class DPStandardScaler:
     torch tensors, also as a step of a ``Pipeline``. :meth:`fit` clips every feature to its public
     bounds and maps it to u in [-1, 1]. It releases the sums of u and of u^2 - 1/2 over all records
     as *one* Gaussian event of two blocks with equal shares. One record's parts have norms of at
-    most sqrt(d) and sqrt(d) / 2; N is public.
+    most sqrt(d) and sqrt(d) / 2.
 
     **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
@@ -44,9 +44,8 @@ class DPStandardScaler:
         distance.
     :param accountant: keeps the ledger and the budget, also for later fits.
     :param noise: sigma of the event, or a :class:`Noise` with sigma. The noise of a mean has
-        standard deviation sigma sqrt(2 d) h / N, h half of the distance between the bounds. For a
-        release that costs epsilon by itself: ``PrivacyAccountant(epsilon,
-        delta).noise_multiplier(num_steps=1, sampling="full")``. 0: not private.
+        standard deviation sigma sqrt(2 d) h / N, h half of the distance between the bounds. See
+        :meth:`PrivacyAccountant.noise_multiplier` for ``num_steps=1``. 0: not private.
 
     :ivar mean\_: (d,) in float64, within the bounds, as are
     :ivar var\_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and
@@ -78,13 +77,13 @@ class DPStandardScaler:
         self.noise = noise
 
     def fit(self, X: Any, y: Any = None) -> "DPStandardScaler":
-        """Release means and variances of the rows.
+        """Release means and variances of the rows X, (N, d). y is not used.
 
-        :param X: (N, d).
-        :param y: not used.
-        :raises ModelError: the data do not fit; nothing was spent.
-        :raises ConfigurationError: a setting is out of range; nothing was spent.
-        :raises PrivacyBudgetExceeded: the release does not fit the budget; nothing was spent.
+        Nothing was spent after an exception.
+
+        :raises ModelError: the data do not fit.
+        :raises ConfigurationError: a setting is out of range.
+        :raises PrivacyBudgetExceeded: the release does not fit the budget.
         """
         rows = _rows(X)
         middle, half = self._bounds(rows.shape[1])
@@ -116,7 +115,6 @@ class DPStandardScaler:
     def transform(self, X: Any) -> Any:
         """``(X - mean_) / scale_``, of the same kind as X. It costs nothing, and hides nothing.
 
-        :param X: (n, d), a tensor, or anything that NumPy turns into an array.
         :raises ConfigurationError: there is no fit yet.
         """
         return self._moved(X, lambda rows, mean, scale: (rows - mean) / scale)
@@ -130,9 +128,9 @@ class DPStandardScaler:
         return self.fit(X, y).transform(X)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """
-        :param input_features: names; by default those of the data frame, else x0, x1, ...
-        :raises ConfigurationError: there is no fit yet, or the names do not fit it.
+        """The names of the data frame, or else x0, x1, ...
+
+        :raises ConfigurationError: there is no fit yet, or ``input_features`` are other names.
         """
         self._require_fit()
         own = getattr(self, "feature_names_in_", None)
@@ -243,10 +241,7 @@ class _MomentRelease(IterativeMechanism):
 
 
 def _rows(X: Any) -> Tensor:
-    """(N, d) in float64.
-
-    :raises ModelError: X is not a table of finite numbers.
-    """
+    """(N, d) in float64. :raises ModelError: X is not a table of finite numbers."""
     try:
         rows = X.detach() if isinstance(X, Tensor) else torch.from_numpy(np.array(X))
         real = not rows.is_complex()

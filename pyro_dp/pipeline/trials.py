@@ -6,9 +6,9 @@ would reveal a data set on which one outcome is a little better. With K random, 
 have been missed for lack of trials. So the cost grows with log E[K] only.
 
 Let f be the probability generating function that K has. The winner is y with probability f(Q(<= y))
-- f(Q(< y)) = Q(y) E f'(X), X uniform in between. Joint convexity bounds the moment of order lambda.
-It is at most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda). Here q and q'
-are any that privacy of one trial allows. The theorems bound that.
+- f(Q(< y)) = Q(y) E f'(X), X uniform in between. By joint convexity, the moment of order lambda is
+at most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda). Here q and q' are any
+that privacy of one trial allows. The theorems bound that.
 """
 
 import abc
@@ -47,11 +47,9 @@ class Trials(abc.ABC):
 
     @abc.abstractmethod
     def moments(self, base: np.ndarray) -> np.ndarray:
-        """Moments of the privacy loss of the best of K trials.
+        """Bounds of log E exp(rate * loss) at :data:`RATES`, for the best of K trials.
 
-        :param base: bounds of log E exp(rate * loss) of one trial at :data:`RATES`, for both
-            directions of the neighbouring relation.
-        :returns: the same of the selection.
+        :param base: those of one trial, for both directions of the neighbouring relation.
         """
 
     def draw(self, uniform: float) -> int:
@@ -96,8 +94,7 @@ class TruncatedNegativeBinomial(Trials):
         eta = require_number("eta", self.eta, above=0.0, below=100.0, **inside)
         if eta:
             require_number("eta", eta, above=_LEAST, below=100.0, **inside)
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "eta", eta)
+        vars(self).update(mean=mean, eta=eta)
 
     @functools.cached_property
     def gamma(self) -> float:
@@ -143,7 +140,7 @@ class PoissonTrials(Trials):
 
     def __post_init__(self) -> None:
         mean = require_number("mean", self.mean, above=1.0, below=_MOST, closed=True, or_equal=True)
-        object.__setattr__(self, "mean", mean)
+        vars(self).update(mean=mean)
 
     def probabilities(self) -> tuple[int, float]:
         return 0, math.exp(-self.mean)
@@ -165,7 +162,6 @@ NOTE = "This is the ledger of one trial of a private_selection: it lacks the sel
 class Declared:
     """The declared releases that a trial has not made yet.
 
-    :param releases: their counts.
     :ivar refused: whether the trial tried to release anything else.
     :ivar over: whether the trial is: the selection may have its winner.
     """
@@ -200,7 +196,6 @@ class Declared:
 class TrialAccountant(PrivacyAccountant):
     """Admits the declared releases, and no other.
 
-    :param declared: the declared releases, with counts.
     :param ours: the accountant of the data set.
     :param start: a number of 128 bits, drawn for this trial. So no two trials derive a stream from
         the same position, and no position reveals a trial's number.
@@ -218,7 +213,6 @@ class TrialAccountant(PrivacyAccountant):
         self.note(NOTE)
 
     def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
-        """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
         count = require_count("count", count, least=0)
         with self._books.lock:
             self.declared.use(event, count, super().record)

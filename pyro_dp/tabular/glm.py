@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.infer.autoguide.initialization import init_to_value
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events.event import LONGEST_TEXT
+from pyro_dp.accounting.events import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.regression import Regression

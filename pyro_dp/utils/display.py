@@ -1,46 +1,34 @@
 """Amounts of epsilon, tables in HTML for notebooks, and empty figures.
 
-An amount of epsilon is never understated.
-
-Tables have the colours of the notebook's theme, light or dark. Screen readers need the captions and
-scopes. Nothing has a colour of its own.
+Tables have the colours of the notebook's theme, light or dark: nothing has a colour of its own.
+Screen readers need the captions and scopes.
 """
 
 import decimal
-import html
 import math
 from collections.abc import Sequence
 from decimal import Decimal
+from html import escape
 from typing import Any
 
 from pyro_dp.utils.errors import ConfigurationError
-
-_DIGITS = 4
 
 
 def up(value: float) -> str:
     """Four digits, rounded up: a cost must not be understated."""
     if math.isinf(value):
         return "inf"
-    digits = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
+    digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
     return f"{float(digits.create_decimal(value * (1.0 - 1e-12))):.4g}"
 
 
 def spent(epsilon: float, budget: float | None) -> str:
-    """Rounded up, but not beyond a budget that holds it.
-
-    :param epsilon: in nats.
-    :param budget: in nats; ``None``: there is none.
-    """
+    """Rounded up, but not beyond a budget that holds it."""
     return up(epsilon) if budget is None else spent_and_left(epsilon, budget)[0]
 
 
 def spent_and_left(spent: float, budget: float) -> tuple[str, str]:
-    """Two texts that add up to the budget as printed, :func:`of_budget`.
-
-    :param spent: epsilon in nats.
-    :param budget: in nats, > 0.
-    """
+    """Two texts that add up to the budget as printed, :func:`of_budget`."""
     shown, whole = up(spent), Decimal(of_budget(budget))
     if shown == "inf":
         return shown, "0"
@@ -54,8 +42,6 @@ def of_budget(budget: float) -> str:
     return f"{budget:.6g}"
 
 
-_TABLE = '<table style="margin:0.5em 0">'
-_CAPTION = '<caption style="caption-side:top;text-align:left;color:inherit;font-weight:bold">'
 _SMALLEST, _LARGEST, _SPAN = -6, 6, 5  # powers of ten that a column shows without exponents
 _LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
@@ -80,44 +66,38 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     :param head: the columns' headings. The first may be empty.
     """
     if not rows:
-        return _TABLE + _caption(caption) + "</table>"
-    corner = f'<th scope="col"{_LEFT}>{_text(head[0])}</th>' if head[0] else "<td></td>"
-    names = "".join(f'<th scope="col"{_RIGHT}>{_text(each)}</th>' for each in head[1:])
+        return _table(caption, "")
+    corner = f'<th scope="col"{_LEFT}>{escape(head[0])}</th>' if head[0] else "<td></td>"
+    names = "".join(f'<th scope="col"{_RIGHT}>{escape(each)}</th>' for each in head[1:])
     lines = []
     for name, *cells in rows:
-        numbers = "".join(f"<td{_RIGHT}>{_text(each)}</td>" for each in cells)
-        lines.append(f'<tr><th scope="row"{_LEFT}>{_text(name)}</th>{numbers}</tr>')
-    return (
-        f"{_TABLE}{_caption(caption)}<thead><tr>{corner}{names}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )
+        numbers = "".join(f"<td{_RIGHT}>{escape(each)}</td>" for each in cells)
+        lines.append(f'<tr><th scope="row"{_LEFT}>{escape(name)}</th>{numbers}</tr>')
+    body = f"<tbody>{''.join(lines)}</tbody>"
+    return _table(caption, f"<thead><tr>{corner}{names}</tr></thead>{body}")
 
 
 def facts(caption: str, pairs: Sequence[tuple[str, str]]) -> str:
     """A name and a value a row."""
     lines = (
-        f'<tr><th scope="row"{_LEFT}>{_text(name)}</th><td{_LEFT}>{_text(value)}</td></tr>'
+        f'<tr><th scope="row"{_LEFT}>{escape(name)}</th><td{_LEFT}>{escape(value)}</td></tr>'
         for name, value in pairs
     )
-    return f"{_TABLE}{_caption(caption)}<tbody>{''.join(lines)}</tbody></table>"
+    return _table(caption, f"<tbody>{''.join(lines)}</tbody>")
 
 
 def remarks(texts: Sequence[str]) -> str:
     """Lines below a table."""
-    return "".join(f"<p>{_text(each)}</p>" for each in texts)
+    return "".join(f"<p>{escape(each)}</p>" for each in texts)
 
 
-def _caption(text: str) -> str:
-    return f"{_CAPTION}{_text(text)}</caption>"
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
+def _table(caption: str, rows: str) -> str:
+    style = "caption-side:top;text-align:left;color:inherit;font-weight:bold"
+    head = f'<caption style="{style}">{escape(caption)}</caption>'
+    return f'<table style="margin:0.5em 0">{head}{rows}</table>'
 
 
 MOST_ROWS = 60
-_ROW, _MARGIN = 0.25, 1.2  # inches
-_WIDTH, _HEIGHT = 7.0, 4.5
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -130,11 +110,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return text
 
 
-def figure(call: str, height: float = _HEIGHT, width: float = _WIDTH) -> Any:
-    """
-    :param call: the user's call, for an error.
-    :param height: in inches, as is the width.
-    :returns: a ``matplotlib.figure.Figure``.
+def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:
+    """A ``matplotlib.figure.Figure`` for the user's call.
+
     :raises ConfigurationError: matplotlib is not installed.
     """
     try:
@@ -148,7 +126,7 @@ def figure(call: str, height: float = _HEIGHT, width: float = _WIDTH) -> Any:
 
 def with_rows(call: str, rows: int) -> Any:
     """A figure as high as so many rows need."""
-    return figure(call, _MARGIN + _ROW * rows)
+    return figure(call, 1.2 + 0.25 * rows)
 
 
 def first_of(count: int) -> str:

@@ -76,12 +76,9 @@ class ClusterError(PrivacyError, RuntimeError):
 class NotPrivateWarning(UserWarning):
     """A call returned a result without noise. The result is as secret as the data.
 
-    If your data need no protection, write ``warnings.simplefilter("ignore", NotPrivateWarning)``.
-
     >>> import warnings
     >>> from pyro_dp import NotPrivateWarning
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # for data that need no protection
+    >>> warnings.simplefilter("ignore", NotPrivateWarning)  # for data that need no protection
     """
 
 
@@ -121,9 +118,6 @@ class ClusterWarning(UserWarning):
     """
 
 
-_PACKAGE = __name__.split(".")[0]
-
-
 def warn_user(warning: Warning) -> None:
     """Warn at the innermost line outside of the package."""
     frame, level = sys._getframe(1), 3
@@ -133,11 +127,9 @@ def warn_user(warning: Warning) -> None:
 
 
 def warn_not_private(function: str, about: str, instead: str) -> None:
-    """Warn about a function without a ledger. The function itself calls this.
+    """A function without a ledger warns about its result.
 
-    :param function: its name.
-    :param about: the subject of its result.
-    :param instead: data to use instead.
+    :param about: the subject of the result. ``instead`` are data to use instead.
     """
     warnings.warn(
         f"{function}() adds no noise, and no ledger counts what it reveals about the {about}. "
@@ -149,4 +141,4 @@ def warn_not_private(function: str, about: str, instead: str) -> None:
 
 def _is_ours(module: str) -> bool:
     # A decorator's context manager lies between two of our frames.
-    return module.split(".")[0] in (_PACKAGE, "contextlib", "torch")
+    return module.split(".")[0] in ("pyro_dp", "contextlib", "torch")

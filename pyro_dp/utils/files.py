@@ -12,10 +12,7 @@ from pyro_dp.utils.errors import ConfigurationError
 
 
 def write_file(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write JSON; the file is the old one or the new one, never half of it, and on the disk.
-
-    :param path: the file to write.
-    """
+    """Write JSON; the file is the old one or the new one, never half of it, and on the disk."""
     write_text(path, json.dumps(state, indent=1))
 
 
@@ -36,10 +33,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a file's new name last, where the system lets folders be synchronised.
-
-    :param path: the file, in the folder to synchronise.
-    """
+    """Make a file's new name last, where the system lets folders be synchronised."""
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -49,10 +43,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_file(path: str | os.PathLike[str]) -> Any:
-    """
-    :param path: a file that :func:`write_file` wrote.
-    :raises ConfigurationError: if it is not JSON.
-    """
+    """:raises ConfigurationError: the file is not JSON, as :func:`write_file` writes it."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

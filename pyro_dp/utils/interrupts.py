@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_Handler = Callable[[int, Any], Any]
-
 
 class Interrupts:
     """Delays interrupts during work with stages and a point of no return.
@@ -19,14 +17,16 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._before: _Handler | None = None  # whose turn it is; None: not installed
+        # The handler whose turn it is; None: ours is not installed.
+        self._before: Callable[[int, Any], Any] | None = None
         self._working = self._held = self._pending = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Many works: the handler takes longer to install than small ones take."""
-        before = _handler()
-        if before is None or self._before is not None:
+        before = signal.getsignal(signal.SIGINT)
+        here = threading.current_thread() is threading.main_thread()
+        if not here or not callable(before) or self._before is not None:
             yield
             return
         self._before = before
@@ -72,11 +72,3 @@ class Interrupts:
         again, self._pending = self._pending, True
         if again:
             self.check()
-
-
-def _handler() -> _Handler | None:
-    """Python's, of Ctrl-C, where it would be called here."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    handler = signal.getsignal(signal.SIGINT)
-    return handler if callable(handler) else None

@@ -23,8 +23,7 @@ def require_same(
     """:raises ModelError: a graph's numbers are not those of the model.
 
     :param exact: whether the model computes in float64.
-    :param scale: the size of numbers that are large for these.
-    :param rounding: by how much they may differ in any case, in units of the scale.
+    :param rounding: by how much they may differ in any case, in units of ``scale``.
     """
     largest = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0.0
     size = max(scale, largest)
@@ -137,11 +136,7 @@ def dense(matrix: Tensor) -> Tensor:
 
 
 def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
-    """The closest symmetric matrix without an eigenvalue below ``least``.
-
-    :param matrix: (d, d), or (d,) for a diagonal.
-    :param least: a number, or (d,) for a diagonal.
-    """
+    """The closest symmetric matrix, full or diagonal, without an eigenvalue below ``least``."""
     least = torch.as_tensor(least, dtype=matrix.dtype, device=matrix.device)
     if matrix.dim() == 1:
         return matrix.clamp(min=least)

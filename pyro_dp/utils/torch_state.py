@@ -17,13 +17,12 @@ _MT19937_WORDS = 624
 @contextlib.contextmanager
 def forked_rng() -> Iterator[None]:
     """Restore the public generators (torch, numpy, Python) on exit."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    state = pyro.util.get_rng_state()
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            pyro.util.set_rng_state(state)
+    on_devices, state = torch_states(), pyro.util.get_rng_state()
+    try:
+        yield
+    finally:
+        pyro.util.set_rng_state(state)
+        set_torch_states(on_devices)
 
 
 def torch_states() -> list[torch.Tensor]:
@@ -57,17 +56,10 @@ def private_rng(stream: np.random.Generator) -> Iterator[None]:
         yield
 
 
-_BYTES = 8  # bytes of a number
-_HELD = 16  # times that a pass holds each number of a record, in all that it computes
-_SHARE = 8  # a pass takes an eighth of the memory
-_MOST = 2**20  # records: more of them gain nothing
-
-
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host's, on a device; itself, where that is the CPU.
 
-    A copy from pinned memory is one more entry of the device's queue. For one from other memory
-    torch waits until all that is done.
+    From pinned memory the copy joins the device's queue. From other memory torch waits for it.
     """
     if device.type == "cpu":
         return tensor
@@ -78,20 +70,16 @@ def rows_on(device: torch.device, numbers: int) -> int | None:
     """How many records of so many numbers an accelerator works on at a time; None: no limit.
 
     It follows from its whole memory, which is public. Free memory would reveal earlier batches.
-
-    :param numbers: how many numbers a record's data and its part of a release have.
     """
     if device.type != "cuda":
         return None
     _, total = torch.cuda.mem_get_info(device)
-    return max(1, min(_MOST, total // (_SHARE * _HELD * _BYTES * max(1, numbers))))
+    # A pass holds each number, of 8 bytes, 16 times, and takes an eighth of the memory.
+    return max(1, min(2**20, total // (8 * 16 * 8 * max(1, numbers))))
 
 
 def signed(word: int) -> int:
-    """The int64 number with the same 64 bits, because torch has no unsigned words.
-
-    :param word: in [0, 2^64).
-    """
+    """The int64 with the same 64 bits as a word in [0, 2^64): torch has no unsigned words."""
     return (word + 2**63) % 2**64 - 2**63
 
 
@@ -108,9 +96,7 @@ def address(tensor: Tensor) -> int:
 
 
 def rows_in_cache(size: int) -> int:
-    """How many rows of this many numbers to work on at a time. Fewer take longer in Python, and
-    more exceed the processor's cache.
-    """
+    """How many rows of so many numbers fit the processor's cache; fewer take longer in Python."""
     return max(1024, min(32768, 2**20 // size))
 
 
@@ -119,8 +105,7 @@ def one_thread() -> Iterator[None]:
     """Inside, torch uses one thread for an operation.
 
     A microbatch is too small for more threads. They wait for each other and for NumPy's, up to ten
-    times as long as one takes. (Python threads, one microbatch each, were not faster than one:
-    operations so short wait for the interpreter.)
+    times as long as one takes. (Python threads, one microbatch each, were not faster than one.)
     """
     count = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ def require_number(
     value: Any,
     *,
     above: float,
-    below: float,
+    below: float = math.inf,
     closed: bool = False,
     or_equal: bool = False,
 ) -> float:
@@ -42,10 +42,9 @@ def require_number(
 def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
     """A positive number in whose units something is measured, as a float.
 
-    :param infinite: infinity is allowed.
-    :raises ConfigurationError: not in [1e-50, 1e50], where powers can be taken.
+    :raises ConfigurationError: not in [1e-50, 1e50], where powers can be taken, nor ``infinite``.
     """
-    scale = require_number(name, value, above=0.0, below=math.inf, closed=infinite)
+    scale = require_number(name, value, above=0.0, closed=infinite)
     if not 1 / LARGEST <= scale <= LARGEST and scale != math.inf:
         raise ConfigurationError(
             f"{name}={scale:g} is out of the range of {1 / LARGEST:g} to {LARGEST:g}, in which "
@@ -55,16 +54,12 @@ def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
 
 
 def value_at(name: str, function: Callable[[int], Any], step: int) -> Any:
-    """The present value of a setting that is a function of the step.
-
-    :raises ConfigurationError: it failed.
-    """
+    """The present value of a setting. :raises ConfigurationError: its function failed."""
     try:
         return function(step)
     except Exception as error:
-        raise ConfigurationError(
-            f"{name}({step}) raised {type(error).__name__}: {error}"
-        ) from error
+        text = f"{name}({step}) raised {type(error).__name__}: {error}"
+        raise ConfigurationError(text) from error
 
 
 def same(found: Any, expected: float | str | None) -> bool:

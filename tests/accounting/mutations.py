@@ -195,7 +195,7 @@ MUTATIONS = [
     Mutation(
         "a release by hand that uses up what a run has reserved",
         "Origins.add",
-        "left = self.reserved_as(source.origin.reservation)",
+        "left = self.reserved_as(origin.reservation)",
         "left = self.all_reserved()",
         "test_accounting.py",
     ),
@@ -496,8 +496,8 @@ MUTATIONS = [
     Mutation(
         "report: a seeded run that is called ordinary",
         "Origin.now",
-        "SEEDED_RUN if seeded else ORDINARY_RUN",
-        "ORDINARY_RUN",
+        '"seeded" if seeded else "ordinary"',
+        '"ordinary"',
         "test_report.py",
     ),
     Mutation(

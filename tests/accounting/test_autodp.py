@@ -9,6 +9,7 @@ import pytest
 from autodp import calibrator_zoo, converter, mechanism_zoo, transformer_zoo
 from autodp.autodp_core import Mechanism
 from dp_accounting.pld import privacy_loss_distribution as theirs
+from ledgers import ledger, reopened
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import laplace
@@ -16,9 +17,8 @@ from test_stated_pairs import brute_delta
 
 from pyro_dp import ApproximateDP, ConfigurationError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting import composition, report
-from pyro_dp.accounting.bounded_pairs import Response
-from pyro_dp.accounting.events.laplace import Laplace, LaplacePair
-from pyro_dp.accounting.events.renyi_dp import RenyiDP
+from pyro_dp.accounting.bounded_pairs import LaplacePair, Response
+from pyro_dp.accounting.events import Laplace, RenyiDP
 from pyro_dp.accounting.pld import ORDERS
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
 
@@ -148,18 +148,13 @@ def test_a_mechanism_without_a_pair_has_the_joint_renyi_bound():
 
 @pytest.mark.parametrize("engine", composition.ENGINES)
 def test_any_mechanism_keeps_its_divergences(engine):
-    mixed = compose(
-        [mechanism_zoo.LaplaceMechanism(5.0), poisson(gaussian(3.0), 0.1)],
-        [3, 20],
-    )
+    mixed = compose([mechanism_zoo.LaplaceMechanism(5.0), poisson(gaussian(3.0), 0.1)], [3, 20])
     accountant = recorded(mixed, count=2, engine=engine)
     ((event, count),) = accountant.ledger
     assert count == 2 and type(event) is RenyiDP
     np.testing.assert_allclose(event.divergences, divergences(mixed), rtol=1e-12)
-    own = PrivacyAccountant(engine=engine)
-    own.record(Laplace(5.0, "x"), 6)
-    own.record(SubsampledGaussian(3.0, 0.1), 40)
-    tight = composition.epsilon(dict(own.ledger), DELTA, ADD, "pld")
+    own = {Laplace(5.0, "x"): 6, SubsampledGaussian(3.0, 0.1): 40}
+    tight = composition.epsilon(own, DELTA, ADD, "pld")
     assert tight <= accountant.get_epsilon() * 1.001 < 2.3
 
 
@@ -194,17 +189,14 @@ def raising(order):
     raise ZeroDivisionError("order")
 
 
+MIXED = compose([subset(gaussian(1.0, "replace_one"), 0.1), poisson(gaussian(), 0.1)], [1, 1])
+STEPS = changed(autodp_zoo.made("ComposedGaussianMechanism"), coeff=2.5)
 REFUSED = {
     "no relation": (gaussian(), 1, None, "neighboring"),
     "the other relation": (gaussian(), 1, REPLACE, "another relation"),
     "an unknown relation": (gaussian(), 1, "add_remove", "neighboring"),
     "subsets": (subset(gaussian(1.0, "replace_one"), 0.1), 1, ADD, "another relation"),
-    "subsets, composed": (
-        compose([subset(gaussian(1.0, "replace_one"), 0.1), poisson(gaussian(), 0.1)], [1, 1]),
-        1,
-        ADD,
-        "another relation",
-    ),
+    "subsets, composed": (MIXED, 1, ADD, "another relation"),
     "one direction": (gaussian(1.0, "remove_only"), 1, ADD, "another relation"),
     "a look at the data": (autodp_zoo.made("NoisyScreenMechanism"), 1, ADD, "depends on the data"),
     "sparse vectors": (autodp_zoo.made("LaplaceSVT_Mechanism"), 1, ADD, "too small"),
@@ -217,12 +209,7 @@ REFUSED = {
     "other parameters": (changed(gaussian(), sigma=1.0), 1, ADD, "below those"),
     "no noise": (changed(gaussian(), sigma=10**400), 1, ADD, "sigma"),
     "no parameter": (changed(autodp_zoo.made("PureDP_Mechanism"), eps=None), 1, ADD, "epsilon"),
-    "no steps": (
-        changed(autodp_zoo.made("ComposedGaussianMechanism"), coeff=2.5),
-        1,
-        ADD,
-        "its number of steps",
-    ),
+    "no steps": (STEPS, 1, ADD, "its number of steps"),
     "a negative count": (gaussian(), -1, ADD, "count"),
     "half a count": (gaussian(), 0.5, ADD, "count"),
     "a huge count": (gaussian(), 10**400, ADD, "count"),
@@ -263,14 +250,10 @@ def test_they_are_saved_and_journaled(tmp_path):
     again.load_state_dict(saved)
     assert again.ledger == accountant.ledger
     assert again.get_epsilon() == accountant.get_epsilon()
-    with PrivacyAccountant().journal(tmp_path / "journal") as journal:
-        pass
     journaled = PrivacyAccountant()
-    with journaled.journal(journal.path):
+    with journaled.journal(tmp_path / "journal"):
         journaled.record(mechanism_zoo.zCDP_Mechanism(0.1), neighboring=ADD)
-    resumed = PrivacyAccountant()
-    with resumed.journal(journal.path):
-        assert resumed.ledger == journaled.ledger != ()
+    assert reopened(tmp_path / "journal").ledger == journaled.ledger != ()
     for damage in ([0.1] * 86, [math.nan] * 87, [0.2] + [0.1] * 86, "x" * 87, None):
         saved["ledger"][1]["divergences"] = damage
         with pytest.raises(ConfigurationError, match="divergences"):
@@ -287,14 +270,8 @@ def test_the_ledger_as_a_mechanism():
     assert found.get_approx_delta(spent) == pytest.approx(DELTA, rel=1e-3)
     assert 0.0 < found.get_fDP(0.05) < 0.95
     assert found.get_approxDP(0.0) == math.inf and found.get_approxDP(1.0) == 0.0
-    own = compose(
-        [
-            mechanism_zoo.LaplaceMechanism(4.0),
-            gaussian(3.0),
-            poisson(gaussian(2.0), 0.05, improved_bound_flag=True),
-        ],
-        [1, 1, 30],
-    )
+    sampled = poisson(gaussian(2.0), 0.05, improved_bound_flag=True)
+    own = compose([mechanism_zoo.LaplaceMechanism(4.0), gaussian(3.0), sampled], [1, 1, 30])
     np.testing.assert_allclose(divergences(found), divergences(own), rtol=1e-9)
     assert own.get_RDP(2.5) <= found.get_RDP(2.5) <= own.get_RDP(3.0)
     assert own.get_RDP(1.0 + 1e-9) <= found.get_RDP(1.0) <= own.get_RDP(2.0) * (1 + 1e-9)
@@ -310,8 +287,7 @@ def test_the_ledger_as_a_mechanism():
     assert pure.neighboring == "replace_one"
     with pytest.raises(ConfigurationError, match="another relation"):
         recorded(pure)
-    stated = PrivacyAccountant()
-    stated.record(ApproximateDP(0.1, 1e-6, "x"))
+    stated = ledger((ApproximateDP(0.1, 1e-6, "x"), 1))
     assert stated.to_autodp().get_RDP(3.0) == math.inf
 
 
@@ -322,8 +298,7 @@ def found_by_rdp(mechanism):
 
 
 def test_a_third_opinion_stands_in_the_report(monkeypatch):
-    accountant = PrivacyAccountant()
-    accountant.record(SubsampledGaussian(2.0, 0.05), 30)
+    accountant = ledger((SubsampledGaussian(2.0, 0.05), 30))
     text = accountant.report()
     assert "does not contradict" in text and "should not be below" not in text
     monkeypatch.setattr(report, "third_opinion", lambda *_: 0.9 * accountant.get_epsilon())
@@ -386,8 +361,7 @@ def test_faults_of_autodp():
     assert 0.0 < max(excess) < 1e-3
     looser, tighter = (poisson(gaussian(1.0), 0.01, improved_bound_flag=f) for f in (False, True))
     assert looser.get_RDP(10) > 1.1 * tighter.get_RDP(10)
-    mixed = compose([subset(gaussian(1.0, "replace_one"), 0.1), poisson(gaussian(), 0.1)], [1, 1])
-    assert mixed.neighboring == "add_remove"
+    assert MIXED.neighboring == "add_remove"
     with pytest.raises(AssertionError, match="incompatible"):
         mechanism_zoo.NoisySGD_Mechanism(0.01, 1.0, 10, PoissonSampling=False)
 

@@ -5,9 +5,9 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ledgers import ledger
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.gaussian_pairs import DominatingPair
 from pyro_dp.utils.errors import PrivacyError
@@ -47,10 +47,7 @@ def ledgers(draw, kinds=3, approximate=True):
 
 
 def cost(entries, relation, delta, engine="pld"):
-    accountant = PrivacyAccountant(delta=delta, neighboring=relation, engine=engine)
-    for event, count in entries:
-        accountant.record(event, count)
-    return accountant.get_epsilon()
+    return ledger(*entries, delta=delta, neighboring=relation, engine=engine).get_epsilon()
 
 
 def at_most(small, large):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ledgers import ledger
 from scipy.stats import norm
 
 from pyro_dp.accounting import composition, gaussian_pairs, pld
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.gaussian_pairs import DominatingPair
 
@@ -30,13 +30,6 @@ REFERENCE = [
 ]
 
 
-def spend(events, relation=ADD, engine="pld", delta=DELTA):
-    accountant = PrivacyAccountant(neighboring=relation, engine=engine, delta=delta)
-    for event, count in events:
-        accountant.record(event, count)
-    return accountant
-
-
 @pytest.mark.parametrize("sigma, rate, steps, poisson, fixed, swapped", REFERENCE)
 def test_reference_rows_and_their_renyi_bounds(sigma, rate, steps, poisson, fixed, swapped):
     rows = [
@@ -45,11 +38,11 @@ def test_reference_rows_and_their_renyi_bounds(sigma, rate, steps, poisson, fixe
         (SubsampledGaussian(2 * sigma, rate), REPLACE, swapped, 5e-3),
     ]
     for event, relation, expected, tolerance in rows:
-        accountant = spend([(event, steps)], relation)
+        accountant = ledger((event, steps), neighboring=relation)
         assert accountant.get_epsilon() == pytest.approx(expected, rel=tolerance)
         if rate > 1e-3:  # finer grids than a fast test affords
             assert accountant.get_delta(accountant.get_epsilon()) == pytest.approx(DELTA, rel=5e-3)
-        other = spend([(event, steps)], relation, "rdp").get_epsilon()
+        other = ledger((event, steps), neighboring=relation, engine="rdp").get_epsilon()
         assert expected * 0.995 < other < math.inf
         bound = composition.epsilon_bound({event: steps}, DELTA, relation, "pld")
         assert expected * 0.995 < bound
@@ -62,13 +55,13 @@ def test_full_batches_are_one_gaussian(ratio, steps, expected):
     for relation, unit in ((ADD, 1), (REPLACE, 2)):
         for sampling in ("poisson", "full"):
             event = SubsampledGaussian(unit * ratio, 1.0, sampling)
-            assert spend([(event, steps)], relation).get_epsilon() == pytest.approx(
+            assert ledger((event, steps), neighboring=relation).get_epsilon() == pytest.approx(
                 expected, abs=1e-6
             )
     # Balle & Wang's formula in plain floating point
     mu, eps = math.sqrt(steps) / ratio, expected
     plain = norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
-    got = spend([(SubsampledGaussian(ratio), steps)]).get_delta(eps)
+    got = ledger((SubsampledGaussian(ratio), steps)).get_delta(eps)
     assert got == pytest.approx(plain, rel=1e-7)
 
 
@@ -78,9 +71,9 @@ def test_composed_ledger_in_any_order():
         (SubsampledGaussian(10.0), 1),
         (SubsampledGaussian(1.5, 0.005), 300),
     ]
-    first = spend(events).get_epsilon()
+    first = ledger(*events).get_epsilon()
     assert first == pytest.approx(1.0216, rel=1e-3)
-    assert spend(events[::-1]).get_epsilon() == first
+    assert ledger(*events[::-1]).get_epsilon() == first
 
 
 def benchmark():
@@ -205,12 +198,15 @@ def test_unusual_delta(delta):
 )
 def test_extreme_settings_are_answered(engine, sigma, rate, steps, delta):
     for relation, sampling in ((ADD, "poisson"), (REPLACE, "poisson"), (REPLACE, "fixed")):
-        accountant = spend(
-            [(SubsampledGaussian(sigma, rate, sampling), steps)], relation, engine, delta
+        accountant = ledger(
+            (SubsampledGaussian(sigma, rate, sampling), steps),
+            neighboring=relation,
+            engine=engine,
+            delta=delta,
         )
         assert 0.0 <= accountant.get_epsilon() < math.inf
         assert 0.0 <= accountant.get_delta(1.0) <= 1.0
-    assert spend([(SubsampledGaussian(1.0), 0)], engine=engine).get_epsilon() == 0.0
+    assert ledger((SubsampledGaussian(1.0), 0), engine=engine).get_epsilon() == 0.0
 
 
 def test_delta_at_epsilon_zero():
@@ -223,7 +219,7 @@ def test_delta_at_epsilon_zero():
 
 @pytest.mark.long
 def test_hardly_any_noise():
-    tiny = spend([(SubsampledGaussian(1e-3, 0.01), 1000)])
+    tiny = ledger((SubsampledGaussian(1e-3, 0.01), 1000))
     assert tiny.get_delta(1.0) > 0.999  # ten hits in the clear
 
 

@@ -106,7 +106,11 @@ def test_markdown_of_each_block(block, text):
 
 
 def test_a_page_has_landmarks_and_tables_have_scopes():
-    picture = Picture("<svg></svg>", "what it shows")
+    ticks = [(0.0, "0")]
+    legend = (0, 0, [("curve", "a curve")])
+    picture = Picture(
+        "p", "P", "what it shows", ("x", "y"), (ticks, ticks), [("curve", "M0 0")], (1, 2), legend
+    )
     table = Table(("h", "i"), [("a", "1.5")], "c", ("all", "3"), numbers=(1,))
     loud = Paragraph("p", loud=True)
     sections = {"A": [loud, Pictures([picture, picture])], "empty": [], "B": [table]}
@@ -115,7 +119,7 @@ def test_a_page_has_landmarks_and_tables_have_scopes():
     order += ['href="#section-0"', "<main>"]
     order += ['<section aria-labelledby="section-0">', '<h2 id="section-0">A</h2>']
     order += ['<p class="loud">p</p>']
-    order += ['<div class="pictures"><figure><svg>', "<figcaption>what it shows</figcaption>"]
+    order += ['<div class="pictures"><figure><svg ', "<figcaption>what it shows</figcaption>"]
     order += ['<h2 id="section-1">B</h2>', "<caption>c</caption>", 'scope="col"', 'scope="row"']
     places = [page.index(each) for each in order]
     assert places == sorted(places)

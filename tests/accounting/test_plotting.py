@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from ledgers import ledger
 
 from pyro_dp import ApproximateDP, ConfigurationError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting.figures import growth
@@ -11,13 +12,6 @@ from pyro_dp.accounting.trade_off import trade_off
 from pyro_dp.utils.display import up
 
 STEP, FULL = SubsampledGaussian(2.0, 0.1), SubsampledGaussian(8.0, 1.0, "full")
-
-
-def ledger(*entries, **settings):
-    accountant = PrivacyAccountant(**settings)
-    for event, count in entries:
-        accountant.record(event, count)
-    return accountant
 
 
 def test_epsilon_grows_along_the_ledger():

@@ -1,12 +1,12 @@
 """A share of the budget for an analysis, and the rest for the next one."""
 
 import math
-import threading
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from ledgers import in_threads
 from pyro.infer.autoguide import AutoMultivariateNormal
 
 from pyro_dp import DPSEP, DPSVI, Noise, PaperDPSEP, PrivacyAccountant, SubsampledGaussian
@@ -107,9 +107,7 @@ def test_a_share_is_of_one_thread():
         found.append(accountant.noise_multiplier(num_steps=1))
 
     with accountant.up_to(0.1):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
+        in_threads(other)
         assert accountant.noise_multiplier(num_steps=1) > 5 * found[0]
     assert accountant.noise_multiplier(num_steps=1) == pytest.approx(found[0], rel=1e-3)
 
@@ -130,6 +128,9 @@ def test_shares_that_make_no_sense():
     accountant.record_nonprivate("a mean")
     with pytest.raises(PrivacyBudgetExceeded), accountant.up_to(0.9):
         pass
+    with pytest.raises(ConfigurationError, match=r"no epsilon \(of 1.5 here\).*it is 1.15"):
+        with PrivacyAccountant(1.5).up_to(1.15):
+            pass
 
 
 def model(y):
@@ -151,10 +152,3 @@ def test_inferences_calibrate_to_the_share(inference, steps):
     assert 0.698 <= cost(accountant) <= 0.7
     inference(model, guide, noise=Noise(source=1), **settings).run(y, progress=False)
     assert 0.998 <= cost(accountant) <= 1.0
-
-
-def test_a_share_is_no_epsilon():
-    accountant = PrivacyAccountant(1.5)
-    with pytest.raises(ConfigurationError, match=r"no epsilon \(of 1.5 here\).*it is 1.15"):
-        with accountant.up_to(1.15):
-            pass

@@ -5,7 +5,7 @@ from mutate import Mutation
 MUTATIONS = [
     Mutation(
         "audit: both tests get the whole error probability",
-        "_error_of_each",
+        "audit",
         "(1.0 if claim is None else 2.0)",
         "1.0",
         "test_audit.py",
@@ -50,14 +50,14 @@ MUTATIONS = [
         "audit",
         "                values.append(read(make_run(*worlds[int(each)])))\n",
         "                values.append(read(make_run(*worlds[int(each)])))\n"
-        '                warn_not_private("audit", "data", _MADE_UP)\n',
+        '                warn_not_private("audit", "data", "made-up data")\n',
         "test_looks.py",
     ),
     Mutation(
         "not private: said after the runs of an audit",
         "audit",
-        '    warn_not_private("audit", "data", _MADE_UP)\n    worlds = ',
-        '    make_run(*data)\n    warn_not_private("audit", "data", _MADE_UP)\n    worlds = ',
+        '    warn_not_private("audit", "data", "made-up data")\n    worlds = ',
+        '    make_run(*data)\n    warn_not_private("audit", "data", "made-up data")\n    worlds = ',
         "test_looks.py",
     ),
     Mutation(

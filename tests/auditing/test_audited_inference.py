@@ -14,6 +14,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from ledgers import ledger
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 from sums import exact_sums
@@ -46,10 +47,8 @@ LONG = 20.0  # features of the canary: its gradient is ten times the bound
 
 def claimed(epsilon):
     """The accountant of one full-batch release with this epsilon, and the noise multiplier."""
-    accountant = PrivacyAccountant(epsilon)
-    sigma = accountant.noise_multiplier(num_steps=1, sampling="full")
-    accountant.record(SubsampledGaussian(sigma, 1.0, "full"))
-    return accountant, sigma
+    sigma = PrivacyAccountant(epsilon).noise_multiplier(num_steps=1, sampling="full")
+    return ledger((SubsampledGaussian(sigma, 1.0, "full"), 1), epsilon=epsilon), sigma
 
 
 def records():
@@ -95,26 +94,19 @@ class OneStep:
         def guide(x, y):
             pyro.sample("w", dist.Delta(pyro.param(name), event_dim=1))
 
-        svi = PaperDPSVI(
-            model,
-            guide,
-            pyro.optim.SGD({"lr": 1.0}),
-            Trace_ELBO(),
-            accountant=PrivacyAccountant(),
-            noise=Noise(self._noise_multiplier, source=self._generator),
-            sampling=FullBatch(),
-            execution=Execution(jit="trace"),
-        )
-        return svi, loc
+        noise = Noise(self._noise_multiplier, source=self._generator)
+        how = dict(noise=noise, sampling=FullBatch(), execution=Execution(jit="trace"))
+        optim, accountant = pyro.optim.SGD({"lr": 1.0}), PrivacyAccountant()
+        return PaperDPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **how), loc
 
 
 def first(location):
     return location[0]
 
 
-def run(make_run, claim, **settings):
+def run(make_run, claim, data=None, **settings):
     settings = {"num_trials": 1500, "score": first, "seed": 0, "progress": False} | settings
-    return audit(make_run, *records(), claim=claim, **settings)
+    return audit(make_run, *(data or records()), claim=claim, **settings)
 
 
 def with_noise(scale):
@@ -147,9 +139,8 @@ class TestOneStep:
     def test_without_noise(self, monkeypatch):
         """Found with certainty: 240 right guesses show log(240 / 7) = 3.5."""
         claim, sigma = claimed(2.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(releases, "release", with_noise(0.0))
-            assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
+        monkeypatch.setattr(releases, "release", with_noise(0.0))
+        assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
 
     @pytest.mark.long
     def test_without_clipping(self, monkeypatch):
@@ -160,9 +151,8 @@ class TestOneStep:
             return original(values, [math.inf] * len(bounds), weights)
 
         claim, sigma = claimed(4.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(clipping.ClippedSum, "clipped_sums", staticmethod(unclipped))
-            assert run(OneStep(sigma), claim).contradicts_claim
+        monkeypatch.setattr(clipping.ClippedSum, "clipped_sums", staticmethod(unclipped))
+        assert run(OneStep(sigma), claim).contradicts_claim
 
     @pytest.mark.long
     def test_data_centred_by_their_own_mean(self):
@@ -179,11 +169,9 @@ class TestOneStep:
         is one on all records, which stands for it here. At 2,000 runs the bound is 2.6 on average
         with a standard deviation of 0.2.
         """
-        claim = PrivacyAccountant(neighboring="replace_one")
-        claim.record(SubsampledGaussian(1.0, 1 / 100), count=100)
+        claim = ledger((SubsampledGaussian(1.0, 1 / 100), 100), neighboring="replace_one")
         data = (-LONG * torch.eye(DIM)[[0] * SIZE], torch.ones(SIZE))
-        settings = dict(num_trials=2000, score=first, delta=1e-5, seed=0, progress=False)
-        result = audit(OneStep(1.0), data, records()[1], **settings)
+        result = run(OneStep(1.0), None, (data, records()[1]), num_trials=2000)
         assert result.bound > 1.5 > claim.get_epsilon()
 
     @pytest.mark.long
@@ -192,16 +180,12 @@ class TestOneStep:
         data = torch.zeros(200, 200), torch.ones(200)
         canaries = LONG * torch.eye(200), torch.ones(200)
         claim, sigma = claimed(4.0)
-        result = audit_one_run(
-            OneStep(sigma), data, canaries, lambda w: w, claim=claim, confidence=SURE, seed=0
-        )
+        attack = dict(data=data, canaries=canaries, score=lambda w: w, seed=0)
+        result = audit_one_run(OneStep(sigma), claim=claim, confidence=SURE, **attack)
         assert result.bound < 4.0
-        with monkeypatch.context() as patch:
-            patch.setattr(releases, "release", with_noise(0.0))
-            claim, sigma = claimed(2.0)
-            result = audit_one_run(
-                OneStep(sigma), data, canaries, lambda w: w, claim=claim, seed=0, negative=50
-            )
+        monkeypatch.setattr(releases, "release", with_noise(0.0))
+        claim, sigma = claimed(2.0)
+        result = audit_one_run(OneStep(sigma), claim=claim, negative=50, **attack)
         assert result.contradicts_claim
 
 
@@ -227,16 +211,8 @@ class TestRelease:
             clipped.add(rows)
             return release(clipped, accountant=accountant, event=event, noise=stream)[0]
 
-        result = audit(
-            make_run,
-            (torch.zeros(1, 1),),
-            ([3.0],),
-            num_trials=trials,
-            score=float,
-            claim=claim,
-            seed=0,
-            progress=False,
-        )
+        data = (torch.zeros(1, 1),), ([3.0],)
+        result = run(make_run, claim, data, num_trials=trials, score=float)
         assert result.contradicts_claim == (scale == 0.5)
 
 
@@ -270,8 +246,7 @@ class TestLook:
             released = releases.release(clipped, accountant=accountant, event=event, noise=stream)
             return (way @ released[block]).item()
 
-        settings = dict(num_trials=trials, score=float, claim=claim, seed=0, progress=False)
-        result = audit(make_run, *records(), **settings)
+        result = run(make_run, claim, num_trials=trials, score=float)
         assert result.contradicts_claim == (scale == 0.5)
 
     def with_canary(self):
@@ -297,10 +272,6 @@ class TestLook:
 class TestWholeRuns:
     """Inferences from their start to their end, as users run them."""
 
-    def run(self, make_run, claim, data=None, **settings):
-        settings = {"seed": 0, "progress": False} | settings
-        return audit(make_run, *(data or records()), claim=claim, **settings)
-
     @pytest.mark.long
     @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
     def test_vips(self, monkeypatch, scale):
@@ -311,17 +282,13 @@ class TestWholeRuns:
 
         def make_run(x, y):
             accountants.append(PrivacyAccountant(1.0))
-            vips = VIPS(
-                LogisticRegression(DIM),
-                accountant=accountants[-1],
-                num_steps=3,
-                noise=Noise(source=generator),
-            )
+            settings = dict(num_steps=3, noise=Noise(source=generator))
+            vips = VIPS(LogisticRegression(DIM), accountant=accountants[-1], **settings)
             vips.run(x, y, progress=False)
             return vips.posterior()["weights"].mean
 
         make_run(*records()[0])
-        result = self.run(make_run, accountants[0], num_trials=100)
+        result = run(make_run, accountants[0], num_trials=100, score=None)
         assert result.contradicts_claim == (scale == 0.0)
 
     @pytest.mark.slow
@@ -346,5 +313,4 @@ class TestWholeRuns:
             return next(turns[with_canary])
 
         make_run(*records()[0])
-        result = self.run(one_of_ten, accountants[0], num_trials=100, score=first)
-        assert result.contradicts_claim
+        assert run(one_of_ten, accountants[0], num_trials=100).contradicts_claim

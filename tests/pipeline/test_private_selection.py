@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from ledgers import ledger
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
@@ -115,14 +116,7 @@ def test_one_event_is_recorded_before_anything_runs():
     assert event.name.startswith("private_selection among 3 settings")
     assert accountant.get_epsilon() <= epsilon  # a little of delta is left
     assert accountant.get_epsilon() == pytest.approx(epsilon, rel=1e-4)
-    assert accountant.get_epsilon() > PrivacyAccountant.get_epsilon(_with(ONCE))
-
-
-def _with(releases):
-    accountant = PrivacyAccountant()
-    for event, count in releases.items():
-        accountant.record(event, count)
-    return accountant
+    assert accountant.get_epsilon() > ledger((EVENT, 1)).get_epsilon()
 
 
 def test_the_cost_is_the_same_whatever_happens():
@@ -165,20 +159,20 @@ def test_the_most_expensive_setting_is_charged():
     assert selection_epsilon(several, delta=1e-6, neighboring="replace_one") == worst
 
 
-def attempts():
-    louder = SubsampledGaussian(9.0, 1.0, "full")
-    yield "a costlier event", lambda own: own.record(SubsampledGaussian(7.0, 1.0, "full"))
-    yield "two cheaper ones", lambda own: own.record(louder, 2)
-    yield "another rate", lambda own: own.record(SubsampledGaussian(99.0, 0.5))
-    yield "twice as many", lambda own: own.record(EVENT, 2)
-    yield "one after the other", lambda own: [own.record(EVENT) for _ in range(2)]
-    yield "a look", lambda own: own.record_nonprivate("loss")
-    yield "a statement", lambda own: own.record(ApproximateDP(0.1, 0.0, "x"))
-    yield "a selection", lambda own: select(of_setting, accountant=own)
-    yield "another ledger", lambda own: own.load_state_dict(PrivacyAccountant().state_dict())
+ATTEMPTS = {
+    "a costlier event": lambda own: own.record(SubsampledGaussian(7.0)),
+    "two cheaper ones": lambda own: own.record(SubsampledGaussian(9.0), 2),
+    "another rate": lambda own: own.record(SubsampledGaussian(99.0, 0.5)),
+    "twice as many": lambda own: own.record(EVENT, 2),
+    "one after the other": lambda own: [own.record(EVENT) for _ in range(2)],
+    "a look": lambda own: own.record_nonprivate("loss"),
+    "a statement": lambda own: own.record(ApproximateDP(0.1, 0.0, "x")),
+    "a selection": lambda own: select(of_setting, accountant=own),
+    "another ledger": lambda own: own.load_state_dict(PrivacyAccountant().state_dict()),
+}
 
 
-@pytest.mark.parametrize("attempt", [a for _, a in attempts()], ids=[n for n, _ in attempts()])
+@pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)
 def test_a_trial_releases_what_was_declared_and_no_more(attempt):
     def run(setting, own):
         attempt(own)
@@ -223,19 +217,10 @@ def test_trials_leave_no_trace(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def _fitted(guide, optim, x, accountant, progress=True):
-    svi = PaperDPSVI(
-        model,
-        guide,
-        optim,
-        Trace_ELBO(),
-        accountant=accountant,
-        num_steps=2,
-        noise=2.0,
-        clip=Clip(loss=10.0),
-        execution=Execution(jit="none"),
-    )
-    return svi.run(x, progress=progress)
+def _fitted(guide, optim, x, accountant, **settings):
+    how = dict(accountant=accountant, num_steps=2, noise=2.0, clip=Clip(loss=10.0)) | settings
+    execution = Execution(jit="none")
+    return PaperDPSVI(model, guide, optim, Trace_ELBO(), execution=execution, **how).run(x)
 
 
 _FITTED = {SubsampledGaussian(2.0, 0.25): 2}
@@ -260,27 +245,21 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
     assert bars and all(bars)
 
 
-def test_trials_do_not_go_on_from_each_other():
+@pytest.mark.parametrize("shared", ["guide", "optimizer"])
+def test_trials_do_not_go_on_from_each_other(shared):
     """A guide or an optimizer that outlives run makes a chain of runs, and only one is charged."""
-    x, guide = torch.randn(200), AutoNormal(model)
+    x, guide, optim = torch.randn(200), AutoNormal(model), pyro.optim.Adam({"lr": 0.1})
 
-    def with_one_guide(setting, accountant):
-        _fitted(guide, pyro.optim.Adam({"lr": setting}), x, accountant)
-        return guide, 0.0
-
-    optim = pyro.optim.Adam({"lr": 0.1})
-
-    def with_one_optimizer(setting, accountant):
-        own = AutoNormal(model)
-        _fitted(own, optim, x, accountant)
+    def run(setting, accountant):
+        own = guide if shared == "guide" else AutoNormal(model)
+        own_optim = optim if shared == "optimizer" else pyro.optim.Adam({"lr": setting})
+        _fitted(own, own_optim, x, accountant)
         return own, 0.0
 
-    trials = TruncatedNegativeBinomial(20.0, 20.0)
-    for run in (with_one_guide, with_one_optimizer):
-        accountant = PrivacyAccountant()
-        with pytest.raises(PrivacyError, match="inside run"):
-            select(run, [0.1], accountant, releases=_FITTED, trials=trials, generator=0)
-        assert accountant.num_releases == 1  # paid
+    accountant, trials = PrivacyAccountant(), TruncatedNegativeBinomial(20.0, 20.0)
+    with pytest.raises(PrivacyError, match="inside run"):
+        select(run, [0.1], accountant, releases=_FITTED, trials=trials, generator=0)
+    assert accountant.num_releases == 1  # paid
 
 
 def test_candidates_are_copied_for_each_trial():
@@ -427,30 +406,15 @@ def test_learning_rates_of_dpsvi():
     x = 3.0 + torch.randn(200)
 
     def run(rate, accountant):
-        guide = AutoNormal(model)
-        svi = PaperDPSVI(
-            model,
-            guide,
-            pyro.optim.Adam({"lr": rate}),
-            Trace_ELBO(),
-            accountant=accountant,
-            num_steps=15,
-            noise=Noise(2.0, source=7),
-            clip=Clip(3.0, loss=10.0, loss_share=0.2),
-            execution=Execution(jit="none"),
-        )
-        losses = svi.run(x)
+        guide, noise = AutoNormal(model), Noise(2.0, source=7)
+        how = dict(num_steps=15, noise=noise, clip=Clip(3.0, loss=10.0, loss_share=0.2))
+        losses = _fitted(guide, pyro.optim.Adam({"lr": rate}), x, accountant, **how)
         return guide, -sum(losses[-5:])
 
-    accountant = PrivacyAccountant()
-    found = private_selection(
-        run,
-        [0.5, 1e-6],
-        releases={SubsampledGaussian(2.0, 0.25): 15},
-        accountant=accountant,
-        trials=TruncatedNegativeBinomial(5.0, 20.0),
-        generator=0,
-    )
+    accountant, trials = PrivacyAccountant(), TruncatedNegativeBinomial(5.0, 20.0)
+    releases = {SubsampledGaussian(2.0, 0.25): 15}
+    settings = dict(releases=releases, trials=trials, generator=0)
+    found = select(run, [0.5, 1e-6], accountant, **settings)
     assert found.setting == 0.5
     assert abs(found.result.median()["loc"].item() - 3.0) < 1.5
     assert any("seed" in note for note in accountant.notes)
@@ -458,32 +422,27 @@ def test_learning_rates_of_dpsvi():
     assert accountant.num_releases == 1
 
 
+SUBSETS = SubsampledGaussian(1.0, 0.1, "fixed")
+STATED = ApproximateDP(1.0, 0.0, "x")
+UNDECLARED = {}, EVENT, {EVENT: 0}, {EVENT: 1.5}, {STATED: 1}, {SubsampledGaussian(0.0): 1}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    "name, values",
     [
-        dict(run=None),
-        dict(candidates=()),
-        dict(candidates="abc"),
-        dict(candidates={1, 2}),
-        dict(releases={}),
-        dict(releases=EVENT),
-        dict(releases={EVENT: 0}),
-        dict(releases={EVENT: 1.5}),
-        dict(releases={ApproximateDP(1.0, 0.0, "x"): 1}),
-        dict(releases={SubsampledGaussian(0.0): 1}),
-        dict(releases={SubsampledGaussian(1.0, 0.1, "fixed"): 1}),
-        dict(releases=lambda setting: None),
-        dict(accountant=None),
-        dict(trials=10),
-        dict(delta=0.0),
-        dict(delta=math.nan),
-        dict(generator="seed"),
+        ("run", [None]),
+        ("candidates", [(), "abc", {1, 2}]),
+        ("releases", [*UNDECLARED, {SUBSETS: 1}, lambda setting: None]),
+        ("accountant", [None]),
+        ("trials", [10]),
+        ("delta", [0.0, math.nan]),
+        ("generator", ["seed"]),
     ],
-    ids=lambda settings: "-".join(settings),
 )
-def test_settings_out_of_range(settings):
+def test_settings_out_of_range(name, values):
     accountant = PrivacyAccountant()
-    settings = dict(run=of_setting, candidates=[1], releases=ONCE, accountant=accountant) | settings
-    with pytest.raises(ConfigurationError):
-        private_selection(settings.pop("run"), settings.pop("candidates"), **settings)
+    settings = dict(run=of_setting, candidates=[1], releases=ONCE, accountant=accountant)
+    for value in values:
+        with pytest.raises(ConfigurationError):
+            private_selection(**settings | {name: value})
     assert accountant.num_releases == 0

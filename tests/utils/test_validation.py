@@ -18,49 +18,30 @@ from pyro_dp.utils.validation import (
 
 # Comparing these gives an array, or no truth value at all.
 AMBIGUOUS = [np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), torch.tensor([]), [], {}, None, b"a"]
+WITH_NAN = {"a": torch.tensor([0.0, math.nan])}
+NO_SCALES = [0.0, 1e-51, 1e51, 10**400, math.inf, math.nan, -1.0, True]
+CASES = {
+    "choice": (lambda name, value: require_choice(name, value, ("a", "b")), ["a"], ["c"]),
+    "number": (lambda name, value: require_number(name, value, above=0.0), [0.5], [0.0, math.inf]),
+    "scale": (require_scale, [1e-50, 1, np.float32(0.5), 1e50], NO_SCALES),
+    "count": (require_count, [2**53], [0, 2**53 + 1, 10**400, 1.0, True]),
+    "flag": (require_flag, [np.True_], [0, 1, "True"]),
+}
 
 
-@pytest.mark.parametrize("value", AMBIGUOUS)
-def test_ambiguous_values_are_refused_by_name(value):
-    refusals = [
-        lambda: require_choice("noun", value, ("a", "b")),
-        lambda: require_number("noun", value, above=0.0, below=1.0),
-        lambda: require_scale("noun", value),
-        lambda: require_count("noun", value),
-        lambda: require_flag("noun", value),
-    ]
-    for refuse in refusals:
+@pytest.mark.parametrize("kind", CASES)
+def test_values_are_refused_by_name(kind):
+    require, good, bad = CASES[kind]
+    for value in good:
+        assert require("noun", value) == value
+    for value in bad + AMBIGUOUS:
         with pytest.raises(ConfigurationError, match="noun"):
-            refuse()
+            require("noun", value)
 
 
-def test_scale():
-    for value in (1e-50, 1, np.float32(0.5), 1e50):
-        assert require_scale("noun", value) == value
+def test_infinite_scales_and_tensors():
     assert require_scale("noun", math.inf, infinite=True) == math.inf
-    for value in (0.0, 1e-51, 1e51, 10**400, math.inf, math.nan, -1.0, True):
-        with pytest.raises(ConfigurationError, match="noun"):
-            require_scale("noun", value)
-
-
-def test_count():
-    assert require_count("noun", 2**53) == 2**53
-    for value in (0, 2**53 + 1, 10**400, 1.0, True):
-        with pytest.raises(ConfigurationError, match="noun"):
-            require_count("noun", value)
-
-
-def test_flag():
-    assert require_flag("noun", np.True_) is True
-    for value in (0, 1, "True"):
-        with pytest.raises(ConfigurationError, match="noun"):
-            require_flag("noun", value)
-
-
-@pytest.mark.parametrize(
-    "value", [[], {"a": 1.0}, {1: torch.zeros(1)}, {"a": torch.tensor([0.0, math.nan])}]
-)
-def test_tensors(value):
     assert require_tensors("noun", {"a": torch.zeros(2)}).keys() == {"a"}
-    with pytest.raises(ConfigurationError, match="noun"):
-        require_tensors("noun", value)
+    for value in ([], {"a": 1.0}, {1: torch.zeros(1)}, WITH_NAN):
+        with pytest.raises(ConfigurationError, match="noun"):
+            require_tensors("noun", value)
