@@ -808,13 +808,6 @@ MUTATIONS = [
         "test_device_noise.py",
     ),
     Mutation(
-        "draws of a record that are no sequence",
-        "LocalStream.uniform",
-        "_mixed(_mixed(indices + first) + second)",
-        "_mixed(indices + first + second)",
-        "test_streams.py",
-    ),
-    Mutation(
         "a line that others may enter",
         "_require_private_folder",
         "folder.stat().st_mode & stat.S_IRWXO",

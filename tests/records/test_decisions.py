@@ -11,10 +11,9 @@ from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer.autoguide import AutoNormal
 from releases import Releases, take
 
-from pyro_dp import Execution
+from pyro_dp import Execution, FullBatch
 from pyro_dp.infer.svi.traced_step import TracedStep
-from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.records.record_term import Batch, LocalStream, RecordTerm
+from pyro_dp.records.record_term import Batch, RecordTerm
 
 APART = "ignore:The model branches on values of a record"
 JIT = pytest.mark.parametrize("jit", ["none", "trace"])
@@ -212,8 +211,32 @@ def test_all_at_once_is_the_loop():
     svi._prepare((x,), {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     assert term.vectorizes and term.answers == (True, False, False)
-    batch = Batch(torch.arange(len(x)), [x], LocalStream(Randomness(0).stream("local", 0)))
+    batch = Batch(torch.arange(len(x)), [x])
     found, expected = term.vectorized(particle, batch), term.looped(particle, batch)
     torch.testing.assert_close(found.losses, expected.losses)
     torch.testing.assert_close(found.latents, expected.latents)
     assert math.isfinite(found.losses.sum())
+
+
+@pytest.mark.filterwarnings(APART)
+@pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
+@JIT
+def test_a_branch_by_a_local_draw(monkeypatch, jit):
+    """Half of all records take it: one that runs separately keeps its earlier draws."""
+
+    def model(x):
+        w, v = weights()
+        with pyro.plate("data", len(x)):
+            if (torch.randn(len(x)) > 0).all():
+                chosen = w + 0 * torch.randn(2).sum()
+            else:
+                chosen = v + 0 * torch.randn(3)[2:]
+            pyro.sample("x", dist.Normal(chosen, 1.0), obs=x)
+
+    x, seen = torch.full((300,), 1000.0), Releases(monkeypatch)
+    svi = new(model, clip=1e6, sampling=FullBatch(), execution=Execution(jit=jit))
+    for _ in range(4):  # the first ones are checked
+        svi.step(x)
+        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
+        of_w, of_v = (total.item() / -1000.0 for total in seen.sums[-1][0])
+        assert abs(of_w + of_v - 300) < 3 and abs(of_w - of_v) < 6.5 * math.sqrt(300)

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from pyro_dp import Execution, Noise, RowAdam
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.record_term import Batch
 
 N = 12
@@ -186,14 +184,9 @@ def both(svi, chosen=range(5)):
     indices = torch.tensor(list(chosen))
     rows, own = prepared.records.rows(indices), prepared.term.local.rows(indices)
 
-    def batch():
-        stream = LocalStream(np.random.default_rng(0))
-        return Batch(indices, rows, stream, local_rows=own)
-
-    torch.manual_seed(5)
-    vectorized = prepared.term.vectorized(particle, batch())
-    torch.manual_seed(5)
-    return vectorized, prepared.term.looped(particle, batch())
+    vectorized = prepared.term.vectorized(particle, Batch(indices, rows, local_rows=own))
+    batch = Batch(indices, rows, vectorized.sampled, own)
+    return vectorized, prepared.term.looped(particle, batch)
 
 
 def require_same(one, other):

@@ -25,6 +25,7 @@ from pyro.distributions import constraints
 from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.nn import PyroModule, PyroParam
+from record_draws import by_index
 from releases import batches, take
 from sums import exact_sums
 from torch import nn
@@ -48,9 +49,8 @@ from pyro_dp import (
 )
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.local_parameters import LocalParameters
-from pyro_dp.records.record_term import Batch
+from pyro_dp.records.record_term import Batch, RecordTerm
 
 pytestmark = pytest.mark.in_turns  # with Pyro's code, and with graphs
 
@@ -353,6 +353,7 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
 
     Without it in the batch, its state does not matter at all.
     """
+    by_index(monkeypatch)
     clip, data = Clip(AdaptiveClip(initial=0.5), of=privatize, loss=2.0), regression_data()
     svi = new(monkeypatch, GUIDES[name][0](), model_of(name), clip=clip).svi
     svi._prepare(data, {})
@@ -404,6 +405,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
 @pytest.mark.parametrize("name", ["indexed", "AutoNormal"])
 def test_neighbouring_data_over_many_steps(monkeypatch, name):
     """With the same releases: other records' rows are the same, and sums differ by one record."""
+    by_index(monkeypatch)
     x, y = regression_data()
     replaced = x.clone()
     replaced[4] = 1e6
@@ -442,14 +444,15 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
         indices = torch.tensor([1, 8])
         particle = svi._kept.prepared.step.eager.draw()[0]
         assert math.isfinite(particle.loss.item())
-        stream = LocalStream(Randomness(0).stream("local", 0))
         local = svi._kept.prepared.term.local.rows(indices)
-        batch = Batch(indices, svi._kept.prepared.records.rows(indices), stream, local_rows=local)
+        batch = Batch(indices, svi._kept.prepared.records.rows(indices), local_rows=local)
+        torch.manual_seed(0)
         for way in (
             svi._kept.prepared.term.vectorized,
             svi._kept.prepared.term.looped,
         ):
             found = way(particle, batch)
+            batch = replace(batch, values=batch.values or found.sampled)
             gradients.append({**found.latents, **found.local, "loss": found.losses})
     for other in gradients[1:]:
         for name, value in gradients[0].items():
@@ -513,7 +516,13 @@ def test_equals_svi(monkeypatch, name, privatize):
     def make():
         return Problem(model_of(name), GUIDES[name][0](), regression_data(), loss(), {})
 
-    monkeypatch.setattr(LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None])
+    gradients = RecordTerm.gradients
+
+    def fixed(self, particle, batch):
+        values = [_NORMALS[batch.indices]] * self.samples
+        return gradients(self, particle, replace(batch, values=values))
+
+    monkeypatch.setattr(RecordTerm, "gradients", fixed)
     ours = fit_paper_dpsvi(make, steps=12, clip=Clip(math.inf, of=privatize))
     with _FixedDraws():
         theirs = fit_svi(make, steps=12)
@@ -571,6 +580,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
 
 @pytest.mark.long
 def test_microbatches_change_nothing(monkeypatch):
+    by_index(monkeypatch)
     runs, data = [], regression_data()
     for size in (None, 1, 7):
         with warnings.catch_warnings():
@@ -791,6 +801,7 @@ def test_fixed_batches_are_refused(monkeypatch):
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     """And the same globals, with noise and two particles; batches are padded."""
+    by_index(monkeypatch)
     ends, data = [], regression_data()
     for jit in ("none", "trace"):
         options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
@@ -832,6 +843,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
 @pytest.mark.long
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
+    by_index(monkeypatch)
     fixture = new(monkeypatch, sampling=FullBatch(), execution=Execution(jit="trace"))
     fixture.svi.step(*regression_data())
     step, sums = fixture.svi._kept.prepared.step, []

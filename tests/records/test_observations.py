@@ -197,8 +197,7 @@ def test_missing_outcomes(name):
     def latents(outcomes):
         rows = [x, outcomes, seen]
         torch.manual_seed(0)
-        drawn = [torch.zeros(30, *draw.shape) for draw in term.draws]
-        found = term.vectorized(particle, Batch(chosen, rows, None, drawn, local))
+        found = term.vectorized(particle, Batch(chosen, rows, local_rows=local))
         return found.latents["w"]
 
     gradients, others = latents(y), latents(torch.where(seen, y, 1 - y))

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,16 +13,11 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import Clip, FullBatch, Noise
 from pyro_dp.infer.svi.eager_step import LatentCoordinates, ParameterCoordinates
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_term import Batch
 from pyro_dp.records.torch_modes import RecordMode
 
 LOSS_DIFFERS = {"VAE", "VAE, mean field", "hierarchical", "particles", "subsample_size"}
-
-
-def local_stream():
-    return LocalStream(np.random.default_rng(0))
 
 
 def flat(blocks):
@@ -46,8 +40,9 @@ def test_vectorized_equals_loop(name):
     particle = eager(svi).draw()[0]
     indices = torch.tensor([0, 3, 4, 11, 29])
     rows = svi._kept.prepared.records.rows(indices)
-    batch = Batch(indices, rows, local_stream())
+    batch = Batch(indices, rows)
     vectorized = svi._kept.prepared.term.vectorized(particle, batch)
+    batch = dataclasses.replace(batch, values=vectorized.sampled)
     looped = svi._kept.prepared.term.looped(particle, batch)
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
@@ -75,12 +70,12 @@ def test_parameter_coordinates(name):
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
-    gradients = term.gradients(particle, Batch(indices, rows, local_stream()))
+    gradients = term.gradients(particle, Batch(indices, rows))
     coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
     per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
-        row, draws = [row[b] for row in rows], LocalDraws(stream=local_stream(), index=index)
+        row, draws = [row[b] for row in rows], LocalDraws([x[b] for x in gradients.sampled])
         shown = term.shown(particle, particle.latents, index, row, RecordMode(draws))
         with shown as (model, guide, args, kwargs):
             loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
@@ -104,9 +99,7 @@ def test_loss_adds_up(name):
     expected = problem.loss.differentiable_loss(problem.model, problem.guide, *problem.data)
     pyro.set_rng_seed(3)
     particle = eager(svi).draw()[0]
-    batch = Batch(
-        torch.arange(30), svi._kept.prepared.records.rows(torch.arange(30)), local_stream()
-    )
+    batch = Batch(torch.arange(30), svi._kept.prepared.records.rows(torch.arange(30)))
     losses = svi._kept.prepared.term.vectorized(particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
 
@@ -118,9 +111,7 @@ def test_several_particles_are_blocks():
     assert len(drawn) == 3
     indices = torch.arange(4)
     rows = svi._kept.prepared.records.rows(indices)
-    each = [
-        svi._kept.prepared.term.gradients(p, Batch(indices, rows, local_stream())) for p in drawn
-    ]
+    each = [svi._kept.prepared.term.gradients(p, Batch(indices, rows)) for p in drawn]
     latents = LatentCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
     parameters = ParameterCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
@@ -162,9 +153,7 @@ def test_score_function_of_a_global_site(loss):
     )
     svi._prepare((x,), {})
     particle = eager(svi).draw()[0]
-    gradients = svi._kept.prepared.term.gradients(
-        particle, Batch(torch.arange(10), [x], local_stream())
-    )
+    gradients = svi._kept.prepared.term.gradients(particle, Batch(torch.arange(10), [x]))
     coordinates = ParameterCoordinates(
         [particle], svi._kept.prepared.term, svi._kept.prepared.parameters
     )
@@ -215,7 +204,7 @@ def test_score_function_of_a_local_site():
     assert svi._kept.prepared.term.vectorizes
     particle = eager(svi).draw()[0]
     for index in range(10):  # one at a time: the draw itself comes from torch
-        batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
+        batch = Batch(torch.tensor([index]), [x[index : index + 1]])
         torch.manual_seed(index)
         vectorized = svi._kept.prepared.term.vectorized(particle, batch)
         torch.manual_seed(index)
@@ -262,7 +251,7 @@ def test_reparameterised_local_draws(distribution):
     svi.step(x)
     assert (pyro.param("w") - start).abs() > 0
     particle = eager(svi).draw()[0]
-    batch = Batch(torch.arange(6), [x], local_stream())
+    batch = Batch(torch.arange(6), [x])
     gradients = svi._kept.prepared.term.gradients(particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
 
@@ -281,8 +270,10 @@ def test_draws_in_place():
     svi = new_paper_dpsvi(model, AutoNormal(model))
     with pytest.warns(UserWarning, match="one record at a time"):
         svi._prepare((x,), {})
-    batch = Batch(torch.arange(5), [x], local_stream())
+    batch = Batch(torch.arange(5), [x])
     particle = eager(svi).draw()[0]
+    torch.manual_seed(0)
     gradients = svi._kept.prepared.term.gradients(particle, batch).latents["w"]
-    jitter = local_stream().normal(torch.arange(5), 0, 1)[:, 0]
+    torch.manual_seed(0)
+    jitter = torch.cat([torch.randn(1) for _ in range(5)])
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + jitter)

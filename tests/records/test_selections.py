@@ -10,8 +10,7 @@ from releases import Releases, take
 
 from pyro_dp import Execution
 from pyro_dp.infer.svi.traced_step import TracedStep
-from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.records.record_term import Batch, LocalStream
+from pyro_dp.records.record_term import Batch
 
 JIT = pytest.mark.parametrize("jit", ["none", "trace"])
 ONE_BY_ONE = "one record at a time"
@@ -134,8 +133,7 @@ def new(model, **options):
 
 
 def batch(x, y):
-    stream = LocalStream(Randomness(0).stream("local", 0))
-    return Batch(torch.arange(len(x)), [x, y], stream)
+    return Batch(torch.arange(len(x)), [x, y])
 
 
 @JIT
@@ -176,8 +174,8 @@ def test_masks_that_differ_are_noticed():
     svi, own = new(paired), data()
     svi._prepare(own, {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
-    (otherwise,) = term.at_once(particle, batch(*own)).otherwise
-    assert otherwise.nonzero().flatten().tolist() == [3]
+    apart = term.at_once(particle, batch(*own)).apart
+    assert apart.nonzero().flatten().tolist() == [3]
 
 
 @pytest.mark.parametrize(("model", "name"), [(in_order, "cumsum"), (counted, "numel")])

@@ -1011,14 +1011,14 @@ def test_autoguide_that_was_run_before_is_noted():
 
 def test_vectorised_numbers_are_compared_on_the_data(monkeypatch):
     """Agreement on placeholders alone is an error, not another path."""
-    vectorized = pyro_dp.records.record_term.RecordTerm.vectorized
+    at_once = pyro_dp.records.record_term.RecordTerm.at_once
 
-    def wrong(self, particle, batch):
-        gradients = vectorized(self, particle, batch)
+    def wrong(self, particle, batch, decisions=None):
+        gradients = at_once(self, particle, batch, decisions)
         gradients.latents["w"] = gradients.latents["w"] + (batch.rows[0][:, :1] - 1)
         return gradients
 
-    monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "vectorized", wrong)
+    monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "at_once", wrong)
     with pytest.raises(ModelError, match="on the data"):
         attempt(guide=handwritten_guide)
 

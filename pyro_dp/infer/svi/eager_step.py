@@ -31,7 +31,6 @@ from pyro_dp.mechanism.contributions import Block, Contributions, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
-from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle, unflat
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
 from pyro_dp.records.records import Prepared
@@ -240,15 +239,13 @@ class EagerStep:
         :param new_stream: makes the private source of the records' own draws.
         :returns: gradients of the records' own rows of local parameters.
         """
-        stream = new_stream()
-        local = [LocalStream(stream) for _ in draws]
         moves = []
-        with private_rng(stream):
+        with private_rng(new_stream()):
             size = self.size(draws)
             limit = self.most_records(size) or max(1, _MOST_HELD // max(1, size))
             for chosen in indices.split(limit):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves.append(self.add_microbatch(clipped, draws, chosen, local))
+                    moves.append(self.add_microbatch(clipped, draws, chosen))
         return moves
 
     def add_microbatch(
@@ -256,22 +253,15 @@ class EagerStep:
         clipped: ClippedSum,
         draws: list[Particle],
         chosen: Tensor,
-        local: LocalStreams,
-        sampled: Sequence[list[Tensor]] | None = None,
+        sampled: Sequence[list[Tensor]] = (),
     ) -> LocalGradients:
         """
-        :param sampled: draws of torch's samplers for these records, by particle; by default they
-            draw now.
+        :param sampled: draws for these records, by particle; by default they draw now.
         """
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
-        given: Sequence[list[Tensor] | None] = sampled or [None] * len(draws)
-        batches = [
-            Batch(chosen, rows, own, values=values, local_rows=local_rows)
-            for own, values in zip(local, given, strict=True)
-        ]
         gradients = [
-            self.term.gradients(particle, batch)
-            for particle, batch in zip(draws, batches, strict=True)
+            self.term.gradients(particle, Batch(chosen, rows, values, local_rows))
+            for particle, values in zip(draws, sampled or [[]] * len(draws), strict=True)
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
@@ -374,11 +364,10 @@ def _gradients(
     """Norms and losses of the records, and the loss outside the plate."""
     eager = replace(prepared.step.eager, releases_loss=True, report=None)
     particles = eager.draw()
-    local = [LocalStream(stream) for _ in particles]
     kept: Any = _Kept([Block(eager.size(particles), 1.0)])
     with private_rng(stream):
         for chosen in batches:
-            eager.add_microbatch(kept, particles, chosen, local)
+            eager.add_microbatch(kept, particles, chosen)
     outside = torch.stack([particle.loss.detach() for particle in particles]).mean()
     return kept, outside.item()
 

@@ -291,7 +291,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if term.local and self.sampling.kind == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
-        if not self._releases.peers.alone and (term.local or term.draws or term.samples):
+        if not self._releases.peers.alone and (term.local or term.samples):
             raise ConfigurationError(_PER_RECORD)
         self._moves.rows.use(term.local)
         if term.local:
