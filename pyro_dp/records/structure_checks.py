@@ -252,7 +252,7 @@ def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
 class _Support:
     """Whether observations lie in the support of their distributions.
 
-    :param trusted: observed sites that need not.
+    :param trusted: observed sites that need not: they were made with ``validate_args=False``.
     """
 
     term: RecordTerm
@@ -262,15 +262,16 @@ class _Support:
     @staticmethod
     def of(term: RecordTerm, particle: Particle) -> "_Support | None":
         """None: nothing is validated."""
-        trusted = _trusted(term, particle)
-        if trusted is None:
+        if not Distribution._validate_args:
             return None
         index = torch.zeros((), dtype=torch.long, device=term.records.device)
-        own = (index, term.records.placeholder())
-        sites = term.observations(particle, particle.detached(), *own)
-        if {site["name"] for site in sites} <= trusted:
-            return None
-        return _Support(term, particle, trusted)
+        own = (particle.detached(), index, term.records.placeholder())
+        try:
+            sites = term.observations(particle, *own, validates=True)
+        except ModelError:  # a placeholder is out of some range
+            return _Support(term, particle, set())
+        trusted = {s["name"] for s in sites if not _innermost(s["fn"])._validate_args}
+        return _Support(term, particle, trusted) if len(trusted) < len(sites) else None
 
     @property
     def vectorizes(self) -> bool:
@@ -301,19 +302,6 @@ class _Support:
         if self.vectorizes:
             return torch.vmap(check, randomness="different")(indices, rows)
         return check(indices[0], [row[0] for row in rows])
-
-
-def _trusted(term: RecordTerm, particle: Particle) -> set[str] | None:
-    """Observed sites that were made with ``validate_args=False``; None: nothing is validated."""
-    if not Distribution._validate_args:
-        return None
-    records = term.records
-    index, row = torch.zeros((), dtype=torch.long, device=records.device), records.placeholder()
-    try:
-        sites = term.observations(particle, particle.detached(), index, row, validates=True)
-    except ModelError:  # a placeholder is out of some range
-        return set()
-    return {site["name"] for site in sites if not _innermost(site["fn"])._validate_args}
 
 
 def _innermost(fn: Any) -> Any:

@@ -89,11 +89,14 @@ class Substitution(TorchFunctionMode):
         self.substitutes = substitutes or {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.substitutes:
-            args = self._substituted(args)
-            kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        args, kwargs = self._replaced(args, kwargs)
         return func(*args, **kwargs)
+
+    def _replaced(self, args: Any, kwargs: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        if not self.substitutes:
+            return args, kwargs or {}
+        own = {key: self._substituted(value) for key, value in (kwargs or {}).items()}
+        return self._substituted(args), own
 
     def _substituted(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -142,8 +145,8 @@ class RecordMode(Substitution):
         kwargs = kwargs or {}
         answer = DRAWING.get(func)
         if answer is not None:
-            own = {key: self._substituted(value) for key, value in kwargs.items()}
-            return answer(self.draws, *self._substituted(args), **own)
+            args, kwargs = self._replaced(args, kwargs)
+            return answer(self.draws, *args, **kwargs)
         if peek_interpreter_stack() is None:
             if func in _READERS:  # placeholders are constants of a graph
                 return constant_number(func, self._substituted(args[0]))
@@ -157,8 +160,7 @@ class RecordMode(Substitution):
                 mask = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
                 tensor.copy_(torch.where(mask, value, tensor))
                 return None
-        args = self._substituted(args)
-        kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        args, kwargs = self._replaced(args, kwargs)
         selections = self._selections
         if by_mask(func, args) and _differs(args[1]) and selections.mask(args[0]) is None:
             return selections.select(*args)

@@ -196,7 +196,7 @@ MUTATIONS = [
     Mutation(
         "a record reads all rows of local parameters",
         "_OwnRows.__init__",
-        "{id(x.leaf): self.keep(x, constrained=False) for x in rows.values()}",
+        "{id(leaf): self.keep(name) for name, leaf in local.leaves.items()}",
         "{}",
         "test_local_parameters.py",
     ),
