@@ -52,7 +52,7 @@ class _Moments:
 
     count: int = 0
     mean: Tensor = torch.tensor(0.0)
-    squares: Tensor = torch.tensor(0.0)  # of deviations from the mean
+    squares: Tensor = torch.tensor(0.0)  # deviations from the mean, squared
     least: Tensor = torch.tensor(math.inf)
     most: Tensor = torch.tensor(-math.inf)
 

@@ -1,6 +1,7 @@
 """Discrete latents of a record that the guide enumerates or draws: Pyro's losses, vectorised."""
 
 import math
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -178,15 +179,11 @@ def prepared(make, loss=TraceEnum_ELBO, **options):
 
 def both(svi, chosen=range(5)):
     """Gradients of some records, vectorised and by Pyro's own loss, on the same draws."""
-    prepared = svi._kept.prepared
-    assert prepared.term.vectorizes
-    particle = eager(svi).draw()[0]
-    indices = torch.tensor(list(chosen))
-    rows, own = prepared.records.rows(indices), prepared.term.local.rows(indices)
-
-    vectorized = prepared.term.vectorized(particle, Batch(indices, rows, local_rows=own))
-    batch = Batch(indices, rows, vectorized.sampled, own)
-    return vectorized, prepared.term.looped(particle, batch)
+    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
+    assert term.vectorizes
+    batch = _batch(svi, torch.tensor(list(chosen)))
+    vectorized = term.vectorized(particle, batch)
+    return vectorized, term.looped(particle, replace(batch, values=vectorized.sampled))
 
 
 def require_same(one, other):
@@ -284,7 +281,6 @@ def test_the_score_function_is_unbiased(loss):
 
 
 def _batch(svi, chosen):
-    """Records without draws of normals or uniforms."""
     prepared = svi._kept.prepared
     rows = prepared.records.rows(chosen, distinct=False)
     return Batch(chosen, rows, local_rows=prepared.term.local.rows(chosen))
