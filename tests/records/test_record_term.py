@@ -36,14 +36,12 @@ def prepared(name, **options):
 def test_vectorized_equals_loop(name):
     """On the same global and local draws; no used parameter has a zero gradient."""
     svi, _ = prepared(name)
-    assert svi._kept.prepared.term.vectorizes
+    term, indices = svi._kept.prepared.term, torch.tensor([0, 3, 4, 11, 29])
+    assert term.vectorizes
     particle = eager(svi).draw()[0]
-    indices = torch.tensor([0, 3, 4, 11, 29])
-    rows = svi._kept.prepared.records.rows(indices)
-    batch = Batch(indices, rows)
-    vectorized = svi._kept.prepared.term.vectorized(particle, batch)
-    batch = dataclasses.replace(batch, values=vectorized.sampled)
-    looped = svi._kept.prepared.term.looped(particle, batch)
+    batch = Batch(indices, term.records.rows(indices))
+    vectorized = term.vectorized(particle, batch)
+    looped = term.looped(particle, dataclasses.replace(batch, values=vectorized.sampled))
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -56,10 +54,11 @@ def test_vectorized_equals_loop(name):
 def test_a_term_stays_what_was_checked():
     """Nobody can make it another one afterwards, or have it on other records."""
     svi, _ = prepared("AutoNormal")
-    assert svi._kept.prepared.term.records is svi._kept.prepared.records
-    for field in dataclasses.fields(svi._kept.prepared.term):
+    term = svi._kept.prepared.term
+    assert term.records is svi._kept.prepared.records
+    for field in dataclasses.fields(term):
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(svi._kept.prepared.term, field.name, None)
+            setattr(term, field.name, None)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -106,21 +105,17 @@ def test_loss_adds_up(name):
 
 def test_several_particles_are_blocks():
     """Latents: K blocks of (1/K) times each particle's gradient. Parameters: their mean."""
-    svi, problem = prepared("particles")
+    svi, _ = prepared("particles")
+    own = (svi._kept.prepared.term, svi._kept.prepared.parameters)
     drawn = eager(svi).draw()
     assert len(drawn) == 3
     indices = torch.arange(4)
-    rows = svi._kept.prepared.records.rows(indices)
-    each = [svi._kept.prepared.term.gradients(p, Batch(indices, rows)) for p in drawn]
-    latents = LatentCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
+    batch = Batch(indices, svi._kept.prepared.records.rows(indices))
+    each = [svi._kept.prepared.term.gradients(p, batch) for p in drawn]
+    latents, parameters = LatentCoordinates(drawn, *own), ParameterCoordinates(drawn, *own)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
-    parameters = ParameterCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
     alone = [
-        flat(
-            ParameterCoordinates(
-                [p], svi._kept.prepared.term, svi._kept.prepared.parameters
-            ).per_record([g])
-        )
+        flat(ParameterCoordinates([p], *own).per_record([g]))
         for p, g in zip(drawn, each, strict=True)
     ]
     torch.testing.assert_close(flat(parameters.per_record(each)), sum(alone) / 3)
@@ -143,20 +138,12 @@ def test_score_function_of_a_global_site(loss):
         pyro.sample("k", dist.Bernoulli(logits=logit))
 
     x = torch.randn(10)
-    svi = new_paper_dpsvi(
-        model,
-        guide,
-        loss=loss(),
-        noise=0,
-        clip=Clip(math.inf, of="parameters"),
-        sampling=FullBatch(),
-    )
+    own = dict(noise=0, clip=Clip(math.inf, of="parameters"), sampling=FullBatch())
+    svi = new_paper_dpsvi(model, guide, loss=loss(), **own)
     svi._prepare((x,), {})
-    particle = eager(svi).draw()[0]
-    gradients = svi._kept.prepared.term.gradients(particle, Batch(torch.arange(10), [x]))
-    coordinates = ParameterCoordinates(
-        [particle], svi._kept.prepared.term, svi._kept.prepared.parameters
-    )
+    particle, term = eager(svi).draw()[0], svi._kept.prepared.term
+    gradients = term.gradients(particle, Batch(torch.arange(10), [x]))
+    coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
     score = k - torch.sigmoid(torch.tensor(0.3))
@@ -183,34 +170,6 @@ def test_falls_back_to_the_loop():
     assert len(caught) == 1
     for name, value in fit_svi(make, steps=3).items():
         torch.testing.assert_close(ours[name], value)
-
-
-def test_score_function_of_a_local_site():
-    """A discrete latent of the record that is sampled, not enumerated."""
-
-    def guide(x):
-        logit = pyro.param("logit", torch.tensor(0.3))
-        with pyro.plate("data", len(x)):
-            pyro.sample("k", dist.Bernoulli(logits=logit))
-
-    def model(x):
-        with pyro.plate("data", len(x)) as idx:
-            k = pyro.sample("k", dist.Bernoulli(0.5))
-            pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
-
-    x = torch.randn(10)
-    svi = new_paper_dpsvi(model, guide)
-    svi._prepare((x,), {})
-    assert svi._kept.prepared.term.vectorizes
-    particle = eager(svi).draw()[0]
-    for index in range(10):  # one at a time: the draw itself comes from torch
-        batch = Batch(torch.tensor([index]), [x[index : index + 1]])
-        torch.manual_seed(index)
-        vectorized = svi._kept.prepared.term.vectorized(particle, batch)
-        torch.manual_seed(index)
-        looped = svi._kept.prepared.term.looped(particle, batch)
-        torch.testing.assert_close(vectorized.losses, looped.losses)
-        torch.testing.assert_close(vectorized.parameters, looped.parameters)
 
 
 @pytest.mark.parametrize(
@@ -277,3 +236,28 @@ def test_draws_in_place():
     torch.manual_seed(0)
     jitter = torch.cat([torch.randn(1) for _ in range(5)])
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + jitter)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda g: torch.empty(1).normal_(generator=g),
+        lambda g: torch.bernoulli(torch.full((1,), 0.5), generator=g),
+        lambda g: torch.randint(5, (1,), generator=g),
+    ],
+)
+def test_a_generator_of_the_users_is_not_moved(draw):
+    """Its state would tell how many records took part."""
+    own = torch.Generator().manual_seed(7)
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(w + 0.0 * draw(own), 1.0), obs=x[idx])
+
+    svi, x = new_paper_dpsvi(model, AutoNormal(model)), torch.randn(5)
+    svi._prepare((x,), {})
+    (particle,), state = eager(svi).draw(), own.get_state()
+    svi._kept.prepared.term.gradients(particle, Batch(torch.arange(5), [x]))
+    assert torch.equal(own.get_state(), state)
