@@ -183,7 +183,7 @@ def way(request):
 
 
 def changes_of(model, *inputs):
-    """What a run on each of these changes."""
+    """Changes that a run on each of these leaves."""
     state, changes = CapturedState(model), []
     for x in inputs:
         with state.pristine() as changed:

@@ -75,7 +75,7 @@ def scaled(model, guide, *args, **kwargs):
 
 
 class Halved:
-    """What a subclass adds that changes the outcome."""
+    """Part of subclasses that change the outcome."""
 
     factor = 0.5
 
