@@ -17,6 +17,7 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
+from record_draws import by_index
 from releases import Releases, take
 from run_contract import STEPS, RunContract, same
 from scipy import stats
@@ -145,6 +146,7 @@ class ReleaseContract:
         """
         options = self.sampled | options
         with pytest.MonkeyPatch.context() as patch:
+            by_index(patch)
             seen, inference = Releases(patch), self.new(variant, **options)
             if late:
                 self.step_on(patch, inference, data, [2, 3, 9])
@@ -202,6 +204,7 @@ class ReleaseContract:
         data = self.data(kind)
         _, without = self.sums(kind, data, [1, 8], late=True)
         with pytest.MonkeyPatch.context() as patch:
+            by_index(patch)
             seen, inference = Releases(patch), self.new(kind, **self.sampled)
             self.step_on(patch, inference, data, [2, 3, 9])
             data[0].numpy()[RECORD] = value  # torch does not notice

@@ -1,7 +1,7 @@
 """Fits that are the same on every device, and how often their steps wait for it.
 
 They take public draws as arguments. A guide's draws come from torch's generator of its device, and
-differ between devices.
+differ between devices. A record's draws are a function of its index here.
 """
 
 import contextlib
@@ -9,8 +9,10 @@ import warnings
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
+from record_draws import by_index
 from torch.distributions import constraints
 
 from pyro_dp import DPSEP, DPSVI, VIPS, Clip, Noise, PaperDPSVI, PrivacyAccountant
@@ -76,7 +78,7 @@ class Network:
 
 
 class VAE(torch.nn.Module):
-    """Its draws belong to records, and are the same on every device."""
+    """Its draws belong to records."""
 
     def __init__(self, dim, hidden=16, latent=2):
         super().__init__()
@@ -158,7 +160,9 @@ def fitted(method, device, **settings):
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}
     inference, data = dpsvi(method, device, **settings)
-    inference.run(*data, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        by_index(patch)
+        inference.run(*data, progress=False)
     store = pyro.get_param_store()
     return {name: value.detach().cpu() for name, value in store.named_parameters()}
 

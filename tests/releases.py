@@ -49,6 +49,28 @@ class Releases:
         ]
 
 
+def gradients(monkeypatch, svi, *data):
+    """The exact sum of a step's first block, as a function of the records that take part."""
+    seen = Releases(monkeypatch)
+
+    def gradient(batch):
+        take(monkeypatch, batch)
+        torch.manual_seed(1)
+        svi.step(*data)
+        return seen.sums[-1][0]
+
+    return gradient
+
+
+def require_bound(gradient, size, records, bound=0.5):
+    """Each of these records moves the sum by its bound at most, and by something."""
+    everyone = list(range(size))
+    for record in records:
+        others = [i for i in everyone if i != record]
+        moved = (gradient(everyone) - gradient(others)).norm().item()
+        assert 0 < moved <= bound * (1 + 1e-9)
+
+
 class _Watched:
     """A generator that tells when it is used."""
 

@@ -237,7 +237,7 @@ def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
-        return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
+        return _same_numbers(one, other)
     if isinstance(one, np.ndarray):
         return one.shape == other.shape and bool(np.all((one == other) | (one != one)))
     if isinstance(one, float):
@@ -253,12 +253,7 @@ def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
 
 
 def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    """In which NaN equals itself."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one, other) or torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The bits of numbers, for comparisons in which NaN equals itself."""
-    tensor = tensor.detach()
-    return tensor.nan_to_num(nan=1.2345e30) if tensor.is_floating_point() else tensor
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

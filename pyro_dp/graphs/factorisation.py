@@ -13,18 +13,8 @@ _OPS = torch.ops.aten
 LINEAR = {
     *("_to_copy", "_unsafe_view", "alias", "cat", "clone", "contiguous", "cumsum", "detach"),
     *("diagonal", "expand", "flip", "index", "index_select", "mean", "neg", "permute", "repeat"),
-    *(
-        "constant_pad_nd",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "stack",
-        "sum",
-        "t",
-    ),
-    *("transpose", "unbind", "unsqueeze", "view"),
+    *("constant_pad_nd", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
+    *("sum", "t", "transpose", "unbind", "unsqueeze", "view"),
 }
 _SUMS = {"add", "rsub", "sub"}
 _PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # one factor may depend on it
@@ -67,14 +57,12 @@ def _keeps(node: Node, moving: set[Node]) -> bool:
     args = node.args
     first = args[0] in moving or isinstance(args[0], list | tuple)
     others = [each for each in args[1:] if isinstance(each, Node) and each in moving]
-    if name in LINEAR:
+    if name in LINEAR or name == "div":
         return first and not others
     if name in _SUMS:
         return True
     if name in _PRODUCTS:
         return not (first and others)
-    if name == "div":
-        return first and not others
     return name == "addmm" and not (args[1] in moving and args[2] in moving)
 
 

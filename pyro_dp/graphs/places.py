@@ -74,6 +74,8 @@ class PublicAttributes(Place):
     """The attributes of a library's object that users set, without its own caches."""
 
     hidden = "_"  # names that do not count begin with it
+    write: Callable = staticmethod(object.__setattr__)
+    delete: Callable = staticmethod(object.__delattr__)
 
     def values(self) -> dict[str, Any]:
         return {k: x for k, x in vars(self.owner).items() if not k.startswith(self.hidden)}
@@ -83,12 +85,15 @@ class PublicAttributes(Place):
         return vars(self.owner).get
 
     def put_back(self, values: dict[str, Any]) -> None:
-        for name in self.values().keys() - values.keys():
-            del vars(self.owner)[name]
-        vars(self.owner).update(values)
+        now = self.values()
+        for name in now.keys() - values.keys():
+            self.delete(self.owner, name)
+        for name, value in values.items():
+            if now.get(name, MISSING) is not value:
+                self.write(self.owner, name, value)
 
 
-class Slots(Place):
+class Slots(PublicAttributes):
     """Attributes that are declared by ``__slots__``."""
 
     def values(self) -> dict[str, Any]:
@@ -98,12 +103,6 @@ class Slots(Place):
     @property
     def reader(self) -> Callable[[str], Any]:
         return lambda name: getattr(self.owner, name, None)
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name in self.values().keys() - values.keys():
-            object.__delattr__(self.owner, name)
-        for name, value in values.items():
-            object.__setattr__(self.owner, name, value)
 
 
 class Cell(Place):
@@ -130,13 +129,7 @@ class ClassAttributes(PublicAttributes):
     """State that a class keeps for all its objects."""
 
     hidden = "__"
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name in self.values().keys() - values.keys():
-            delattr(self.owner, name)
-        for name, value in values.items():
-            if vars(self.owner).get(name, MISSING) is not value:
-                setattr(self.owner, name, value)
+    write, delete = staticmethod(setattr), staticmethod(delattr)
 
 
 class ParameterStore(Place):

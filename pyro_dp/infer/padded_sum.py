@@ -11,7 +11,6 @@ from torch import Tensor
 from pyro_dp.graphs.tracing import Compiler, trace
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block, Contributions
-from pyro_dp.mechanism.streams import LocalStreams
 from pyro_dp.records.record_term import RecordTerm
 
 CHECKED_STEPS = 3
@@ -29,7 +28,7 @@ class PaddedBatch:
 
     chosen: Tensor  # their indices, (B,)
     inputs: list[Tensor]  # the graph's: indices, rows, local parameters and draws, padded
-    sampled: list[Tensor]  # (B, ...) each, the draws of torch's samplers
+    sampled: list[Tensor]  # (B, ...) each, the local draws
 
 
 class PaddedSum:
@@ -44,9 +43,8 @@ class PaddedSum:
     :param public: further inputs, in the form that they will always have.
     :param blocks: number of blocks.
     :param size: number of records in a pass.
-    :param local: for the local draws of each particle.
-    :param sampling: makes the draws of torch's samplers for the records, (B, ...) each, from
-        public, indices and the rest; None: there are none.
+    :param sampling: makes the local draws of the records, (B, ...) each, from public, indices and
+        the rest; None: there are none.
     :param marks: whether the last output marks records that do not count, (B,).
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
@@ -59,7 +57,6 @@ class PaddedSum:
         *,
         blocks: int,
         size: int,
-        local: LocalStreams = (),
         sampling: Graph | None = None,
         marks: bool = False,
         sum_type: type[ClippedSum],
@@ -81,7 +78,7 @@ class PaddedSum:
                 weights = weights * ~beside[-1].unsqueeze(1)
             return [*add(values, bounds, weights), *beside]
 
-        batch = placeholder_batch(term, size, local)
+        batch = placeholder_batch(term, size)
         inputs = [
             *self._bounds_of([Block(1, 1.0)] * blocks),
             self._weights(1),
@@ -91,16 +88,14 @@ class PaddedSum:
         ]
         self._graph = compiler(trace(sums, inputs), inputs)
 
-    def batch(
-        self, public: Sequence[Tensor], chosen: Tensor, local: LocalStreams = ()
-    ) -> PaddedBatch:
+    def batch(self, public: Sequence[Tensor], chosen: Tensor) -> PaddedBatch:
         """A batch of at most ``size`` records, with draws of their own."""
         padding, padded = self.size - len(chosen), chosen
         if padding:
             padded = torch.cat([chosen, chosen[:1].expand(padding)])
         rows = [row.contiguous() for row in self._term.records.rows(padded, distinct=not padding)]
         own = [row.contiguous() for row in self._term.local.rows(padded).values()]
-        inputs = [padded, *rows, *own, *_tables(self._term, padded, local)]
+        inputs = [padded, *rows, *own]
         sampled: list[Tensor] = []
         if self._sampling:
             with torch.no_grad():
@@ -134,20 +129,15 @@ class PaddedSum:
         return self._ones_then_zeros[self.size - count :][: self.size]
 
 
-def placeholder_batch(term: RecordTerm, size: int, local: LocalStreams) -> list[Tensor]:
-    """So many public placeholders: indices, rows of data and of local parameters, local draws."""
+def placeholder_batch(term: RecordTerm, size: int) -> list[Tensor]:
+    """So many public placeholders: indices, rows of data and of local parameters."""
     records = term.records
     indices = torch.zeros(size, dtype=torch.long, device=records.device)
     rows = [
         row.expand(size, *row.shape).contiguous()
         for row in (*records.placeholder(), *term.local.constants().values())
     ]
-    return [indices, *rows, *_tables(term, indices, local)]
-
-
-def _tables(term: RecordTerm, indices: Tensor, local: LocalStreams) -> list[Tensor]:
-    given = [own for own in local if own is not None]
-    return [draw.sample(own, indices, i) for own in given for i, draw in enumerate(term.draws)]
+    return [indices, *rows]
 
 
 def pass_size(batch: int, limit: int | None) -> int:

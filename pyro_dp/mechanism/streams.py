@@ -5,12 +5,9 @@
   shared, so that a forked or resumed process cannot repeat one. Many numbers of noise on an
   accelerator are a function of counters and of 128 bits of the noise's stream
   (:func:`counted_normals`).
-* *Local draws* (of latents that belong to one record): normals and uniforms are a function of a
-  private key and the record's index. One record more or less in the batch leaves all other records'
-  draws as they are. So the bound on a record's effect holds for any fixed draws. Other draws for a
-  record (gammas, categoricals, dropout) come from private generators in order of use. There the
-  bound holds because the draws are independent and never seen: those of two neighbouring batches
-  can be matched record by record.
+* *Local draws* (of latents that belong to one record, of dropout) come from private generators in
+  order of use. They are independent and never seen. So those of two neighbouring batches can be
+  matched record by record, and the bound on a record's effect holds for any fixed draws.
 * *Global draws* (the guide's latents, initial values) are public and come from torch's global
   generator. No private draw touches it: its state after a step must not tell anything about the
   batch.
@@ -20,7 +17,6 @@ A bare ``torch.Generator`` keeps 32 bits of its seed on the CPU and is no source
 
 import math
 import os
-from collections.abc import Sequence
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
@@ -104,52 +100,16 @@ def _key(generator: Any) -> int:
     raise ConfigurationError("generator: pass a torch.Generator, a non-negative int or None.")
 
 
-class LocalStream:
-    """Random numbers of single records: one SplitMix64 sequence (Steele, Lea & Flood 2014) for each
-    draw of a record. It starts at a hash of a key, the record's index and the draw's number.
+def drawn(
+    stream: np.random.Generator, kind: str, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Local draws: standard normals, or uniforms on (0, 1], in float64.
 
-    The key need not stand up to guessing: no guarantee rests on it.
-
-    :param stream: private source of the key.
+    :param stream: a private one for local draws.
+    :param kind: "normal" or "uniform".
     """
-
-    def __init__(self, stream: np.random.Generator):
-        self._key = stream.integers(2**64, size=2, dtype=np.uint64)
-
-    def uniform(self, indices: Tensor, draw: int, size: int) -> Tensor:
-        """Uniform on (0, 1), shape (B, size): numbers of the ``draw``-th draw of each record.
-
-        They are made on the device of the indices, and are the same on every device.
-
-        :param indices: the records, (B,).
-        """
-        first, second = (signed(int(word)) for word in self._key + np.array([0, draw], np.uint64))
-        starts = _mixed(_mixed(indices + first) + second)
-        places = torch.arange(1, size + 1, device=indices.device) * _GOLDEN
-        bits = _shifted(_mixed(starts[:, None] + places), 11)
-        return (bits.double() + 0.5) * 2.0**-53
-
-    def normal(self, indices: Tensor, draw: int, size: int) -> Tensor:
-        """Standard normal; otherwise as :meth:`uniform`, and the same up to rounding."""
-        found: Tensor = torch.special.ndtri(self.uniform(indices, draw, size))
-        return found
-
-
-LocalStreams = Sequence[LocalStream | None]  # one for each particle
-_GOLDEN = signed(0x9E3779B97F4A7C15)
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """A hash of each word, as 64 bits in int64: the output function of SplitMix64."""
-    words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
-    return words ^ _shifted(words, 31)
-
-
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shift bits to the right, with zeros on the left."""
-    shifted: Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
-    return shifted
+    numbers = stream.normal(size=shape) if kind == "normal" else 1.0 - stream.random(shape)
+    return sent(torch.from_numpy(numbers), device)
 
 
 _FEW = 2**14  # normals: the host draws them in the time of a hundred short operations

@@ -94,9 +94,18 @@ class _ArrowColumn(Column):
             done += len(rows)
         return found
 
-    @abc.abstractmethod
     def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
         """Batches of these rows, in their order."""
+        done = 0
+        while done < len(indices):
+            batch, start = self._batch_of(int(indices[done]))
+            upto = int(np.searchsorted(indices, start + batch.num_rows))
+            yield _taken(batch, indices[done:upto] - start)
+            done = upto
+
+    @abc.abstractmethod
+    def _batch_of(self, index: int) -> tuple[Any, int]:
+        """The batch that has this row, and the number of its first row."""
 
     def _rows_of(self, batch: Any) -> Tensor:
         """All of a batch, (B, ...)."""
@@ -114,14 +123,10 @@ class _TableColumn(_ArrowColumn):
         self._table = table.select(self._parts).to_batches()
         self._ends = np.cumsum([batch.num_rows for batch in self._table])
 
-    def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
-        done = 0
-        while done < len(indices):
-            place = int(np.searchsorted(self._ends, indices[done], side="right"))
-            batch, end = self._table[place], int(self._ends[place])
-            upto = int(np.searchsorted(indices, end))
-            yield _taken(batch, indices[done:upto] - (end - batch.num_rows))
-            done = upto
+    def _batch_of(self, index: int) -> tuple[Any, int]:
+        place = int(np.searchsorted(self._ends, index, side="right"))
+        batch = self._table[place]
+        return batch, int(self._ends[place]) - batch.num_rows
 
 
 class _ParquetColumn(_ArrowColumn):
@@ -139,16 +144,7 @@ class _ParquetColumn(_ArrowColumn):
         self._batch: Any = None  # that was decoded last
         self._start = self._end = self._group_end = 0  # rows of the batch and of its row group
 
-    def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
-        done = 0
-        while done < len(indices):
-            batch = self._decoded(int(indices[done]))
-            upto = int(np.searchsorted(indices, self._end))
-            yield _taken(batch, indices[done:upto] - self._start)
-            done = upto
-
-    def _decoded(self, index: int) -> Any:
-        """The batch that has this row."""
+    def _batch_of(self, index: int) -> tuple[Any, int]:
         try:
             if not self._start <= index < self._group_end:
                 self._begin_group(int(np.searchsorted(self._files.ends, index, side="right")))
@@ -158,7 +154,7 @@ class _ParquetColumn(_ArrowColumn):
         except BaseException:  # the three numbers may not fit the batch
             self._start = self._end = self._group_end = 0
             raise
-        return self._batch
+        return self._batch, self._start
 
     def _begin_group(self, group: int) -> None:
         size = block_size(max(len(self._parts), math.prod(self.row_shape)))

@@ -90,30 +90,20 @@ def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple
     return tuple(found), kwargs
 
 
-def of_dataset(dataset: Any, names: Sequence[str]) -> Mapping[str, Column]:
-    """Columns whose items are read when their rows are asked for.
-
-    :param names: keys of the items; or of the parts of a tuple, all in their order.
-    :raises ModelError: the dataset has no length, no records, or items without such parts.
-    """
-    _require_length("source", dataset)
-    if not len(dataset):
-        raise ModelError(_EMPTY)
-    items = _Items(dataset, names)
-    return {name: _DatasetColumn(items, i) for i, name in enumerate(names)}
-
-
 class _Items:
     """The items of a dataset, stacked. Those that were read last are kept.
 
     An item is a function of its record and index, because random transforms are seeded by the
     index. So no record moves another's item, and all steps see the same.
 
-    :param names: names of the parts of an item that are read.
+    :param names: keys of an item; or of the parts of a tuple, all in their order.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str]):
+        _require_length("source", dataset)
         self.size = len(dataset)
+        if not self.size:
+            raise ModelError(_EMPTY)
         self._dataset, self._names = dataset, list(names)
         self._known: tuple[Tensor, list[Tensor]] | None = None
         first = self._read(torch.zeros(1, dtype=torch.long))
@@ -264,7 +254,8 @@ def _is_structured(source: Any) -> bool:
 
 def _by_name(source: Any, names: Sequence[str]) -> Mapping[str, Column]:
     if isinstance(source, Dataset):
-        return of_dataset(source, names)
+        items = _Items(source, names)
+        return {name: _DatasetColumn(items, i) for i, name in enumerate(names)}
     if not (isinstance(source, Mapping) or _is_structured(source)):
         raise ModelError(_SOURCE.format(kind=type(source).__name__))
     require_names(names, list(source.dtype.names if _is_structured(source) else source))

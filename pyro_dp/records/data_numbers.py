@@ -1,7 +1,9 @@
 """Numbers of the data that somebody might start from: rows, means, standard deviations."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +22,6 @@ class DataNumbers:
 
     def __init__(self, columns: Sequence[Column]):
         self._columns = [x for x in columns if x.dtype.is_floating_point and len(x) > 1]
-        self._known: list[tuple[str, Tensor, float]] | None = None
 
     def found_in(self, value: Tensor) -> str | None:
         """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
@@ -35,16 +36,14 @@ class DataNumbers:
                 return what
         return "rows" if any(holds_rows(value, column) for column in self._columns) else None
 
-    @property
+    @cached_property
     def _statistics(self) -> list[tuple[str, Tensor, float]]:
         """Each kind, its values, and how far they may be rounded."""
-        if self._known is None:
-            self._known = [
-                (what, numbers.flatten().cpu(), _rounding(column.dtype))
-                for column in self._columns
-                for what, numbers in _statistics_of(column)
-            ]
-        return self._known
+        return [
+            (what, numbers.flatten().cpu(), _rounding(column.dtype))
+            for column in self._columns
+            for what, numbers in _statistics_of(column)
+        ]
 
 
 @dataclass
@@ -52,12 +51,10 @@ class _Moments:
     """Moments of blocks of rows, merged in float64 as by Chan, Golub & LeVeque (1979)."""
 
     count: int = 0
-    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
-    squares: Tensor = field(
-        default_factory=lambda: torch.zeros(())
-    )  # deviations from the mean, squared
-    least: Tensor | None = None
-    most: Tensor | None = None
+    mean: Tensor = torch.tensor(0.0)
+    squares: Tensor = torch.tensor(0.0)  # deviations from the mean, squared
+    least: Tensor = torch.tensor(math.inf)
+    most: Tensor = torch.tensor(-math.inf)
 
     def add(self, rows: Tensor) -> None:
         count, mean = len(rows), rows.mean(0)
@@ -66,9 +63,8 @@ class _Moments:
         self.squares = self.squares + own + away.square() * (self.count * count / total)
         self.mean = self.mean + away * (count / total)
         self.count = total
-        least, most = rows.amin(0), rows.amax(0)
-        self.least = least if self.least is None else torch.minimum(self.least, least)
-        self.most = most if self.most is None else torch.maximum(self.most, most)
+        self.least = torch.minimum(self.least, rows.amin(0))
+        self.most = torch.maximum(self.most, rows.amax(0))
 
     def variance(self, correction: int = 1) -> Tensor:
         return self.squares / (self.count - correction)
@@ -82,7 +78,6 @@ def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
     # That of all numbers: within the columns of a row, and between them.
     numbers = moments.count * moments.mean.numel()
     squares = moments.squares.sum() + moments.count * (moments.mean - mean).square().sum()
-    assert moments.least is not None and moments.most is not None  # there are rows
     found = [
         ("means", moments.mean),
         ("standard deviations", moments.variance().sqrt()),

@@ -1,13 +1,11 @@
-"""Local draws: random numbers that belong to a record, wherever it stands in a batch.
+"""Local draws: the random numbers that a record's model and guide ask for.
 
 Gammas and Dirichlets have derivatives by implicit reparameterisation (Figurnov, Mohamed & Mnih
 2018, arXiv 1805.08498). Here the draw is an input, and the derivative can be vectorised over
 records and traced.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,13 +15,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import Function
 from torch.nn import functional
 
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.losses import NotVectorizable
 
-_FROM_UNIFORM: dict[str, Callable[[Tensor], Tensor]] = {
-    "exponential": lambda u: -torch.log1p(-u),
-    "cauchy": lambda u: torch.tan(math.pi * (u - 0.5)),
-}
 _DIFFER = "the local draws differ between records"
 
 
@@ -105,105 +98,48 @@ class ByTorch:
         return torch._sample_dirichlet(concentration)
 
 
-@dataclass(frozen=True)
-class Draw:
-    """One local draw of a record.
-
-    :param kind: the standard distribution: "normal", "uniform" (on (0, 1)), "exponential" or
-        "cauchy".
-    """
-
-    kind: str
-    shape: torch.Size
-    dtype: torch.dtype
-
-    def sample(self, stream: LocalStream, indices: Tensor, position: int) -> Tensor:
-        """(B, *shape), of each record's draw number ``position``."""
-        draw = stream.normal if self.kind == "normal" else stream.uniform
-        numbers = draw(indices, position, self.shape.numel())
-        if self.kind in _FROM_UNIFORM:
-            numbers = _FROM_UNIFORM[self.kind](numbers)
-        return numbers.reshape(len(indices), *self.shape).to(self.dtype)
-
-    def public(self, device: torch.device) -> Tensor:
-        """(*shape), from torch's global generator."""
-        empty = torch.empty(self.shape, dtype=self.dtype, device=device)
-        drawn: Tensor = getattr(empty, self.kind + "_")()
-        return drawn
-
-
 class LocalDraws:
-    """The random numbers that one record's model asks for.
+    """The random numbers that a model asks for, by torch's global generators.
 
-    Normals and uniforms are the same whatever the model computes. Other draws (gammas, categories)
-    depend on earlier results and come from torch's own samplers. ``sampled`` keeps them, in order
-    of use and without gradients.
-
-    :param table: the normals and uniforms, one per draw in order of use; under vmap.
-    :param stream: their source for ``index``, if there is no table.
-    :param values: earlier draws of torch's samplers for this record; by default new ones.
+    :param values: the first draws, in order of use, if they were made before.
+    :param more: whether new ones may follow.
+    :ivar sampled: the draws in order of use, without gradients.
     """
 
-    def __init__(
-        self,
-        table: Sequence[Tensor] = (),
-        *,
-        stream: LocalStream | None = None,
-        index: Tensor | None = None,
-        values: Sequence[Tensor] | None = None,
-    ):
-        self.requested: list[Draw] = []
+    def __init__(self, values: Sequence[Tensor] = (), *, more: bool = True):
         self.sampled: list[Tensor] = []
-        self._table = table
-        self._stream = stream
-        self._index = index
-        self._values = values
+        self._values, self._more = values, more
 
-    def __call__(
-        self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        draw, position = Draw(kind, torch.Size(shape), dtype), len(self.requested)
-        self.requested.append(draw)
-        return self._answer(draw, position, device)
-
-    def by_torch(self, sampler: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, sampler: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """A draw of this function of torch."""
         position = len(self.sampled)
-        if self._values is None:
+        if position < len(self._values):
+            value = self._values[position]
+        elif self._more:
             with torch.no_grad():
                 value = sampler(*args, **kwargs).detach()
-        elif position < len(self._values):
-            value = self._values[position]
         else:
             raise NotVectorizable(_DIFFER)
         self.sampled.append(value)
         return attached(sampler, args, value)
 
-    def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
-        if self._stream is not None and self._index is not None:
-            return draw.sample(self._stream, self._index.reshape(1), position)[0].to(device)
-        if position < len(self._table) and self._table[position].shape == draw.shape:
-            return self._table[position]
-        raise NotVectorizable(_DIFFER)
+
+def _standard(kind: str, shape: Sequence[int], **options: Any) -> Tensor:
+    """A draw of the standard distribution of this name; one for each record under vmap."""
+    if kind in _FACTORIES:
+        return _FACTORIES[kind](shape, **options)
+    # vmap fills a tensor only if there is one for each record.
+    make = torch.empty if peek_interpreter_stack() is None else torch.rand
+    drawn: Tensor = getattr(make(shape, **options), kind + "_")()
+    return drawn
 
 
-class PublicDraws(LocalDraws):
-    """The numbers that a guide asks for, from torch's global generator.
-
-    ``table`` keeps the normals and uniforms.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.table: list[Tensor] = []
-
-    def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
-        self.table.append(draw.public(device))
-        return self.table[-1].clone()
+_FACTORIES = {"normal": torch.randn, "uniform": torch.rand}
 
 
 def _fill(draws, tensor, kind, function):
-    values = function(draws(kind, tensor.shape, tensor.dtype, tensor.device))
+    options = {"dtype": tensor.dtype, "device": tensor.device}
+    values = function(draws(_standard, kind, tensor.shape, **options))
     # Under vmap a plain tensor cannot be overwritten; torch.distributions use the result.
     return tensor.copy_(values) if peek_interpreter_stack() is None else values
 
@@ -230,21 +166,22 @@ def _factory(kind):
         shape = options.get(
             "size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size
         )
-        return draws(kind, shape, dtype or torch.get_default_dtype(), device or "cpu")
+        return draws(_standard, kind, shape, dtype=dtype, device=device)
 
     return draw
 
 
 def _like(kind):
     def draw(draws, tensor, *, dtype=None, device=None, **options):
-        return draws(kind, tensor.shape, dtype or tensor.dtype, device or tensor.device)
+        options = {"dtype": dtype or tensor.dtype, "device": device or tensor.device}
+        return draws(_standard, kind, tensor.shape, **options)
 
     return draw
 
 
 def _by_torch(sampler):
     def draw(draws, *args, **kwargs):
-        return draws.by_torch(sampler, *args, **kwargs)
+        return draws(sampler, *args, **kwargs)
 
     return draw
 
@@ -252,7 +189,7 @@ def _by_torch(sampler):
 def _dropout(draws, tensor, p=0.5, training=True, inplace=False):
     if not training or p == 0.0:
         return tensor
-    kept = draws.by_torch(partial(_bernoulli_like, p=1 - p), tensor)
+    kept = draws(partial(_bernoulli_like, p=1 - p), tensor)
     return tensor * (kept / (1 - p) if p < 1 else kept)
 
 

@@ -57,22 +57,6 @@ from pyro_dp.utils.torch_state import forked_rng
 
 
 @dataclass(frozen=True)
-class _OwnRow:
-    """A record's row of a local parameter.
-
-    :param leaf: the unconstrained parameter.
-    :param dim: its dimension of length N.
-    :param row: without that dimension.
-    :param constraint: the parameter's.
-    """
-
-    leaf: Tensor
-    dim: int
-    row: Tensor
-    constraint: Constraint
-
-
-@dataclass(frozen=True)
 class _Repeated:
     """A row several times.
 
@@ -96,18 +80,19 @@ class _OwnRows(Substitution):
     The parameters may be of Pyro's store, of a module, or captured by a guide. All rows are equal,
     so a read at an index reads a single row. Otherwise the derivative of an indexed tensor would be
     as large as N rows, for each record.
+
+    :param rows: without the dimension of length N.
     """
 
-    def __init__(self, rows: dict[str, _OwnRow], length: int):
-        self._length = length
+    def __init__(self, local: "LocalParameters", rows: dict[str, Tensor]):
+        self._local, self._rows = local, rows
         self._repeated: dict[int, _Repeated] = {}
-        super().__init__({id(x.leaf): self.keep(x, constrained=False) for x in rows.values()})
+        super().__init__({id(leaf): self.keep(name) for name, leaf in local.leaves.items()})
 
-    def keep(self, row: _OwnRow, *, constrained: bool) -> Tensor:
-        single = row.row.unsqueeze(row.dim)
-        if constrained:
-            single = transform_to(row.constraint)(single)
-        repeated = _Repeated.of(single, row.dim, self._length)
+    def keep(self, name: str, constraint: Constraint = real) -> Tensor:
+        dim = self._local.dims[name]
+        single = transform_to(constraint)(self._rows[name].unsqueeze(dim))
+        repeated = _Repeated.of(single, dim, 1 if self._local.is_whole else self._local.size)
         self._repeated[id(repeated.whole)] = repeated
         return repeated.whole
 
@@ -126,15 +111,15 @@ class _OwnRows(Substitution):
 class _OwnParams(Messenger):
     """Answers ``pyro.param`` with the record's own row, so that only one row is constrained."""
 
-    rows: dict[str, _OwnRow]
+    local: "LocalParameters"
     own: _OwnRows
 
     def _pyro_param(self, msg: dict) -> None:
-        row = self.rows.get(msg["name"])
-        if row is None or msg["value"] is not None:
+        name = msg["name"]
+        if name not in self.local.leaves or msg["value"] is not None:
             return
-        value: Any = self.own.keep(row, constrained=True)
-        value.unconstrained = lambda: row.leaf
+        value: Any = self.own.keep(name, self.local.constraints.get(name, real))
+        value.unconstrained = lambda: self.local.leaves[name]
         # Plates note here which rows they took; on the leaf, that would tell who was sampled.
         value._pyro_unconstrained_param = torch.empty(0)
         msg["value"] = value
@@ -267,11 +252,7 @@ class LocalParameters:
         if not self:
             yield
             return
-        own = {
-            name: _OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name, real))
-            for name, leaf in self.leaves.items()
-        }
-        with _OwnRows(own, 1 if self.is_whole else self.size) as read, _OwnParams(own, read):
+        with _OwnRows(self, rows) as own, _OwnParams(self, own):
             yield
 
 

@@ -102,15 +102,14 @@ def _dice_loss(loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **
 @contextlib.contextmanager
 def _no_numbers_read() -> Iterator[None]:
     """Inside, Pyro's losses keep to tensor operations, also as parts of other losses."""
-    with contextlib.ExitStack() as stack:
-        for module in (trace_elbo, trace_mean_field_elbo):
-            stack.enter_context(mock.patch.object(module, "torch_item", _detached))
-            stack.enter_context(mock.patch.object(module, "warn_if_nan", lambda *_: None))
-        stack.enter_context(
-            mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _enumerated_loss)
-        )
+    quiet: Any = {"torch_item": _detached, "warn_if_nan": lambda *_: None}
+    with (
+        mock.patch.multiple(trace_elbo, **quiet),
+        mock.patch.multiple(trace_mean_field_elbo, **quiet),
+        mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _enumerated_loss),
         # torch.func cannot see through Pyro's safe_log.
-        stack.enter_context(mock.patch.object(torch_log, "safe_log", _SafeLog.apply))
+        mock.patch.object(torch_log, "safe_log", _SafeLog.apply),
+    ):
         yield
 
 

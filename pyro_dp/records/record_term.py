@@ -9,7 +9,7 @@ inside the plate. All records share the public draw u. Local draws are each reco
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyro
@@ -20,16 +20,15 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.local_draws import Draw, LocalDraws
+from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.losses import NotVectorizable, looped_loss, record_loss
 from pyro_dp.records.messengers import Inside, OneRecord
 from pyro_dp.records.plate import is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.torch_modes import Decisions, RecordMode
+from pyro_dp.records.torch_modes import NEVER, Decisions, RecordMode
 from pyro_dp.utils.errors import ModelError
 
 _HINT = "Change model, guide or loss accordingly."
@@ -41,33 +40,20 @@ class Batch:
 
     :param indices: (B,), B > 0.
     :param rows: their rows of every data tensor, each (B, ...).
-    :param local: for the draws of their own latents.
-    :param tables: these draws, where they were made already.
-    :param values: draws of torch's samplers, if any; each (B, ...).
+    :param values: their local draws, where they were made already; each (B, ...).
     :param local_rows: their rows of the local parameters, each (B, ...).
     """
 
     indices: Tensor
     rows: list[Tensor]
-    local: LocalStream | None = None
-    tables: list[Tensor] | None = None
-    values: list[Tensor] | None = None
+    values: Sequence[Tensor] = ()
     local_rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def draws(self, requested: tuple[Draw, ...]) -> list[Tensor]:
-        """The results requested for each record, (B, ...) each."""
-        if self.tables is not None:
-            return self.tables
-        local = self.local
-        if local is None:
-            return []
-        return [draw.sample(local, self.indices, i) for i, draw in enumerate(requested)]
-
-    def at(self, places: Tensor) -> "Batch":
-        """Some of these records, before torch's samplers have drawn anything."""
+    def at(self, places: Tensor, values: Sequence[Tensor]) -> "Batch":
+        """Some of these records, with their rows of these draws of all."""
         local_rows = {name: rows[places] for name, rows in self.local_rows.items()}
-        rows = [row[places] for row in self.rows]
-        return Batch(self.indices[places], rows, self.local, local_rows=local_rows)
+        rows, own = ([each[places] for each in all] for all in (self.rows, values))
+        return Batch(self.indices[places], rows, own, local_rows)
 
 
 @dataclass(frozen=True)
@@ -79,9 +65,9 @@ class RecordGradients:
     :param losses: (B,), in nats.
     :param local: (B, ...) per local parameter, with respect to the record's own row: never
         released.
-    :param sampled: (B, ...) each, the draws of torch's samplers.
-    :param otherwise: for terms that branch on a record's values: whether a record takes other
-        branches than a placeholder, (B,). Its numbers do not count. Else empty.
+    :param sampled: (B, ...) each, the local draws.
+    :param otherwise: for terms that branch on a record's values: how many draws a record made
+        before it first took another branch than a placeholder, (B,). Else empty.
     """
 
     latents: dict[str, Tensor]
@@ -90,6 +76,21 @@ class RecordGradients:
     local: dict[str, Tensor]
     sampled: list[Tensor] = field(default_factory=list)
     otherwise: list[Tensor] = field(default_factory=list)
+
+    @property
+    def apart(self) -> Tensor:
+        """Whether a record takes other branches than a placeholder: its numbers do not count."""
+        found = [each < NEVER for each in self.otherwise]
+        return found[0] if found else torch.zeros_like(self.losses, dtype=torch.bool)
+
+    def at(self, places: Tensor) -> "RecordGradients":
+        """Gradients of some of these records."""
+
+        def chosen(mine: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: x[places] for name, x in mine.items()}
+
+        of_latents, of_parameters = chosen(self.latents), chosen(self.parameters)
+        return RecordGradients(of_latents, of_parameters, self.losses[places], chosen(self.local))
 
     def with_rows(self, places: Tensor, own: "RecordGradients") -> "RecordGradients":
         """Replace the gradients of some records by others; then all count."""
@@ -119,8 +120,7 @@ class RecordTerm:
     :param parameters: unconstrained parameters that the term uses.
     :param released: those, and the parameters of the latents' draws.
     :param enumerates: whether the model has latents inside the plate that are summed out.
-    :param draws: local draws of one record, except those of torch's samplers.
-    :param samples: number of those.
+    :param samples: number of local draws of one record.
     :param vectorizes: whether all records can be taken at once; else one after the other.
     :param answers: a placeholder's answers at the model's branches on a record's values.
     """
@@ -135,7 +135,6 @@ class RecordTerm:
     parameters: dict[str, Tensor]
     released: dict[str, Tensor]
     enumerates: bool
-    draws: tuple[Draw, ...] = ()
     samples: int = 0
     vectorizes: bool = False
     answers: tuple[bool, ...] = ()
@@ -163,8 +162,8 @@ class RecordTerm:
         losses = []
         for b, index in enumerate(batch.indices):
             row = [row[b] for row in batch.rows]
-            values = None if batch.values is None else [value[b] for value in batch.values]
-            draws = LocalDraws(stream=batch.local, index=index, values=values)
+            values = [value[b] for value in batch.values]
+            draws = LocalDraws(values, more=breaks or not values)
             own = {name: rows[b] for name, rows in batch.local_rows.items()}
             missing = 0.0
             try:
@@ -224,10 +223,12 @@ class RecordTerm:
         A record's method depends on no other record.
         """
         found = self.at_once(particle, batch)
-        apart = [each.nonzero().squeeze(1) for each in found.otherwise]
-        if not apart or not len(apart[0]):
-            return found
-        return found.with_rows(apart[0], self.looped(particle, batch.at(apart[0]), breaks=True))
+        for made in found.otherwise:  # by then
+            for count in made[made < NEVER].unique().tolist():
+                places = (made == count).nonzero().squeeze(1)
+                own = batch.at(places, found.sampled[:count])
+                found = found.with_rows(places, self.looped(particle, own, breaks=True))
+        return found
 
     def at_once(
         self, particle: Particle, batch: Batch, decisions: Decisions | None = None
@@ -238,9 +239,9 @@ class RecordTerm:
         """
         leaves, decided = self.parameters, decisions or Decisions(self.answers)
 
-        def term(latents, parameters, local, index, row, table, values):
+        def term(latents, parameters, local, index, row, values):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
-            draws = LocalDraws(table, values=values or None)
+            draws = LocalDraws(values, more=not values)
             mode = RecordMode(draws, substitutes, decided)
             with self.shown(particle, latents, index, row, mode, local) as shown:
                 loss = record_loss(self.loss, *shown)
@@ -248,12 +249,11 @@ class RecordTerm:
 
         gradient = torch.vmap(
             torch.func.grad(term, argnums=(0, 1, 2), has_aux=True),
-            in_dims=(None, None, 0, 0, 0, 0, 0),
+            in_dims=(None, None, 0, 0, 0, 0),
             randomness="different",
         )
         parameters = {name: particle.parameters[name].detach() for name in leaves}
-        draws = (batch.draws(self.draws), batch.values or [])
-        own = (batch.local_rows, batch.indices, batch.rows, *draws)
+        own = (batch.local_rows, batch.indices, batch.rows, list(batch.values))
         with guarded("Differentiating the records' terms"):
             gradients, aside = gradient(particle.detached(), parameters, *own)
         (of_latents, of_parameters, of_local), (losses, sampled, otherwise) = gradients, aside

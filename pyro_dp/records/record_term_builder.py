@@ -7,6 +7,7 @@ run before any budget is spent, and restore the random state.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pyro.infer import ELBO
@@ -216,7 +217,13 @@ class _Parts:
         def shown(function: Callable) -> Callable:
             return hide(plate)(drawn(function)) if hide else drawn(function)
 
-        guide, runs = shown(inside.guide), _Runs()
+        guide, runs = shown(inside.guide), 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            return guide(*args, **kwargs)
+
         with (
             forked_rng(),
             inside.state.preserved(),
@@ -225,9 +232,9 @@ class _Parts:
             Substitution({id(leaf): x for leaf, x in zip(leaves, moved, strict=True)}),
             inside.local.shown(inside.local.constants()),
         ):
-            value = record_loss(loss, shown(inside.model), runs(guide), args, kwargs)
-            if runs.count != 1:
-                raise ModelError(_RUNS.format(runs=runs.count))
+            value = record_loss(loss, shown(inside.model), counted, args, kwargs)
+            if runs != 1:
+                raise ModelError(_RUNS.format(runs=runs))
             if value.numel() != 1:
                 raise ModelError(_NO_NUMBER)
             value = value.reshape(1)
@@ -240,17 +247,6 @@ class _Parts:
 def _moved(leaf: Tensor) -> Tensor:
     step = torch.linspace(_STEP, 2 * _STEP, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
     return (leaf.detach() + step.reshape(leaf.shape)).requires_grad_()
-
-
-@dataclass(eq=False, repr=False)
-class _Runs(Messenger):
-    """Counts the runs of a function."""
-
-    count: int = 0
-
-    def __enter__(self):
-        self.count += 1
-        return super().__enter__()
 
 
 @dataclass(eq=False, repr=False)

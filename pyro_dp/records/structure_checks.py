@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_dp.graphs.captured_state import require_same_changes
-from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.losses import NotVectorizable
@@ -109,11 +108,9 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
     records = term.records
 
     def at(index: int, row: list[Tensor], **options) -> tuple[dict[str, Tensor], Tensor]:
-        torch.manual_seed(0)
+        torch.manual_seed(0)  # the same draws wherever the index points
         position = torch.tensor(index, device=records.device)
-        # The same draws wherever the index points.
-        draws = LocalDraws(stream=_stream(), index=torch.tensor(0))
-        return term.single(particle, position, row, draws, **options)
+        return term.single(particle, position, row, LocalDraws(), **options)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -156,15 +153,15 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     """
     records = term.records
     indices = torch.tensor(records.examples(), device=records.device)
-    draws = LocalDraws(stream=_stream(), index=indices[0])
+    draws = LocalDraws()
     used, _ = term.single(particle, indices[0], records.placeholder(), draws)
-    term = replace(term, draws=tuple(draws.requested), samples=len(draws.sampled))
+    term = replace(term, samples=len(draws.sampled))
     decisions = Decisions()
     public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
     local = {
         name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
     }
-    placeholders = Batch(indices, public, _stream(), local_rows=local)
+    placeholders = Batch(indices, public, local_rows=local)
     reason = _why_not_vectorized(term, particle, placeholders, decisions)
     if reason is not None:
         # Control flow may make other records use more: nothing that can be reached is dropped.
@@ -173,12 +170,12 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
         )
         return term
     term = replace(term, vectorizes=True, answers=tuple(decisions.answers))
-    examples = Batch(indices, records.rows(indices), _stream(), local_rows=local)
+    examples = Batch(indices, records.rows(indices), local_rows=local)
     reason = _why_not_vectorized(term, particle, examples)
     if reason is not None:
         raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
     if term.answers:  # other records may use more: nothing that can be reached is dropped
-        if any(each.any() for each in term.at_once(particle, examples).otherwise):
+        if term.at_once(particle, examples).apart.any():
             warnings.warn(_APART, stacklevel=2)
         return term
     parameters = {name: leaf for name, leaf in term.parameters.items() if name in used}
@@ -189,22 +186,20 @@ def _why_not_vectorized(
     term: RecordTerm, particle: Particle, batch: Batch, decisions: Decisions | None = None
 ) -> str | None:
     try:
-        vectorized = (
-            term.at_once(particle, batch, decisions)
-            if decisions
-            else term.vectorized(particle, batch)
-        )
+        vectorized = term.at_once(particle, batch, decisions)
     except PrivacyError as error:
         return str(error).split(". ")[0].rstrip(".")
     except Exception as error:
         return f"torch.func raised {type(error).__name__}"
-    before = torch.get_rng_state()
+    before, together = torch.get_rng_state(), (~vectorized.apart).nonzero().squeeze(1)
+    if not len(together):
+        return None
     try:
-        looped = term.looped(particle, replace(batch, values=vectorized.sampled))
+        looped = term.looped(particle, batch.at(together, vectorized.sampled))
     except NotVectorizable as error:
         return str(error)
     other_draws = not torch.equal(before, torch.get_rng_state())
-    if other_draws or _same_gradients(looped, vectorized, _largest(batch.rows)):
+    if other_draws or _same_gradients(looped, vectorized.at(together), _largest(batch.rows)):
         return None
     return "the vectorised gradient differs from the loop's"
 
@@ -257,7 +252,7 @@ def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
 class _Support:
     """Whether observations lie in the support of their distributions.
 
-    :param trusted: observed sites that need not.
+    :param trusted: observed sites that need not: they were made with ``validate_args=False``.
     """
 
     term: RecordTerm
@@ -267,17 +262,16 @@ class _Support:
     @staticmethod
     def of(term: RecordTerm, particle: Particle) -> "_Support | None":
         """None: nothing is validated."""
-        trusted = _trusted(term, particle)
-        if trusted is None:
+        if not Distribution._validate_args:
             return None
         index = torch.zeros((), dtype=torch.long, device=term.records.device)
-        draws = LocalDraws(stream=_stream(), index=index)
-        own = (index, term.records.placeholder(), draws)
-        sites = term.observations(particle, particle.detached(), *own)
-        if {site["name"] for site in sites} <= trusted:
-            return None
-        # Nothing is enumerated here.
-        return _Support(replace(term, draws=tuple(draws.requested)), particle, trusted)
+        own = (particle.detached(), index, term.records.placeholder())
+        try:
+            sites = term.observations(particle, *own, validates=True)
+        except ModelError:  # a placeholder is out of some range
+            return _Support(term, particle, set())
+        trusted = {s["name"] for s in sites if not _innermost(s["fn"])._validate_args}
+        return _Support(term, particle, trusted) if len(trusted) < len(sites) else None
 
     @property
     def vectorizes(self) -> bool:
@@ -287,7 +281,7 @@ class _Support:
     def check(self, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: an observation of these records does not."""
         with torch.no_grad():
-            found = self._found(Batch(indices, rows, _stream()))
+            found = self._found(indices, rows)
         for name, supported in found.items():
             if name not in self.trusted and not supported.all():
                 raise ModelError(
@@ -297,34 +291,17 @@ class _Support:
                     "is for the curator only.)"
                 )
 
-    def _found(self, batch: Batch) -> dict[str, Tensor]:
+    def _found(self, indices: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:
         """Whether observations lie in the support of their distributions: (B, ...) per site."""
         term, particle = self.term, self.particle
 
-        def check(index, row, table):
-            own = (index, row, LocalDraws(table))
-            observed = term.observations(particle, particle.detached(), *own)
+        def check(index, row):
+            observed = term.observations(particle, particle.detached(), index, row)
             return {site["name"]: _in_support(site) for site in observed}
 
-        inputs = batch.indices, batch.rows, batch.draws(term.draws)
         if self.vectorizes:
-            return torch.vmap(check, randomness="different")(*inputs)
-        (index,), rows, tables = inputs
-        return check(index, [row[0] for row in rows], [table[0] for table in tables])
-
-
-def _trusted(term: RecordTerm, particle: Particle) -> set[str] | None:
-    """Observed sites that were made with ``validate_args=False``; None: nothing is validated."""
-    if not Distribution._validate_args:
-        return None
-    records = term.records
-    index, row = torch.zeros((), dtype=torch.long, device=records.device), records.placeholder()
-    draws = LocalDraws(stream=_stream(), index=index)
-    try:
-        sites = term.observations(particle, particle.detached(), index, row, draws, validates=True)
-    except ModelError:  # a placeholder is out of some range
-        return set()
-    return {site["name"] for site in sites if not _innermost(site["fn"])._validate_args}
+            return torch.vmap(check, randomness="different")(indices, rows)
+        return check(indices[0], [row[0] for row in rows])
 
 
 def _innermost(fn: Any) -> Any:
@@ -339,8 +316,3 @@ def _in_support(site: dict) -> Tensor:
     except (NotImplementedError, RuntimeError):  # a distribution that does not tell, or not in vmap
         return torch.ones((), dtype=torch.bool)
     return inside if site["mask"] is None else inside | ~torch.as_tensor(site["mask"])
-
-
-def _stream() -> LocalStream:
-    """The same numbers for every check; nothing is released from them."""
-    return LocalStream(Randomness(0).stream("local", 0))

@@ -25,6 +25,7 @@ from pyro_dp.records.selections import Selections, by_mask
 from pyro_dp.records.vectorised import VECTORISED
 
 _SEVERAL = "a branch depends on more than one number of a record"
+NEVER = 2**62  # draws
 _OTHERS = "its branches on values of a record depend on public draws"
 
 
@@ -32,7 +33,7 @@ class Decisions:
     """A model's branches on a record: ``if``, ``while``, ``assert`` or ``bool``.
 
     All records take the branches of a placeholder. A record that would answer differently is
-    marked, by its own values. Its result does not count.
+    marked, by its own values. Only the draws that it made before count.
 
     :param answers: the placeholder's, in order of use. None: these records are placeholders, and
         their results are kept in :attr:`answers`.
@@ -43,9 +44,10 @@ class Decisions:
         self._known = answers
         self._otherwise: list[Tensor] = []
 
-    def __call__(self, condition: Tensor, answer: bool | None = None) -> bool:
+    def __call__(self, drawn: int, condition: Tensor, answer: bool | None = None) -> bool:
         """The answer to go on with.
 
+        :param drawn: number of the record's draws before.
         :param condition: one record's, under ``torch.vmap``.
         :param answer: None: the placeholder's.
         """
@@ -61,13 +63,13 @@ class Decisions:
         else:
             raise NotVectorizable(_OTHERS)
         self.answers.append(answer)
-        self._otherwise.append(said != answer)
+        self._otherwise.append(torch.where(said != answer, drawn, NEVER))
         return answer
 
     @property
     def otherwise(self) -> list[Tensor]:
-        """Whether a record answers otherwise anywhere, a scalar; empty if nothing was asked."""
-        return [torch.stack(self._otherwise).any()] if self._otherwise else []
+        """A record's draws before it first answers otherwise, a scalar; empty if it never does."""
+        return [torch.stack(self._otherwise).amin()] if self._otherwise else []
 
 
 def _of_all(value: Tensor) -> Tensor:
@@ -87,11 +89,14 @@ class Substitution(TorchFunctionMode):
         self.substitutes = substitutes or {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.substitutes:
-            args = self._substituted(args)
-            kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        args, kwargs = self._replaced(args, kwargs)
         return func(*args, **kwargs)
+
+    def _replaced(self, args: Any, kwargs: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        if not self.substitutes:
+            return args, kwargs or {}
+        own = {key: self._substituted(value) for key, value in (kwargs or {}).items()}
+        return self._substituted(args), own
 
     def _substituted(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -124,7 +129,7 @@ class RecordMode(Substitution):
         super().__init__(dict(substitutes or {}))
         self.draws = draws
         self._decisions = decisions or Decisions(())
-        self._selections = Selections(partial(self._decisions, answer=True))
+        self._selections = Selections(partial(self._decide, answer=True))
         self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
     def __enter__(self):
@@ -138,16 +143,18 @@ class RecordMode(Substitution):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if "generator" in kwargs:  # a user's own is public, and would count the records
+            kwargs = {**kwargs, "generator": None}
         answer = DRAWING.get(func)
         if answer is not None:
-            own = {key: self._substituted(value) for key, value in kwargs.items()}
-            return answer(self.draws, *self._substituted(args), **own)
+            args, kwargs = self._replaced(args, kwargs)
+            return answer(self.draws, *args, **kwargs)
         if peek_interpreter_stack() is None:
             if func in _READERS:  # placeholders are constants of a graph
                 return constant_number(func, self._substituted(args[0]))
             return super().__torch_function__(func, types, args, kwargs)
         if func is Tensor.__bool__ and _differs(args[0]):
-            return self._decisions(args[0])
+            return self._decide(args[0])
         if args and _writes(func):
             self._widen(*args, *kwargs.values())
             if func is Tensor.__setitem__ and _is_masked(*args):
@@ -155,8 +162,7 @@ class RecordMode(Substitution):
                 mask = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
                 tensor.copy_(torch.where(mask, value, tensor))
                 return None
-        args = self._substituted(args)
-        kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        args, kwargs = self._replaced(args, kwargs)
         selections = self._selections
         if by_mask(func, args) and _differs(args[1]) and selections.mask(args[0]) is None:
             return selections.select(*args)
@@ -165,6 +171,9 @@ class RecordMode(Substitution):
         if by_mask(func, args, [Tensor.__setitem__]):
             return selections.assign(*args)
         return selections.apply(func, partial(_vectorised, func), args, kwargs)
+
+    def _decide(self, condition: Tensor, answer: bool | None = None) -> bool:
+        return self._decisions(len(self.draws.sampled), condition, answer)
 
     def _widen(self, tensor: Any, *others: Any) -> None:
         """Let a tensor that is alike for all records be one of each, if it will be written to."""

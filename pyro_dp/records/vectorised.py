@@ -31,12 +31,8 @@ OF_NUMBERS = frozenset(
         ),
         Tensor.__matmul__,
         Tensor.__rmatmul__,
-        functional.bilinear,
-        functional.binary_cross_entropy,
-        functional.binary_cross_entropy_with_logits,
-        functional.conv1d,
-        functional.conv2d,
-        functional.conv3d,
+        *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+        *(functional.bilinear, functional.conv1d, functional.conv2d, functional.conv3d),
         functional.linear,
     ]
 )

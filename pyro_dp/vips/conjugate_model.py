@@ -2,17 +2,18 @@
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyro
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Contributions
-from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.mechanism.streams import drawn
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -47,47 +48,59 @@ class Statistic:
         return math.prod(self.shape)
 
 
+Request = tuple[str, int, int]  # kind, number and size of a draw
+
+
 class Draws:
-    """Random numbers for the local latents of a batch of records.
+    """Random numbers for the local latents of a batch of records, by a private generator.
 
-    They are a function of a private key and of the record's index. So adding or removing a record
-    does not change those of others.
-
-    :param stream: this step's.
-    :param indices: the records, (B,).
+    :param make: makes the numbers (B, size) of a request: a kind, the draw's number and a size.
 
     >>> import numpy as np
     >>> import torch
-    >>> from pyro_dp.mechanism.streams import LocalStream
     >>> from pyro_dp.vips import Draws
-    >>> stream = LocalStream(np.random.default_rng(0))
-    >>> draws = Draws(stream, torch.arange(5))  # expected_statistics() is handed one
+    >>> draws = Draws.by(np.random.default_rng(0), torch.arange(5))  # as VIPS makes them
     >>> draws.normal(0, 3).shape, draws.uniform(1, 2).shape
     (torch.Size([5, 3]), torch.Size([5, 2]))
     """
 
-    def __init__(self, stream: LocalStream, indices: Tensor):
-        self._stream = stream
-        self._indices = indices
+    def __init__(self, make: Callable[[Request], Tensor]):
+        self._make = make
+        self.known: dict[Request, Tensor] = {}
+
+    @staticmethod
+    def by(stream: np.random.Generator, indices: Tensor) -> "Draws":
+        """
+        :param stream: private, this step's.
+        :param indices: the records, (B,).
+        """
+
+        def make(request: Request) -> Tensor:
+            kind, _, size = request
+            return drawn(stream, kind, (len(indices), size), indices.device)
+
+        return Draws(make)
 
     def uniform(self, draw: int, size: int) -> Tensor:
-        """Uniform on (0, 1), (B, size), in float64.
+        """Uniform on (0, 1], (B, size), in float64.
 
         :param draw: number of this draw; each number has other values.
         """
-        return self._numbers("uniform", draw, size)
+        return self("uniform", draw, size)
 
     def normal(self, draw: int, size: int) -> Tensor:
         """Standard normal; otherwise as :meth:`uniform`."""
-        return self._numbers("normal", draw, size)
+        return self("normal", draw, size)
 
     def of(self, b: int) -> "Draws":
         """The random numbers of one of the records."""
-        return Draws(self._stream, self._indices[b : b + 1])
+        return Draws(lambda request: self(*request)[b : b + 1])
 
-    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
-        numbers: Tensor = getattr(self._stream, kind)(self._indices, draw, size)
-        return numbers
+    def __call__(self, *request: Any) -> Tensor:
+        """The numbers of a request, which are the same each time."""
+        if request not in self.known:
+            self.known[request] = self._make(request)
+        return self.known[request]
 
 
 M = TypeVar("M", bound="ConjugateModel")

@@ -33,7 +33,6 @@ from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, old_names_explained
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
 from pyro_dp.records.column import has_rows
 from pyro_dp.records.first_look import refuse_captured_data, refuse_rows
@@ -198,7 +197,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
             local = self._releases.randomness.stream("local", self.accountant.position)
-            total = partial(self._each.expected_sum, self._posterior, LocalStream(local))
+            total = partial(self._each.expected_sum, self._posterior, local)
             estimates = estimates.joined(self._released(self._each, total, prepared))
         else:
             self._steps += 1
@@ -389,13 +388,13 @@ def _exact_norms(
     vips: VIPS, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
 ) -> dict[str, Tensor]:
     """Norms of the records' statistics before they are clipped, (N,) each."""
-    model, local = vips._e_step, LocalStream(stream)
+    model = vips._e_step
     norms: dict[str, list[Tensor]] = {name: [] for name in vips.model.statistics}
     for chosen in batches:
         rows = prepared.records.rows(chosen)
         with torch.no_grad(), guarded("The E-step"):
             parts = dict(model.static_statistics(*rows))
-            draws = Draws(local, chosen)
+            draws = Draws.by(stream, chosen)
             parts |= model.expected_statistics(vips._posterior, draws, *rows)
         for name, found in norms.items():
             found.append(row_norms(parts[name]))

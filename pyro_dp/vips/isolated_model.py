@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
-from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
-from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts
+from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Request
 
 _COUPLED = (
     "Statistic {name!r} of a record moves when other records change. Row b of the E-step's "
@@ -23,7 +23,6 @@ _COUPLED = (
     "when all rows have converged.)"
 )
 _COUNT = 3
-Request = tuple[str, int, int]  # kind, number and size of a draw
 EStep = Callable[..., Parts]  # from (draws, *rows)
 
 
@@ -54,11 +53,10 @@ class IsolatedModel:
 
         :raises ModelError: the E-step fails, reads other rows, or keeps something of them.
         """
-        draws = _public_draws(torch.arange(_COUNT))
 
         def pair(integers: bool) -> list[tuple[Mapping[str, Tensor], Changes]]:
             batches = [records.varied(_COUNT, seed, integers=integers)[0] for seed in (1, 2)]
-            return [self._public(posterior, draws, rows) for rows in batches]
+            return [self._public(posterior, rows) for rows in batches]
 
         if found := on_varied(pair):
             (one, kept), (other, also_kept) = found
@@ -67,18 +65,18 @@ class IsolatedModel:
                 if not agree(one[name][0], other[name][0]):
                     raise ModelError(_COUPLED.format(name=name))
         first = [row.unsqueeze(0) for row in records.placeholder()]
-        self._public(posterior, _public_draws(torch.arange(1)), first)
+        self._public(posterior, first)
         memories: list[Changes] = []
         for i in records.examples():
             row = [each.clone().unsqueeze(0) for each in records.row(i)]
             with forked_rng(), self._state.pristine() as changes, guarded("The E-step"):
-                self._both(posterior, _public_draws(torch.tensor([i])), row)
+                self._both(posterior, row)
             memories.append(changes)
         for changes in memories[1:]:
             require_same_changes(memories[0], changes)
 
     def _public(
-        self, posterior: Any, draws: Draws, rows: Sequence[Tensor]
+        self, posterior: Any, rows: Sequence[Tensor]
     ) -> tuple[Mapping[str, Tensor], Changes]:
         """Dense statistics of public rows, as one batch, and the state that the model keeps of
         them."""
@@ -87,7 +85,7 @@ class IsolatedModel:
             self._state.pristine() as kept,
             guarded("The E-step on placeholder data", public=True),
         ):
-            parts = self._both(posterior, draws, rows)
+            parts = self._both(posterior, rows)
             found = {name: _dense(part) for name, part in parts.items()}
         for name, statistic in self._model.statistics.items():
             if name not in found:
@@ -96,8 +94,8 @@ class IsolatedModel:
                 raise ModelError(OTHER_SHAPE.format(name=name))
         return found, kept
 
-    def _both(self, posterior: Any, draws: Draws, rows: Sequence[Tensor]) -> dict[str, Any]:
-        parts = dict(self._model.static_statistics(*rows))
+    def _both(self, posterior: Any, rows: Sequence[Tensor]) -> dict[str, Any]:
+        parts, draws = dict(self._model.static_statistics(*rows)), _public_draws(len(rows[0]))
         return parts | dict(self._model.expected_statistics(posterior, draws, *rows))
 
     def _alone(
@@ -111,11 +109,11 @@ class IsolatedModel:
 
     def _vectorized(self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...]) -> Parts:
         requests = self._requests(e_step, rows) if draws is not None else []
-        tables = [getattr(draws, kind)(number, size) for kind, number, size in requests]
+        tables = [draws(*request) for request in requests] if draws else []
 
         def one(tables, *row):
             known = {r: table.unsqueeze(0) for r, table in zip(requests, tables, strict=True)}
-            parts = e_step(_Table(known), *[each.unsqueeze(0) for each in row])
+            parts = e_step(Draws(known.__getitem__), *[each.unsqueeze(0) for each in row])
             return {name: _dense(part).squeeze(0) for name, part in parts.items()}
 
         with self._state.preserved(), guarded("The E-step"):
@@ -123,10 +121,10 @@ class IsolatedModel:
 
     def _requests(self, e_step: EStep, rows: tuple[Tensor, ...]) -> list[Request]:
         """The draws of one record, found on a public row."""
-        recorded = _Recorded(_public_draws(torch.arange(1)))
+        draws = _public_draws(1)
         with forked_rng(), self._state.preserved(), guarded("The E-step", public=True):
-            e_step(recorded, *[torch.ones_like(row[:1]) for row in rows])
-        return recorded.requests
+            e_step(draws, *[torch.ones_like(row[:1]) for row in rows])
+        return list(draws.known)
 
     def _looped(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], static: bool
@@ -148,30 +146,9 @@ class IsolatedModel:
         return {name: torch.cat(column) for name, column in columns.items()}
 
 
-class _Recorded(Draws):
-    """Draws that note the requests."""
-
-    def __init__(self, draws: Draws):
-        self._draws = draws
-        self.requests: list[Request] = []
-
-    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
-        self.requests.append((kind, draw, size))
-        return self._draws._numbers(kind, draw, size)
-
-
-class _Table(Draws):
-    """Draws that were made already, (1, size) each."""
-
-    def __init__(self, known: Mapping[Request, Tensor]):
-        self._known = known
-
-    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
-        return self._known[kind, draw, size]
-
-
-def _public_draws(indices: Tensor) -> Draws:
-    return Draws(LocalStream(Randomness(0).stream("local", 0)), indices)
+def _public_draws(count: int) -> Draws:
+    """The same ones each time."""
+    return Draws.by(np.random.default_rng(0), torch.arange(count))
 
 
 def _dense(part: Any) -> Tensor:

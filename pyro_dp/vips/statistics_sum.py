@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block, Contributions
 from pyro_dp.mechanism.sampling import Indices
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -118,12 +118,12 @@ class StatisticsSum:
         return self._sum(lambda chosen, *rows: static(*rows), records, indices)
 
     def expected_sum(
-        self, posterior: Any, local: LocalStream, records: Records, indices: Indices
+        self, posterior: Any, stream: np.random.Generator, records: Records, indices: Indices
     ) -> ClippedSum:
         """Clipped expected statistics under the posterior, summed over these records."""
 
         def parts(chosen: Tensor, *rows: Tensor) -> Parts:
-            draws = Draws(local, chosen)
+            draws = Draws.by(stream, chosen)
             found = self.model.expected_statistics(posterior, draws, *rows)
             any_static = any(each.static for each in self.statistics.values())
             static = self.model.static_statistics(*rows) if any_static else {}

@@ -182,6 +182,16 @@ def way(request):
     return request.param()
 
 
+def changes_of(model, *inputs):
+    """Changes that a run on each of these leaves."""
+    state, changes = CapturedState(model), []
+    for x in inputs:
+        with state.pristine() as changed:
+            model(x)
+        changes.append(changed)
+    return changes
+
+
 @pytest.mark.parametrize("context", ["preserved", "pristine"])
 def test_put_back(way, context):
     model, kept = way
@@ -205,11 +215,7 @@ def test_put_back_after_an_error(way):
 def test_differences_between_records(way):
     """The same record changes the same; another one does not."""
     model, _ = way
-    state, changes = CapturedState(model), []
-    for x in (torch.ones(2, 2), torch.ones(2, 2), torch.zeros(2, 2)):
-        with state.pristine() as changed:
-            model(x)
-        changes.append(changed)
+    changes = changes_of(model, torch.ones(2, 2), torch.ones(2, 2), torch.zeros(2, 2))
     require_same_changes(*changes[:2])
     with pytest.raises(ModelError, match="changes with the data"):
         require_same_changes(changes[0], changes[2])
@@ -264,21 +270,18 @@ def tensors():
 )
 def test_tensors_that_are_changed_in_place(way, named):
     """Refused by name; where they were copied before, they are put back."""
-    model = tensors()
+    model = functools.partial(tensors(), way)
     pyro.param("stored", torch.zeros(2))
-    state, changes = CapturedState(model), []
+    state = CapturedState(model)
     before = [t.detach().clone() for _, t in state._tensors()]
-    for x in (torch.ones(3, 2), 2 * torch.ones(3, 2)):
-        with state.pristine() as changed:
-            model(way, x)
-        changes.append(changed)
+    changes = changes_of(model, torch.ones(3, 2), 2 * torch.ones(3, 2))
     for (_, tensor), value in zip(state._tensors(), before, strict=True):
         assert torch.equal(tensor.detach(), value)
     with pytest.raises(ModelError, match=named):
         require_same_changes(*changes)
     if way not in ("behind the version", "stored"):  # which has no trace in version or address
         with pytest.raises(ModelError, match=named), state.preserved():
-            model(way, torch.ones(3, 2))
+            model(torch.ones(3, 2))
 
 
 def test_a_counter_is_no_difference():
@@ -287,12 +290,7 @@ def test_a_counter_is_no_difference():
     def model(x):
         calls.append(len(calls))
 
-    state, changes = CapturedState(model), []
-    for x in (torch.ones(2), torch.zeros(2)):
-        with state.pristine() as changed:
-            model(x)
-        changes.append(changed)
-    require_same_changes(*changes)
+    require_same_changes(*changes_of(model, torch.ones(2), torch.zeros(2)))
 
 
 def test_arrays_that_are_changed_in_place():
@@ -301,11 +299,7 @@ def test_arrays_that_are_changed_in_place():
     def model(x):
         mean[:] = x.mean(0).numpy()
 
-    state, changes = CapturedState(model), []
-    for x in (torch.ones(3, 2), torch.zeros(3, 2)):
-        with state.pristine() as changed:
-            model(x)
-        changes.append(changed)
+    changes = changes_of(model, torch.ones(3, 2), torch.zeros(3, 2))
     assert (mean == 0).all()
     with pytest.raises(ModelError, match="'mean'"):
         require_same_changes(*changes)

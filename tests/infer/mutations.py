@@ -169,7 +169,7 @@ MUTATIONS = [
     Mutation(
         "torch's own draws for a record are not forked",
         "EagerStep.add",
-        "with private_rng(stream):",
+        "with private_rng(new_stream()):",
         "if True:",
         "test_paper_dpsvi.py",
     ),
@@ -182,9 +182,9 @@ MUTATIONS = [
     ),
     Mutation(
         "all particles share their local draws",
-        "EagerStep.add",
-        "local = [LocalStream(stream) for _ in draws]",
-        "local = [LocalStream(stream)] * len(draws)",
+        "EagerStep.add_microbatch",
+        "sampled or [[]] * len(draws), strict=True)\n",
+        "sampled or [[]] * len(draws), strict=True) if torch.manual_seed(0)\n",
         "test_paper_dpsvi.py",
     ),
     Mutation(
@@ -252,9 +252,9 @@ MUTATIONS = [
     ),
     Mutation(
         "all particles of a graph share their local draws",
-        "TracedStep._local_streams",
-        "return [LocalStream(stream) for _ in self._counts]",
-        "return [LocalStream(stream)] * len(self._counts)",
+        "TracedStep._trace_records",
+        "for each in gradients(*inputs)[2] for value in each.sampled]",
+        "for each in gradients(*inputs)[2][:1] * particles for value in each.sampled]",
         "test_traced_step.py",
     ),
     Mutation(
@@ -304,8 +304,7 @@ MUTATIONS = [
     Mutation(
         "a pass that fails is left out",
         "TracedStep._add_pass",
-        "                return self.eager.add_microbatch("
-        "clipped, self._particles(draws), chosen, local)\n",
+        "                return self.eager.add_microbatch(clipped, *own)\n",
         "                return chosen, {}\n",
         "test_traced_step.py",
     ),
@@ -318,9 +317,9 @@ MUTATIONS = [
     ),
     Mutation(
         "torch's samplers draw for records from the public generator",
-        "TracedStep._private_rng",
-        "return private_rng(stream)",
-        "return contextlib.nullcontext()",
+        "TracedStep.add",
+        "with private_rng(new_stream()) if self.eager.term.samples else contextlib.nullcontext():",
+        "with contextlib.nullcontext():",
         "test_traced_draws.py",
     ),
     Mutation(
@@ -328,6 +327,13 @@ MUTATIONS = [
         "PaddedSum.__init__",
         "                weights = weights * ~beside[-1].unsqueeze(1)\n",
         "                pass\n",
+        "test_decisions.py",
+    ),
+    Mutation(
+        "records that go another way draw anew",
+        "TracedStep._add_pass",
+        "by_pyro(chosen[apart], self._sampled(batch, apart))",
+        "by_pyro(chosen[apart])",
         "test_decisions.py",
     ),
     Mutation(

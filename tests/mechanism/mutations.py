@@ -162,12 +162,6 @@ MUTATIONS = {
                 "place = (0, position, *self._rank)",
             ),
         },
-        "LocalStream.uniform": {
-            "draws of a record that are no sequence": (
-                "_mixed(_mixed(indices + first) + second)",
-                "_mixed(indices + first + second)",
-            ),
-        },
     },
     "test_traced_step.py": {
         "clipped_sums": {

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from pyro_dp import ConfigurationError
-from pyro_dp.mechanism.streams import _GOLDEN, LocalStream, Randomness, _mixed
+from pyro_dp.mechanism.streams import Randomness, drawn
 from pyro_dp.utils.torch_state import forked_rng, private_rng
 
 
@@ -93,36 +93,14 @@ def test_forked_rng_restores_after_an_error():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_splitmix_known_answers():
-    """The first numbers of the sequence that starts at 1234567, as published for SplitMix64."""
-    found = _mixed(1234567 + _GOLDEN * torch.arange(1, 4))
-    assert found.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423 - 2**64]
-
-
-def test_local_draws_of_records_and_draws_differ():
-    """Index and number of a draw are not added up to one counter."""
-    stream = LocalStream(np.random.default_rng(0))
-    draws = np.stack([stream.uniform(torch.arange(500), draw, 3).numpy() for draw in range(20)])
-    assert len(np.unique(draws)) == draws.size
-    by_draw = np.corrcoef(draws[:, :, 0])
-    assert np.abs(by_draw - np.eye(20)).max() < 6.5 / np.sqrt(500)
-
-
-def test_local_draws_belong_to_their_record():
-    """A record has the same numbers in every batch."""
-    stream = LocalStream(np.random.default_rng(0))
-    alone = stream.normal(torch.tensor([5]), 0, 7)
-    among = stream.normal(torch.tensor([1, 5, 9]), 0, 7)
-    assert torch.equal(alone[0], among[1])
-    assert len(np.unique(among)) == 21
-    assert not torch.equal(stream.normal(torch.tensor([5]), 1, 7), alone)
-    other = LocalStream(np.random.default_rng(1))
-    assert not torch.equal(other.normal(torch.tensor([5]), 0, 7), alone)
-
-
-def test_local_draws_are_normal_and_uncorrelated():
-    draws = LocalStream(np.random.default_rng(0)).normal(torch.arange(2000), 0, 11).numpy()
-    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-8
-    correlation = np.corrcoef(draws, rowvar=False) - np.eye(11)
+def test_local_draws():
+    """In the order of use, and of the kind that is asked for."""
+    stream, cpu = np.random.default_rng(0), torch.device("cpu")
+    normal, uniform, other = (
+        drawn(stream, kind, (2000, 11), cpu) for kind in ("normal", "uniform", "normal")
+    )
+    assert stats.kstest(normal.flatten().numpy(), "norm").pvalue > 1e-8
+    assert stats.kstest(uniform.flatten().numpy(), "uniform").pvalue > 1e-8
+    assert normal.dtype == torch.float64 and not torch.equal(normal, other)
+    correlation = np.corrcoef(normal.numpy(), rowvar=False) - np.eye(11)
     assert np.abs(correlation).max() < 6.5 / np.sqrt(2000)
-    assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 6.5 / np.sqrt(2000)

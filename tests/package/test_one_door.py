@@ -112,7 +112,6 @@ USES = {
         infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
         infer.ep.stochastic_ep.StochasticEP._clipped_sum
         vips.inference.VIPS.step mechanism.nonprivate.NonPrivate._read
-        records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
     """,  # all except the first sample records, or draw their latents

@@ -19,7 +19,7 @@ LARGER = {
     "PrivacyAccountant": (35, 8),
     "PrivateInference": (34, 14),
     "Ranks": (19, 13),
-    "RecordTerm": (7, 14),
+    "RecordTerm": (7, 13),
     "SiteSum": (14, 15),
     "StochasticEP": (49, 17),
     "StochasticGradientVI": (45, 19),

@@ -41,8 +41,22 @@ MUTATIONS = [
     Mutation(
         "records that go another way are taken as if they did not",
         "RecordTerm.vectorized",
-        "        if not apart or not len(apart[0]):\n",
-        "        if True:\n",
+        "for made in found.otherwise:",
+        "for made in found.otherwise[:0]:",
+        "test_decisions.py",
+    ),
+    Mutation(
+        "records that go another way one by one draw anew",
+        "RecordTerm.vectorized",
+        "found.sampled[:count]",
+        "[]",
+        "test_decisions.py",
+    ),
+    Mutation(
+        "records that go another way keep draws of the placeholder's way",
+        "RecordTerm.vectorized",
+        "found.sampled[:count]",
+        "found.sampled",
         "test_decisions.py",
     ),
     Mutation(
@@ -60,11 +74,18 @@ MUTATIONS = [
         "test_recurrent_layers.py",
     ),
     Mutation(
-        "local draws by position in the batch",
-        "Draw.sample",
-        "draw(indices, position,",
-        "draw(indices.argsort(), position,",
-        "test_record_term.py test_paper_dpsvi.py",
+        "records draw from a user's own generator",
+        "RecordMode.__torch_function__",
+        'if "generator" in kwargs:',
+        "if False:",
+        "test_record_term.py",
+    ),
+    Mutation(
+        "all records have one draw",
+        "RecordTerm.at_once",
+        'randomness="different"',
+        'randomness="same"',
+        "test_record_term.py",
     ),
     Mutation(
         "a guide that reads x.mean() goes unnoticed",
@@ -182,7 +203,7 @@ MUTATIONS = [
     Mutation(
         "a record reads all rows of local parameters",
         "_OwnRows.__init__",
-        "{id(x.leaf): self.keep(x, constrained=False) for x in rows.values()}",
+        "{id(leaf): self.keep(name) for name, leaf in local.leaves.items()}",
         "{}",
         "test_local_parameters.py",
     ),

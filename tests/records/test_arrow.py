@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pyro
 import pytest
 import torch
-from problems import new_paper_dpsvi
+from problems import logistic, new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
-from test_columns import N, X, Y, logistic, require_rows
+from test_columns import N, X, Y, require_rows
 
 import pyro_dp
 from pyro_dp import Execution, ModelError, Noise

@@ -11,7 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import new_paper_dpsvi
+from problems import logistic, logistic_whole, new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.utils.data import (
     DataLoader,
@@ -35,18 +35,6 @@ X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 Y = (X.sum(1) > 0).double()
 INDICES = [torch.tensor(i) for i in ([], [0], [N - 1], [3, 4, 5], [0, 7, 8, 123, 130, 499])]
 INDICES = [each.long() for each in INDICES] + [torch.arange(N), torch.arange(0, N, 3)]
-
-
-def logistic(x, y):
-    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
-    with pyro.plate("data", len(x)) as i:
-        pyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
-
-
-def whole(x, y):
-    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
 class Items(Dataset):
@@ -242,7 +230,7 @@ def vips(_, *data):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [logistic, whole])
+@pytest.mark.parametrize("model", [logistic, logistic_whole])
 @pytest.mark.parametrize("fit", [dpsvi, dpsep, vips])
 def test_runs_are_those_of_tensors(fit, model, tmp_path):
     """To the last bit, whatever the data lie in."""
@@ -258,7 +246,7 @@ def test_runs_are_those_of_tensors(fit, model, tmp_path):
         assert torch.equal(fit(model, *data), expected)
 
 
-@pytest.mark.parametrize("model", [logistic, whole])
+@pytest.mark.parametrize("model", [logistic, logistic_whole])
 @pytest.mark.parametrize("fit", [dpsvi, dpsep])
 def test_checks_on_few_placeholders(fit, model, monkeypatch):
     """If all N would take much memory, a few stand for them, and nothing else changes."""

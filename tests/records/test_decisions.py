@@ -9,12 +9,11 @@ import pytest
 import torch
 from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer.autoguide import AutoNormal
-from releases import Releases, take
+from releases import Releases, gradients, require_bound, take
 
-from pyro_dp import Execution
+from pyro_dp import Execution, FullBatch
 from pyro_dp.infer.svi.traced_step import TracedStep
-from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.records.record_term import Batch, LocalStream, RecordTerm
+from pyro_dp.records.record_term import Batch, RecordTerm
 
 APART = "ignore:The model branches on values of a record"
 JIT = pytest.mark.parametrize("jit", ["none", "trace"])
@@ -164,20 +163,9 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
 @JIT
 def test_sensitivity(monkeypatch, jit):
     """A record moves the sum by its bound at most, in every branch."""
-    (x,), seen = make(four_ways)().data, Releases(monkeypatch)
+    (x,) = make(four_ways)().data
     svi = new(four_ways, clip=0.5, execution=Execution(jit=jit))
-
-    def gradient(batch):
-        take(monkeypatch, batch)
-        torch.manual_seed(1)
-        svi.step(x)
-        return seen.sums[-1][0]
-
-    everyone = list(range(len(x)))
-    for record in range(6):
-        others = [i for i in everyone if i != record]
-        moved = (gradient(everyone) - gradient(others)).norm().item()
-        assert 0 < moved <= 0.5 * (1 + 1e-9)
+    require_bound(gradients(monkeypatch, svi, x), len(x), range(6))
 
 
 @JIT
@@ -188,18 +176,11 @@ def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
             assert x.max() < 1e6
             pyro.sample("x", dist.Normal(w + v, 1.0), obs=x)
 
-    (x,), seen = make(model)().data, Releases(monkeypatch)
+    (x,) = make(model)().data
     svi = new(model, execution=Execution(jit=jit))
     svi.step(x)
     x.numpy()[5] = 1e7  # after the checks, which torch does not notice
-
-    def gradient(batch):
-        take(monkeypatch, batch)
-        torch.manual_seed(1)
-        svi.step(x)
-        return seen.sums[-1][0]
-
-    everyone = list(range(len(x)))
+    gradient, everyone = gradients(monkeypatch, svi, x), list(range(len(x)))
     with_it, without = gradient(everyone), gradient([i for i in everyone if i != 5])
     torch.testing.assert_close(with_it, without)
 
@@ -212,8 +193,32 @@ def test_all_at_once_is_the_loop():
     svi._prepare((x,), {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     assert term.vectorizes and term.answers == (True, False, False)
-    batch = Batch(torch.arange(len(x)), [x], LocalStream(Randomness(0).stream("local", 0)))
+    batch = Batch(torch.arange(len(x)), [x])
     found, expected = term.vectorized(particle, batch), term.looped(particle, batch)
     torch.testing.assert_close(found.losses, expected.losses)
     torch.testing.assert_close(found.latents, expected.latents)
     assert math.isfinite(found.losses.sum())
+
+
+@pytest.mark.filterwarnings(APART)
+@pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
+@JIT
+def test_a_branch_by_a_local_draw(monkeypatch, jit):
+    """Half of all records take it: one that runs separately keeps its earlier draws."""
+
+    def model(x):
+        w, v = weights()
+        with pyro.plate("data", len(x)):
+            if (torch.randn(len(x)) > 0).all():
+                chosen = w + 0 * torch.randn(2).sum()
+            else:
+                chosen = v + 0 * torch.randn(3)[2:]
+            pyro.sample("x", dist.Normal(chosen, 1.0), obs=x)
+
+    x, seen = torch.full((300,), 1000.0), Releases(monkeypatch)
+    svi = new(model, clip=1e6, sampling=FullBatch(), execution=Execution(jit=jit))
+    for _ in range(4):  # the first ones are checked
+        svi.step(x)
+        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
+        of_w, of_v = (total.item() / -1000.0 for total in seen.sums[-1][0])
+        assert abs(of_w + of_v - 300) < 3 and abs(of_w - of_v) < 6.5 * math.sqrt(300)

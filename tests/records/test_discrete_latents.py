@@ -1,8 +1,8 @@
 """Discrete latents of a record that the guide enumerates or draws: Pyro's losses, vectorised."""
 
 import math
+from dataclasses import replace
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from pyro_dp import Execution, Noise, RowAdam
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.record_term import Batch
 
 N = 12
@@ -180,20 +179,11 @@ def prepared(make, loss=TraceEnum_ELBO, **options):
 
 def both(svi, chosen=range(5)):
     """Gradients of some records, vectorised and by Pyro's own loss, on the same draws."""
-    prepared = svi._kept.prepared
-    assert prepared.term.vectorizes
-    particle = eager(svi).draw()[0]
-    indices = torch.tensor(list(chosen))
-    rows, own = prepared.records.rows(indices), prepared.term.local.rows(indices)
-
-    def batch():
-        stream = LocalStream(np.random.default_rng(0))
-        return Batch(indices, rows, stream, local_rows=own)
-
-    torch.manual_seed(5)
-    vectorized = prepared.term.vectorized(particle, batch())
-    torch.manual_seed(5)
-    return vectorized, prepared.term.looped(particle, batch())
+    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
+    assert term.vectorizes
+    batch = _batch(svi, torch.tensor(list(chosen)))
+    vectorized = term.vectorized(particle, batch)
+    return vectorized, term.looped(particle, replace(batch, values=vectorized.sampled))
 
 
 def require_same(one, other):
@@ -291,7 +281,6 @@ def test_the_score_function_is_unbiased(loss):
 
 
 def _batch(svi, chosen):
-    """Records without draws of normals or uniforms."""
     prepared = svi._kept.prepared
     rows = prepared.records.rows(chosen, distinct=False)
     return Batch(chosen, rows, local_rows=prepared.term.local.rows(chosen))

@@ -6,9 +6,9 @@ import pyro
 import pytest
 import torch
 from contract import same
-from problems import new_paper_dpsvi
+from problems import logistic, new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
-from test_columns import N, X, Y, logistic
+from test_columns import N, X, Y
 
 import pyro_dp
 from pyro_dp import VIPS, Execution, FixedSizeSampling, Noise, PaperDPSEP, PrivacyAccountant

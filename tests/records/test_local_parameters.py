@@ -22,9 +22,10 @@ from problems import (
     values,
 )
 from pyro.distributions import constraints
-from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.nn import PyroModule, PyroParam
+from record_draws import by_index
 from releases import batches, take
 from sums import exact_sums
 from torch import nn
@@ -41,16 +42,14 @@ from pyro_dp import (
     FullBatch,
     ModelError,
     Noise,
-    PaperDPSVI,
     PoissonSampling,
     PrivacyAccountant,
     RowAdam,
 )
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.local_parameters import LocalParameters
-from pyro_dp.records.record_term import Batch
+from pyro_dp.records.record_term import Batch, RecordTerm
 
 pytestmark = pytest.mark.in_turns  # with Pyro's code, and with graphs
 
@@ -188,14 +187,13 @@ def rows(svi):
 def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
     make, expected = GUIDES[name]
     for privatize in ("latents", "parameters"):
-        fixture = new(
-            monkeypatch, make(), model_of(name), sampling=FullBatch(), clip=Clip(0.5, of=privatize)
-        )
+        own = dict(sampling=FullBatch(), clip=Clip(0.5, of=privatize))
+        fixture = new(monkeypatch, make(), model_of(name), **own)
         fixture.svi.step(*regression_data())
-        assert leaves(fixture.svi).keys() == expected
-        assert fixture.svi._kept.prepared.term.vectorizes
-        assert not expected & fixture.svi._kept.prepared.parameters.keys()
-        globals_ = sum(leaf.numel() for leaf in fixture.svi._kept.prepared.parameters.values())
+        prepared = fixture.svi._kept.prepared
+        assert leaves(fixture.svi).keys() == expected and prepared.term.vectorizes
+        assert not expected & prepared.parameters.keys()
+        globals_ = sum(leaf.numel() for leaf in prepared.parameters.values())
         assert fixture.released[0][0].numel() == (3 if privatize == "latents" else globals_)
 
 
@@ -223,17 +221,15 @@ def test_nested_plates_and_other_dimensions(monkeypatch):
                 loc = pyro.param("z_loc", torch.zeros(size, visits), event_dim=0)
                 pyro.sample("z", dist.Normal(loc + across[:, idx].T, 1.0))
 
-    fixture = new(
-        monkeypatch, guide, model, sampling=PoissonSampling(0.5, plate="data"), batch=BATCH
-    )
-    x = torch.randn(SIZE, 4)
-    fixture.svi._prepare((x,), {})
-    before = rows(fixture.svi)
-    fixture.svi.step(x)
+    sampling = PoissonSampling(0.5, plate="data")
+    svi, x = new(monkeypatch, guide, model, BATCH, sampling=sampling).svi, torch.randn(SIZE, 4)
+    svi._prepare((x,), {})
+    before = rows(svi)
+    svi.step(x)
     dims = {"pi_at": 0, "across": 1, "z_loc": 0}
-    assert fixture.svi._kept.prepared.term.local.dims == dims
-    assert fixture.svi._kept.prepared.term.vectorizes
-    for name, now in rows(fixture.svi).items():
+    assert svi._kept.prepared.term.local.dims == dims
+    assert svi._kept.prepared.term.vectorizes
+    for name, now in rows(svi).items():
         moved = (now != before[name]).movedim(dims[name], 0).reshape(SIZE, -1).any(1)
         assert moved.nonzero().flatten().tolist() == BATCH
 
@@ -253,19 +249,14 @@ def test_parameters_of_the_model(monkeypatch):
     assert (leaves(fixture.svi)["effect"] != 0).all()
 
 
-def _shifted(loc, idx):
-    return loc[idx - 1]
-
-
-def _centred(loc, idx):
-    return loc[idx] - loc.mean(0)
-
-
-def _two(loc, idx):
-    return loc[idx] + loc[0]
-
-
-@pytest.mark.parametrize("read", [_shifted, _centred, _two])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda loc, idx: loc[idx - 1],
+        lambda loc, idx: loc[idx] - loc.mean(0),
+        lambda loc, idx: loc[idx] + loc[0],
+    ],
+)
 def test_reading_rows_of_others_is_refused(monkeypatch, read):
     def guide(x, y):
         handwritten_guide(x, y)
@@ -279,25 +270,22 @@ def test_reading_rows_of_others_is_refused(monkeypatch, read):
     assert fixture.svi.accountant.num_releases == 0
 
 
-def test_global_sites_that_read_rows_are_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("read", "named"),
+    [
+        (lambda loc: loc.mean(), "'own_loc'"),
+        (lambda loc: torch.sign(loc.detach().sum()), "'w' of the guide.*private row"),
+    ],
+)
+def test_global_sites_that_read_rows_are_refused(monkeypatch, read, named):
     def guide(x, y):
         loc = pyro.param("own_loc", torch.zeros(len(x)))
-        pyro.sample("w", dist.Normal(loc.mean(), 1.0).expand([3]).to_event(1))
+        pyro.sample("w", dist.Normal(read(loc), 1.0).expand([3]).to_event(1))
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("effect", dist.Normal(loc[idx], 1.0))
 
-    with pytest.raises(ModelError, match="'own_loc'"):
+    with pytest.raises(ModelError, match=named):
         new(monkeypatch, guide).svi.step(*regression_data())
-
-    def branching(x, y):
-        loc = pyro.param("own_loc", torch.zeros(len(x)))
-        sign = torch.sign(loc.detach().sum())
-        pyro.sample("w", dist.Normal(sign, 1.0).expand([3]).to_event(1))
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("effect", dist.Normal(loc[idx], 1.0))
-
-    with pytest.raises(ModelError, match="'w' of the guide.*private row"):
-        new(monkeypatch, branching).svi.step(*regression_data())
 
 
 def test_initial_rows_from_the_data_are_refused(monkeypatch):
@@ -353,6 +341,7 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
 
     Without it in the batch, its state does not matter at all.
     """
+    by_index(monkeypatch)
     clip, data = Clip(AdaptiveClip(initial=0.5), of=privatize, loss=2.0), regression_data()
     svi = new(monkeypatch, GUIDES[name][0](), model_of(name), clip=clip).svi
     svi._prepare(data, {})
@@ -404,6 +393,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
 @pytest.mark.parametrize("name", ["indexed", "AutoNormal"])
 def test_neighbouring_data_over_many_steps(monkeypatch, name):
     """With the same releases: other records' rows are the same, and sums differ by one record."""
+    by_index(monkeypatch)
     x, y = regression_data()
     replaced = x.clone()
     replaced[4] = 1e6
@@ -435,21 +425,19 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
         fixture = new(monkeypatch, sampling=FullBatch())
         fixture.svi._prepare(data, {})
         svi = fixture.svi
+        prepared, indices = svi._kept.prepared, torch.tensor([1, 8])
         with torch.no_grad():
             for leaf in leaves(svi).values():
                 if hostile:
                     leaf[[i for i in range(SIZE) if i not in (1, 8)]] = math.nan
-        indices = torch.tensor([1, 8])
-        particle = svi._kept.prepared.step.eager.draw()[0]
+        particle = prepared.step.eager.draw()[0]
         assert math.isfinite(particle.loss.item())
-        stream = LocalStream(Randomness(0).stream("local", 0))
-        local = svi._kept.prepared.term.local.rows(indices)
-        batch = Batch(indices, svi._kept.prepared.records.rows(indices), stream, local_rows=local)
-        for way in (
-            svi._kept.prepared.term.vectorized,
-            svi._kept.prepared.term.looped,
-        ):
+        local = prepared.term.local.rows(indices)
+        batch = Batch(indices, prepared.records.rows(indices), local_rows=local)
+        torch.manual_seed(0)
+        for way in (prepared.term.vectorized, prepared.term.looped):
             found = way(particle, batch)
+            batch = replace(batch, values=batch.values or found.sampled)
             gradients.append({**found.latents, **found.local, "loss": found.losses})
     for other in gradients[1:]:
         for name, value in gradients[0].items():
@@ -513,7 +501,13 @@ def test_equals_svi(monkeypatch, name, privatize):
     def make():
         return Problem(model_of(name), GUIDES[name][0](), regression_data(), loss(), {})
 
-    monkeypatch.setattr(LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None])
+    gradients = RecordTerm.gradients
+
+    def fixed(self, particle, batch):
+        values = [_NORMALS[batch.indices]] * self.samples
+        return gradients(self, particle, replace(batch, values=values))
+
+    monkeypatch.setattr(RecordTerm, "gradients", fixed)
     ours = fit_paper_dpsvi(make, steps=12, clip=Clip(math.inf, of=privatize))
     with _FixedDraws():
         theirs = fit_svi(make, steps=12)
@@ -571,6 +565,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
 
 @pytest.mark.long
 def test_microbatches_change_nothing(monkeypatch):
+    by_index(monkeypatch)
     runs, data = [], regression_data()
     for size in (None, 1, 7):
         with warnings.catch_warnings():
@@ -598,30 +593,6 @@ def test_particles_are_averaged(monkeypatch):
     torch.testing.assert_close(*runs)
 
 
-def test_rows_of_discrete_latents(monkeypatch):
-    """Probabilities per record, enumerated in the guide."""
-
-    def model(x):
-        means = pyro.sample("means", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
-        with pyro.plate("data", len(x)) as idx:
-            z = pyro.sample("z", dist.Categorical(torch.ones(2)))
-            pyro.sample("x", dist.Normal(means[..., z], 0.5), obs=x[idx])
-
-    def guide(x):
-        at = pyro.param("at", torch.tensor([-1.0, 1.0]))
-        pyro.sample("means", dist.Delta(at).to_event(1))
-        probs = pyro.param("probs", torch.ones(len(x), 2) / 2, constraint=constraints.simplex)
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("z", dist.Categorical(probs[idx]), infer={"enumerate": "parallel"})
-
-    x = torch.cat([torch.full((5,), -2.0), torch.full((5,), 2.0)])
-    loss = TraceEnum_ELBO(max_plate_nesting=1)
-    fixture = new(monkeypatch, guide, model, loss=loss, sampling=FullBatch(), optim=with_rows(0.5))
-    for _ in range(10):
-        fixture.svi.step(x)
-    assert torch.equal(pyro.param("probs").argmax(-1), (x > 0).long())
-
-
 def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
     """Moved to NaN, the record would be lost for good."""
 
@@ -644,45 +615,6 @@ def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
         svi.step(x)
     assert torch.equal(rows(svi)["own"] != 0, torch.arange(10) != 3)
     assert rows(svi)["own"].isfinite().all()
-
-
-@pytest.mark.long
-def test_random_effects_are_learnt(monkeypatch):
-    """20 answers each of 200 persons, epsilon 1: slopes are private, intercepts each person's."""
-    torch.manual_seed(3)
-    size, visits = 200, 20
-    truth = 1.5 * torch.randn(size)
-    slope = torch.tensor([1.0, -1.0])
-    x = torch.rand(size, visits, 2) * 2 - 1
-    y = torch.bernoulli(torch.sigmoid(x @ slope + truth[:, None]))
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        with pyro.plate("people", len(x), dim=-2) as idx:
-            effect = pyro.sample("effect", dist.Normal(0.0, 1.5))
-            with pyro.plate("visits", x.shape[1], dim=-1):
-                pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
-
-    pyro.set_rng_seed(0)
-    accountant = PrivacyAccountant(epsilon=1.0)
-    guide = AutoNormal(model)
-    svi = PaperDPSVI(
-        model,
-        guide,
-        (pyro.optim.Adam({"lr": 0.02}), RowAdam(lr=0.1)),
-        Trace_ELBO(),
-        accountant=accountant,
-        num_steps=150,
-        clip=3.0,
-        sampling=PoissonSampling(0.5, plate="people"),
-        noise=Noise(source=0),
-        execution=Execution(jit="none"),
-    )
-    svi.run(x, y, progress=False)
-    found = guide.median()
-    assert accountant.get_epsilon() <= 1.0
-    assert torch.corrcoef(torch.stack([found["effect"].flatten(), truth]))[0, 1] > 0.9
-    assert (found["w"] - slope).norm() < 0.7
 
 
 # What leaves the curator
@@ -779,9 +711,8 @@ def test_the_curator_can_use_the_guide(monkeypatch):
 def test_fixed_batches_are_refused(monkeypatch):
     accountant = PrivacyAccountant(neighboring="replace_one")
     fixture = new(monkeypatch, sampling=FixedSizeSampling(0.5), accountant=accountant)
-    with pytest.raises(
-        ConfigurationError, match="FixedSizeSampling.*own_loc.*PoissonSampling or FullBatch"
-    ):
+    says = "FixedSizeSampling.*own_loc.*PoissonSampling or FullBatch"
+    with pytest.raises(ConfigurationError, match=says):
         fixture.svi.step(*regression_data())
     assert accountant.num_releases == 0
 
@@ -791,6 +722,7 @@ def test_fixed_batches_are_refused(monkeypatch):
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     """And the same globals, with noise and two particles; batches are padded."""
+    by_index(monkeypatch)
     ends, data = [], regression_data()
     for jit in ("none", "trace"):
         options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
@@ -832,6 +764,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
 @pytest.mark.long
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
+    by_index(monkeypatch)
     fixture = new(monkeypatch, sampling=FullBatch(), execution=Execution(jit="trace"))
     fixture.svi.step(*regression_data())
     step, sums = fixture.svi._kept.prepared.step, []
@@ -868,15 +801,13 @@ def test_new_arguments_keep_the_moments(monkeypatch):
 
 
 def test_nothing_moves_if_the_budget_is_spent(monkeypatch):
-    accountant = PrivacyAccountant(epsilon=1.0)
-    noise = Noise(5.0, source=0)
-    fixture = new(monkeypatch, sampling=FullBatch(), accountant=accountant, noise=noise)
-    data = regression_data()
+    own = dict(accountant=PrivacyAccountant(epsilon=1.0), noise=Noise(5.0, source=0))
+    svi, data = new(monkeypatch, sampling=FullBatch(), **own).svi, regression_data()
     with pytest.raises(pyro_dp.PrivacyBudgetExceeded):
         while True:
-            fixture.svi.step(*data)
-            before = rows(fixture.svi)
-    assert all(torch.equal(value, before[name]) for name, value in rows(fixture.svi).items())
+            svi.step(*data)
+            before = rows(svi)
+    assert all(torch.equal(value, before[name]) for name, value in rows(svi).items())
 
 
 # Once private, always private
@@ -905,10 +836,9 @@ class _Flagged:
                 pyro.sample("z", dist.Normal(loc[idx], 1.0))
 
 
-def _trained(accountant=None):
+def _trained():
     """After some steps in which rows were learnt."""
     own = dict(optim=pyro.optim.Adam({"lr": 0.5}), execution=Execution(jit="none"))
-    own |= {"accountant": accountant} if accountant else {}
     svi = new_paper_dpsvi(_flagged, _Flagged(), sampling=FullBatch(), **own)
     x = torch.randn(12)
     for _ in range(3):
@@ -964,7 +894,7 @@ def test_frozen_rows_do_not_move():
 # Settings
 
 
-def test_settings_of_rows_are_those_of_the_optimizer(monkeypatch):
+def test_settings_of_rows_are_those_of_the_optimizer():
     cases = [
         ({"lr": 0.3, "betas": (0.5, 0.6), "eps": 0.1}, RowAdam(0.3, (0.5, 0.6), 0.1)),
         (lambda name: {"lr": 0.2 if "own" in name else 0.1}, RowAdam(0.2)),
@@ -990,20 +920,12 @@ def test_other_optimizers_need_settings(optim):
     assert svi.accountant.num_releases == 0
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lr": 0.0},
-        {"lr": math.nan},
-        {"eps": 0.0},
-        {"betas": (0.9, 1.0)},
-        {"betas": (-0.1, 0.9)},
-        {"betas": 0.9},
-    ],
-)
-def test_bad_settings(settings):
-    with pytest.raises(ConfigurationError, match=f"RowAdam.{next(iter(settings))}"):
-        RowAdam(**settings)
+def test_bad_settings():
+    bad = {"lr": [0.0, math.nan], "eps": [0.0], "betas": [(0.9, 1.0), (-0.1, 0.9), 0.9]}
+    for name, given in bad.items():
+        for value in given:
+            with pytest.raises(ConfigurationError, match=f"RowAdam.{name}"):
+                RowAdam(**{name: value})
 
 
 def test_there_is_one_optimizer_of_each_kind(monkeypatch):

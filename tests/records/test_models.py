@@ -105,28 +105,9 @@ def network(build):
 
 
 def tied():
-    encoder = nn.Linear(3, 3, bias=False)
-    decoder = nn.Linear(3, 3, bias=False)
+    encoder, decoder = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
     decoder.weight = encoder.weight
-
-    def model(x, y):
-        pyro.module("encoder", encoder)
-        pyro.module("decoder", decoder)
-        with pyro.plate("data", len(x)) as idx:
-            out = decoder(torch.tanh(encoder(x[idx]))).sum(-1)
-            pyro.sample("y", dist.Bernoulli(logits=out), obs=y[idx])
-
-    return Problem(model, lambda x, y: None, regression_data())
-
-
-def blocked_autoguide():
-    guide = AutoNormal(logistic)
-    return Problem(logistic, poutine.block(guide, hide=["y"]), regression_data())
-
-
-def partial_autoguide():
-    guide = functools.partial(AutoNormal(logistic))
-    return Problem(logistic, guide, regression_data())
+    return nn.Sequential(encoder, nn.Tanh(), decoder)
 
 
 def frozen():
@@ -172,9 +153,13 @@ MODELS = {
     "convolution": network(
         lambda: nn.Sequential(nn.Unflatten(-1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Flatten(-2))
     ),
-    "tied weights": tied,
-    "autoguide in a block": blocked_autoguide,
-    "autoguide in a partial": partial_autoguide,
+    "tied weights": network(tied),
+    "autoguide in a block": lambda: Problem(
+        logistic, poutine.block(AutoNormal(logistic), hide=["y"]), regression_data()
+    ),
+    "autoguide in a partial": lambda: Problem(
+        logistic, functools.partial(AutoNormal(logistic)), regression_data()
+    ),
     "frozen parameter": frozen,
     "parameter made beforehand": named_beforehand,
 }

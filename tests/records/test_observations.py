@@ -185,9 +185,8 @@ def test_missing_outcomes(name):
     x, y, seen = missing()
     guide = AutoNormal(model) if guide is None else guide
     loss = loss(max_plate_nesting=1)
-    svi = new_paper_dpsvi(
-        model, guide, loss=loss, sampling=FullBatch(), execution=Execution(jit="none")
-    )
+    own = dict(sampling=FullBatch(), execution=Execution(jit="none"))
+    svi = new_paper_dpsvi(model, guide, loss=loss, **own)
     svi._prepare((x, y, seen), {})
     term = svi._kept.prepared.term
     assert term.vectorizes
@@ -197,8 +196,7 @@ def test_missing_outcomes(name):
     def latents(outcomes):
         rows = [x, outcomes, seen]
         torch.manual_seed(0)
-        drawn = [torch.zeros(30, *draw.shape) for draw in term.draws]
-        found = term.vectorized(particle, Batch(chosen, rows, None, drawn, local))
+        found = term.vectorized(particle, Batch(chosen, rows, local_rows=local))
         return found.latents["w"]
 
     gradients, others = latents(y), latents(torch.where(seen, y, 1 - y))
@@ -229,13 +227,8 @@ def test_infer_is_dropped_with_a_mask():
     def model(x, y, seen):
         w = coefficients(x)
         with pyro.plate("data", len(x)):
-            pyro.sample(
-                "y",
-                dist.Bernoulli(logits=x @ w),
-                obs=y,
-                obs_mask=seen,
-                infer={"enumerate": "parallel"},
-            )
+            own = dict(obs=y, obs_mask=seen, infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), **own)
 
     svi = new_paper_dpsvi(model, only_means, loss=TraceEnum_ELBO(max_plate_nesting=1))
     with pytest.raises(ModelError, match=r"write config_enumerate\(model\) instead"):

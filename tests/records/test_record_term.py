@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,16 +13,11 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import Clip, FullBatch, Noise
 from pyro_dp.infer.svi.eager_step import LatentCoordinates, ParameterCoordinates
-from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_term import Batch
 from pyro_dp.records.torch_modes import RecordMode
 
 LOSS_DIFFERS = {"VAE", "VAE, mean field", "hierarchical", "particles", "subsample_size"}
-
-
-def local_stream():
-    return LocalStream(np.random.default_rng(0))
 
 
 def flat(blocks):
@@ -42,13 +36,12 @@ def prepared(name, **options):
 def test_vectorized_equals_loop(name):
     """On the same global and local draws; no used parameter has a zero gradient."""
     svi, _ = prepared(name)
-    assert svi._kept.prepared.term.vectorizes
+    term, indices = svi._kept.prepared.term, torch.tensor([0, 3, 4, 11, 29])
+    assert term.vectorizes
     particle = eager(svi).draw()[0]
-    indices = torch.tensor([0, 3, 4, 11, 29])
-    rows = svi._kept.prepared.records.rows(indices)
-    batch = Batch(indices, rows, local_stream())
-    vectorized = svi._kept.prepared.term.vectorized(particle, batch)
-    looped = svi._kept.prepared.term.looped(particle, batch)
+    batch = Batch(indices, term.records.rows(indices))
+    vectorized = term.vectorized(particle, batch)
+    looped = term.looped(particle, dataclasses.replace(batch, values=vectorized.sampled))
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -61,10 +54,11 @@ def test_vectorized_equals_loop(name):
 def test_a_term_stays_what_was_checked():
     """Nobody can make it another one afterwards, or have it on other records."""
     svi, _ = prepared("AutoNormal")
-    assert svi._kept.prepared.term.records is svi._kept.prepared.records
-    for field in dataclasses.fields(svi._kept.prepared.term):
+    term = svi._kept.prepared.term
+    assert term.records is svi._kept.prepared.records
+    for field in dataclasses.fields(term):
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(svi._kept.prepared.term, field.name, None)
+            setattr(term, field.name, None)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -75,12 +69,12 @@ def test_parameter_coordinates(name):
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
-    gradients = term.gradients(particle, Batch(indices, rows, local_stream()))
+    gradients = term.gradients(particle, Batch(indices, rows))
     coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
     per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
-        row, draws = [row[b] for row in rows], LocalDraws(stream=local_stream(), index=index)
+        row, draws = [row[b] for row in rows], LocalDraws([x[b] for x in gradients.sampled])
         shown = term.shown(particle, particle.latents, index, row, RecordMode(draws))
         with shown as (model, guide, args, kwargs):
             loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
@@ -104,32 +98,24 @@ def test_loss_adds_up(name):
     expected = problem.loss.differentiable_loss(problem.model, problem.guide, *problem.data)
     pyro.set_rng_seed(3)
     particle = eager(svi).draw()[0]
-    batch = Batch(
-        torch.arange(30), svi._kept.prepared.records.rows(torch.arange(30)), local_stream()
-    )
+    batch = Batch(torch.arange(30), svi._kept.prepared.records.rows(torch.arange(30)))
     losses = svi._kept.prepared.term.vectorized(particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
 
 
 def test_several_particles_are_blocks():
     """Latents: K blocks of (1/K) times each particle's gradient. Parameters: their mean."""
-    svi, problem = prepared("particles")
+    svi, _ = prepared("particles")
+    own = (svi._kept.prepared.term, svi._kept.prepared.parameters)
     drawn = eager(svi).draw()
     assert len(drawn) == 3
     indices = torch.arange(4)
-    rows = svi._kept.prepared.records.rows(indices)
-    each = [
-        svi._kept.prepared.term.gradients(p, Batch(indices, rows, local_stream())) for p in drawn
-    ]
-    latents = LatentCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
+    batch = Batch(indices, svi._kept.prepared.records.rows(indices))
+    each = [svi._kept.prepared.term.gradients(p, batch) for p in drawn]
+    latents, parameters = LatentCoordinates(drawn, *own), ParameterCoordinates(drawn, *own)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
-    parameters = ParameterCoordinates(drawn, svi._kept.prepared.term, svi._kept.prepared.parameters)
     alone = [
-        flat(
-            ParameterCoordinates(
-                [p], svi._kept.prepared.term, svi._kept.prepared.parameters
-            ).per_record([g])
-        )
+        flat(ParameterCoordinates([p], *own).per_record([g]))
         for p, g in zip(drawn, each, strict=True)
     ]
     torch.testing.assert_close(flat(parameters.per_record(each)), sum(alone) / 3)
@@ -152,22 +138,12 @@ def test_score_function_of_a_global_site(loss):
         pyro.sample("k", dist.Bernoulli(logits=logit))
 
     x = torch.randn(10)
-    svi = new_paper_dpsvi(
-        model,
-        guide,
-        loss=loss(),
-        noise=0,
-        clip=Clip(math.inf, of="parameters"),
-        sampling=FullBatch(),
-    )
+    own = dict(noise=0, clip=Clip(math.inf, of="parameters"), sampling=FullBatch())
+    svi = new_paper_dpsvi(model, guide, loss=loss(), **own)
     svi._prepare((x,), {})
-    particle = eager(svi).draw()[0]
-    gradients = svi._kept.prepared.term.gradients(
-        particle, Batch(torch.arange(10), [x], local_stream())
-    )
-    coordinates = ParameterCoordinates(
-        [particle], svi._kept.prepared.term, svi._kept.prepared.parameters
-    )
+    particle, term = eager(svi).draw()[0], svi._kept.prepared.term
+    gradients = term.gradients(particle, Batch(torch.arange(10), [x]))
+    coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
     score = k - torch.sigmoid(torch.tensor(0.3))
@@ -194,34 +170,6 @@ def test_falls_back_to_the_loop():
     assert len(caught) == 1
     for name, value in fit_svi(make, steps=3).items():
         torch.testing.assert_close(ours[name], value)
-
-
-def test_score_function_of_a_local_site():
-    """A discrete latent of the record that is sampled, not enumerated."""
-
-    def guide(x):
-        logit = pyro.param("logit", torch.tensor(0.3))
-        with pyro.plate("data", len(x)):
-            pyro.sample("k", dist.Bernoulli(logits=logit))
-
-    def model(x):
-        with pyro.plate("data", len(x)) as idx:
-            k = pyro.sample("k", dist.Bernoulli(0.5))
-            pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
-
-    x = torch.randn(10)
-    svi = new_paper_dpsvi(model, guide)
-    svi._prepare((x,), {})
-    assert svi._kept.prepared.term.vectorizes
-    particle = eager(svi).draw()[0]
-    for index in range(10):  # one at a time: the draw itself comes from torch
-        batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
-        torch.manual_seed(index)
-        vectorized = svi._kept.prepared.term.vectorized(particle, batch)
-        torch.manual_seed(index)
-        looped = svi._kept.prepared.term.looped(particle, batch)
-        torch.testing.assert_close(vectorized.losses, looped.losses)
-        torch.testing.assert_close(vectorized.parameters, looped.parameters)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +203,14 @@ def test_reparameterised_local_draws(distribution):
         with pyro.plate("data", len(x)):
             pyro.sample("z", distribution(w))
 
-    x = torch.randn(6)
+    x = torch.zeros(6)  # so only the draws differ
     # Clipped, gradients of +-1 may cancel.
     svi = new_paper_dpsvi(model, guide, noise=0.0, clip=math.inf, sampling=FullBatch())
     start = torch.tensor(0.2)
     svi.step(x)
     assert (pyro.param("w") - start).abs() > 0
     particle = eager(svi).draw()[0]
-    batch = Batch(torch.arange(6), [x], local_stream())
+    batch = Batch(torch.arange(6), [x])
     gradients = svi._kept.prepared.term.gradients(particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
 
@@ -281,8 +229,35 @@ def test_draws_in_place():
     svi = new_paper_dpsvi(model, AutoNormal(model))
     with pytest.warns(UserWarning, match="one record at a time"):
         svi._prepare((x,), {})
-    batch = Batch(torch.arange(5), [x], local_stream())
+    batch = Batch(torch.arange(5), [x])
     particle = eager(svi).draw()[0]
+    torch.manual_seed(0)
     gradients = svi._kept.prepared.term.gradients(particle, batch).latents["w"]
-    jitter = local_stream().normal(torch.arange(5), 0, 1)[:, 0]
+    torch.manual_seed(0)
+    jitter = torch.cat([torch.randn(1) for _ in range(5)])
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + jitter)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda g: torch.empty(1).normal_(generator=g),
+        lambda g: torch.bernoulli(torch.full((1,), 0.5), generator=g),
+        lambda g: torch.randint(5, (1,), generator=g),
+    ],
+)
+def test_a_generator_of_the_users_is_not_moved(draw):
+    """Its state would tell how many records took part."""
+    own = torch.Generator().manual_seed(7)
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(w + 0.0 * draw(own), 1.0), obs=x[idx])
+
+    svi, x = new_paper_dpsvi(model, AutoNormal(model)), torch.randn(5)
+    svi._prepare((x,), {})
+    (particle,), state = eager(svi).draw(), own.get_state()
+    svi._kept.prepared.term.gradients(particle, Batch(torch.arange(5), [x]))
+    assert torch.equal(own.get_state(), state)

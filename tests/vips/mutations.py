@@ -46,10 +46,10 @@ MUTATIONS = [
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
-        "VIPS: draws by place in the batch",
-        "Draws._numbers",
-        "(self._indices, draw, size)",
-        "(self._indices.argsort(), draw, size)",
+        "VIPS: a record has the draws of another one",
+        "Draws.of",
+        "self(*request)[b : b + 1]",
+        "self(*request)[:1]",
         "test_isolated_model.py",
     ),
     Mutation(

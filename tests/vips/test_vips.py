@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from contract import InferenceContract, through_a_file
+from record_draws import by_index
 from releases import batches, take
 from scipy import stats
 from vips_problems import (
@@ -116,7 +117,8 @@ class TestContract(InferenceContract):
 
 
 def test_local_draws_belong_to_their_records(monkeypatch):
-    """One record more leaves the draws of all others as they are."""
+    """Each record has its own in the sum, whichever others take part."""
+    by_index(monkeypatch)
 
     def sums(batch):
         fixture = Fixture(monkeypatch, Totals(), sampling=0.5, noise=Noise(0, source=0))

@@ -8,21 +8,16 @@ to the generators.
 """
 
 import contextlib
-from unittest import mock
+import math
 
+import pytest
 import torch
+from record_draws import by_index, numbers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.records.local_draws import DRAWING, Draw, LocalDraws
-
-
-def _numbers(kind: str, size: int, position: int, count: int) -> Tensor:
-    """(N, count), of each record's draw number ``position``."""
-    generator = torch.Generator().manual_seed(1000 + position)
-    shape = (size, count)
-    draw = torch.randn if kind == "normal" else torch.rand
-    return draw(shape, generator=generator)
+from pyro_dp.records import local_draws
+from pyro_dp.records.local_draws import DRAWING, LocalDraws
 
 
 class _Median(torch.autograd.Function):
@@ -66,16 +61,17 @@ class _Rows(LocalDraws):
 
     def __init__(self, size: int):
         super().__init__()
-        self._size = size
+        self._size, self._position = size, 0
 
-    def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
-        if self._size not in draw.shape:
-            self.requested.pop()
-            return draw.public(device)
-        dim = draw.shape.index(self._size)
-        rest = draw.shape[:dim] + draw.shape[dim + 1 :]
-        numbers = _numbers(draw.kind, self._size, position, rest.numel())
-        return numbers.reshape(self._size, *rest).movedim(0, dim).to(draw.dtype)
+    def __call__(self, sampler, *args, **kwargs) -> Tensor:
+        if sampler is not local_draws._standard or self._size not in args[1]:
+            return super().__call__(sampler, *args, **kwargs)
+        kind, shape = args[0], list(args[1])
+        dim = shape.index(self._size)
+        rest = shape[:dim] + shape[dim + 1 :]
+        found = numbers(kind, self._position, math.prod(rest), self._size)
+        self._position += 1
+        return found.reshape(self._size, *rest).movedim(0, dim).to(kwargs["dtype"])
 
 
 class _RowMode(TorchFunctionMode):
@@ -100,9 +96,6 @@ def all_at_once(size: int):
 def one_by_one(size: int):
     """For one step of ``DPSVI`` on so many records."""
 
-    def sample(draw, stream, indices, position):
-        numbers = _numbers(draw.kind, size, position, draw.shape.numel())[indices]
-        return numbers.reshape(len(indices), *draw.shape).to(draw.dtype)
-
-    with _Chosen(), mock.patch.object(Draw, "sample", sample):
+    with _Chosen(), pytest.MonkeyPatch.context() as patch:
+        by_index(patch, size)
         yield

@@ -119,7 +119,7 @@ class EPProblem:
         records = term.records
         if term.local:
             raise ModelError(_NO_ROWS.format(names=term.local.listed))
-        if term.draws:
+        if term.samples:
             raise ModelError(_NO_DRAWS)
         if term.answers:  # curvatures are not taken apart
             warnings.warn(_BRANCHES, stacklevel=2)

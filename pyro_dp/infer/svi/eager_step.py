@@ -31,7 +31,6 @@ from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
-from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle, unflat
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
 from pyro_dp.records.records import Prepared
@@ -227,15 +226,13 @@ class EagerStep:
         :param new_stream: makes the private source of the records' own draws.
         :returns: gradients of the records' own rows of local parameters.
         """
-        stream = new_stream()
-        local = [LocalStream(stream) for _ in draws]
         moves = []
-        with private_rng(stream):
+        with private_rng(new_stream()):
             size = self.size(draws)
             limit = self.most_records(size) or max(1, _MOST_HELD // max(1, size))
             for chosen in indices.split(limit):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves.append(self.add_microbatch(clipped, draws, chosen, local))
+                    moves.append(self.add_microbatch(clipped, draws, chosen))
         return moves
 
     def add_microbatch(
@@ -243,14 +240,12 @@ class EagerStep:
         clipped: ClippedSum,
         draws: list[Particle],
         chosen: Tensor,
-        local: LocalStreams,
-        sampled: Sequence[list[Tensor]] | None = None,
+        sampled: Sequence[list[Tensor]] = (),
     ) -> LocalGradients:
         """
-        :param sampled: draws of torch's samplers for these records, by particle; by default they
-            draw now.
+        :param sampled: draws for these records, by particle; by default they draw now.
         """
-        gradients, losses, own = self.of_records(draws, chosen, local, sampled)
+        gradients, losses, own = self.of_records(draws, chosen, sampled)
         clipped.add(*self.blocks(gradients, losses, clipped.blocks[0].bound))
         return chosen, own
 
@@ -258,17 +253,13 @@ class EagerStep:
         self,
         draws: list[Particle],
         chosen: Tensor,
-        local: LocalStreams,
-        sampled: Sequence[list[Tensor]] | None = None,
+        sampled: Sequence[list[Tensor]] = (),
     ) -> tuple[Rows, Tensor, dict[str, Tensor]]:
         """Gradients and losses (B,) of these records, and gradients of their own rows. Private."""
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
-        given: Sequence[list[Tensor] | None] = sampled or [None] * len(draws)
         gradients = [
-            self.term.gradients(
-                particle, Batch(chosen, rows, own, values=values, local_rows=local_rows)
-            )
-            for particle, own, values in zip(draws, local, given, strict=True)
+            self.term.gradients(particle, Batch(chosen, rows, values, local_rows))
+            for particle, values in zip(draws, sampled or [[]] * len(draws), strict=True)
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
@@ -354,12 +345,11 @@ def exact(
     """
     eager = prepared.step.eager
     particles = eager.draw()
-    local = [LocalStream(stream) for _ in particles]
     loss = mean_loss(particles).item()
     norms = []
     with private_rng(stream):
         for chosen in batches:
-            gradients, losses, _ = eager.of_records(particles, chosen, local)
+            gradients, losses, _ = eager.of_records(particles, chosen)
             norms.append(row_norms(gradients))
             loss += losses.double().sum().item()
     return loss, torch.cat(norms)

@@ -63,7 +63,7 @@ class RecordsTracedStep(TracedStep):
             raise NotTraceable("each record is pulled back through the guide")
         self._inside = list(self.eager.term.parameters)
         self._template = self.eager.draw()
-        self._counts = [(0, 0)] * len(self._template)  # no draws are inputs: latents are
+        self._counts = [0] * len(self._template)  # no draws are inputs: latents are
         if not self._fits(self.eager.draw()):
             raise NotTraceable("the latents' names, shapes or supports change")
         return self._template

@@ -297,7 +297,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if term.local and self.sampling.kind == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
-        if not self._releases.peers.alone and (term.local or term.draws or term.samples):
+        if not self._releases.peers.alone and (term.local or term.samples):
             raise ConfigurationError(_PER_RECORD)
         self._moves.rows.use(term.local)
         if term.local:
@@ -359,4 +359,4 @@ def _averages(svi: StochasticGradientVI, prepared: PreparedGradient) -> IterateA
     """
     own_loss = svi.loss is not None and isinstance(as_elbo(svi.loss), OwnLoss)
     term = prepared.term
-    return None if own_loss or term.local or term.draws or term.samples else svi._moves.averages
+    return None if own_loss or term.local or term.samples else svi._moves.averages

@@ -10,13 +10,19 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dp.graphs.factorisation import Form, Lookup, factorised
 from pyro_dp.graphs.tracing import Compiler, called_by_torch, trace
-from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
+from pyro_dp.infer.padded_sum import (
+    CHECKED_STEPS,
+    PaddedBatch,
+    PaddedSum,
+    parted,
+    pass_size,
+    placeholder_batch,
+)
 from pyro_dp.infer.svi.eager_step import (
     EagerStep,
     Gradients,
@@ -29,9 +35,8 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows
 from pyro_dp.mechanism.outer_products import Joined, LookedUpRows, OuterProducts
 from pyro_dp.mechanism.sampling import Indices
-from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.local_draws import LocalDraws, PublicDraws
+from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_term import Batch, RecordGradients
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
@@ -75,7 +80,7 @@ class TracedStep:
         """Draw public numbers from torch's global generator, in the guide's order of use."""
         with torch.no_grad():
             drawn = self._drawing(*(leaf.detach() for leaf in self._leaves))
-        return parted(drawn, [sum(each) for each in self._counts])[:-1]
+        return parted(drawn, self._counts)[:-1]
 
     def size(self, draws: PublicTables) -> int:
         return self._size
@@ -83,15 +88,13 @@ class TracedStep:
     def add(
         self, clipped: ClippedSum, draws: PublicTables, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
-        stream = new_stream() if self.eager.term.draws or self.eager.term.samples else None
-        local, moves = self._local_streams(stream), []
-        inputs = self._public_inputs(draws)
+        inputs, moves = self._public_inputs(draws), []
         if self._unchecked:
             self._check_gradients(draws)
-        with self._private_rng(stream):
+        with private_rng(new_stream()) if self.eager.term.samples else contextlib.nullcontext():
             for chosen in indices.split(self._passes.size):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves += self._add_pass(clipped, draws, inputs, chosen, local, new_stream)
+                    moves += self._add_pass(clipped, draws, inputs, chosen, new_stream)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
         return moves
@@ -102,15 +105,15 @@ class TracedStep:
         draws: PublicTables,
         inputs: list[Tensor],
         chosen: Tensor,
-        local: LocalStreams,
         new_stream: NewStream,
     ) -> list[LocalGradients]:
-        def by_pyro(chosen: Tensor) -> LocalGradients:
+        def by_pyro(chosen: Tensor, sampled: Sequence[list[Tensor]] = ()) -> LocalGradients:
             with private_rng(new_stream()):
-                return self.eager.add_microbatch(clipped, self._particles(draws), chosen, local)
+                own = (self._particles(draws), chosen, sampled)
+                return self.eager.add_microbatch(clipped, *own)
 
         try:
-            batch = self._passes.batch(inputs, chosen, local)
+            batch = self._passes.batch(inputs, chosen)
             found = self._passes.add(clipped, inputs, batch)
         except Exception:  # on some record; which one, the eager step finds out
             return [by_pyro(chosen)]
@@ -118,10 +121,10 @@ class TracedStep:
         if self.eager.term.answers:  # other records are not in the sums
             apart = found.pop()
             if apart.any():
-                moves.append(by_pyro(chosen[apart]))
+                moves.append(by_pyro(chosen[apart], self._sampled(batch, apart)))
             chosen, found = chosen[~apart], [each[~apart] for each in found]
         if self._unchecked and len(chosen):
-            self._check_sums(clipped, draws, chosen, local)
+            self._check_sums(clipped, draws, chosen)
         return [*moves, (chosen, dict(zip(self.eager.term.local.leaves, found, strict=True)))]
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
@@ -133,17 +136,6 @@ class TracedStep:
         gradients.update(zip(self._with_gradient, found, strict=True))
         return Gradients(gradients, outside)
 
-    def _local_streams(self, stream: np.random.Generator | None) -> LocalStreams:
-        """One per particle, where records have draws of their own."""
-        if stream is None or not self.eager.term.draws:
-            return [None] * len(self._counts)
-        return [LocalStream(stream) for _ in self._counts]
-
-    def _private_rng(self, stream: np.random.Generator | None) -> contextlib.AbstractContextManager:
-        if stream is not None and self.eager.term.samples:
-            return private_rng(stream)
-        return contextlib.nullcontext()
-
     def _public_inputs(self, public: PublicTables) -> list[Tensor]:
         values = [leaf.detach() for leaf in self._leaves]
         return values + [table for own in public for table in own]
@@ -151,10 +143,8 @@ class TracedStep:
     def _modes(
         self, public: PublicTables, substitutes: dict[int, Tensor] | None = None
     ) -> list[RecordMode]:
-        return [
-            RecordMode(LocalDraws(tables[:count], values=tables[count:]), substitutes)
-            for tables, (count, _) in zip(public, self._counts, strict=True)
-        ]
+        """The modes in which the guide gets these draws."""
+        return [RecordMode(LocalDraws(tables, more=False), substitutes) for tables in public]
 
     def _substitutes(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
         """Leaves with these values that replace the parameters, by ``id``."""
@@ -163,29 +153,29 @@ class TracedStep:
 
     def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
         """Parameters and particles that are functions of the public inputs."""
-        counts = [len(self._leaves), *map(sum, self._counts)]
+        counts = [len(self._leaves), *self._counts]
         values, *tables, _ = parted(inputs, counts)
         substitutes = self._substitutes(values)
         with torch.enable_grad():
             particles = self.eager.draw(self._modes(tables, substitutes))
         return dict(zip(self.eager.parameters, substitutes.values(), strict=True)), particles
 
-    def _trace_draws(self) -> tuple[Callable[..., Sequence[Tensor]], list[tuple[int, int]]]:
+    def _trace_draws(self) -> tuple[Callable[..., Sequence[Tensor]], list[int]]:
         """A graph that makes the guide's draws, some of them at the values of the parameters.
 
-        :returns: it, and each particle's numbers of draws that are :class:`Draw`, and of others.
+        :returns: it, and each particle's number of draws.
         """
-        made: list[PublicDraws] = []
+        made: list[LocalDraws] = []
 
         def drawn(*values: Tensor) -> list[Tensor]:
-            made[:] = [PublicDraws() for _ in range(self.eager.loss.num_particles)]
+            made[:] = [LocalDraws() for _ in range(self.eager.loss.num_particles)]
             substitutes = self._substitutes(values)
             with torch.enable_grad():
                 self.eager.draw([RecordMode(draws, substitutes) for draws in made])
-            return [each for draws in made for each in (*draws.table, *draws.sampled)]
+            return [each for draws in made for each in draws.sampled]
 
         graph = trace(drawn, [leaf.detach() for leaf in self._leaves], draws=True)
-        return called_by_torch(graph), [(len(draws.table), len(draws.sampled)) for draws in made]
+        return called_by_torch(graph), [len(draws.sampled) for draws in made]
 
     def _trace_records(
         self, size: int, sum_type: type[ClippedSum], compiler: Compiler
@@ -193,10 +183,9 @@ class TracedStep:
         """Trace gradients per record, to find what must be stored; then clipped and summed."""
         eager, term = self.eager, self.eager.term
         names, particles = list(term.local.leaves), len(self._counts)
-        local = self._local_streams(np.random.default_rng(0))
         public = self._public_inputs(self.draw())
         counts = [len(public), 1, len(term.records.placeholder()), len(names)]
-        counts += [len(term.draws)] * particles + [term.samples] * particles
+        counts += [term.samples] * particles
 
         def gradients(*inputs: Tensor) -> tuple[dict[str, Tensor], list, list[RecordGradients]]:
             own, (indices,), rows, own_rows, *draws = parted(inputs, counts)
@@ -206,12 +195,8 @@ class TracedStep:
                 parameters,
                 drawn,
                 [
-                    term.at_once(
-                        particle, Batch(indices, rows, None, tables, values, local_rows=by_name)
-                    )
-                    for particle, tables, values in zip(
-                        drawn, draws[:particles], draws[particles:-1], strict=True
-                    )
+                    term.at_once(particle, Batch(indices, rows, values, by_name))
+                    for particle, values in zip(drawn, draws[:-1], strict=True)
                 ],
             )
 
@@ -223,9 +208,8 @@ class TracedStep:
             losses = mean([each.losses for each in found])
             blocks = eager.coordinates(drawn, parameters).per_record(found)
             beside = [mean([each.local[name] for each in found]) for name in names]
-            apart = [each for own in found for each in own.otherwise]
-            if apart:
-                beside.append(torch.stack(apart).any(dim=0))
+            if term.answers:
+                beside.append(torch.stack([own.apart for own in found]).any(dim=0))
             return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside]
 
         def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
@@ -234,7 +218,7 @@ class TracedStep:
             return eager.blocks(joined(outputs, forms), losses, bounds[0]), beside
 
         others = 1 + len(names) + bool(term.answers)
-        inputs = [*public, *placeholder_batch(term, size, local)]
+        inputs = [*public, *placeholder_batch(term, size)]
         drawing = trace(sampled, inputs, draws=True) if term.samples else None
         sampling = called_by_torch(drawing) if drawing else None
         values = sampling(*inputs) if sampling else []
@@ -246,7 +230,6 @@ class TracedStep:
             public,
             blocks=1 + eager.releases_loss + (eager.report is not None),
             size=size,
-            local=local,
             sampling=sampling,
             marks=bool(term.answers),
             sum_type=sum_type,
@@ -276,23 +259,28 @@ class TracedStep:
     def _particles(self, public: PublicTables) -> list[Particle]:
         return self.eager.draw(self._modes(public))
 
-    def _check_sums(
-        self, clipped: ClippedSum, public: PublicTables, chosen: Tensor, local: LocalStreams
-    ) -> None:
+    def _check_sums(self, clipped: ClippedSum, public: PublicTables, chosen: Tensor) -> None:
         # Pyro's code holds the gradients of all records at once. A large model affords only a few.
         chosen = chosen[: max(2, _MOST_CHECKED // max(1, self._size))]
         found, expected = (
             type(clipped)(clipped.blocks, self.eager.term.records.device) for _ in range(2)
         )
-        inputs, term = self._public_inputs(public), self.eager.term
-        batch = self._passes.batch(inputs, chosen, local)
+        inputs = self._public_inputs(public)
+        batch = self._passes.batch(inputs, chosen)
         beside = self._passes.add(found, inputs, batch)
-        sampled = parted(batch.sampled, [term.samples] * len(self._counts))[:-1]
-        own = (self._particles(public), chosen, local, sampled if term.samples else None)
+        together = ~beside.pop() if self.eager.term.answers else slice(None)  # by these draws
+        if not len(chosen[together]):
+            return
+        own = (self._particles(public), chosen[together], self._sampled(batch, together))
         _, moves = self.eager.add_microbatch(expected, *own)
         found.require_same_as(expected, count=len(chosen), exact=self._exact)
-        for one, other in zip(beside[: len(moves)], moves.values(), strict=True):
-            require_same(one, other, exact=self._exact)
+        for one, other in zip(beside, moves.values(), strict=True):
+            require_same(one[together], other, exact=self._exact)
+
+    def _sampled(self, batch: PaddedBatch, places: Tensor | slice) -> list[list[Tensor]]:
+        """Draws of some of its records, by particle."""
+        own = [each[places] for each in batch.sampled]
+        return parted(own, [self.eager.term.samples] * len(self._counts))[:-1]
 
     def _check_gradients(self, public: PublicTables) -> None:
         """Check them at a constant instead of a release, before anything is spent."""
