@@ -161,22 +161,18 @@ def uses(source: str, module: str) -> Counter:
     while pending:
         node, place = pending.pop()
         words, texts = _words(node)
-        for name in USES:
-            if name.startswith("'"):
-                count = texts.count(name[1:-1])
-            elif name.startswith("."):  # a plain word: as an attribute, or where it may be one
-                by_attribute = isinstance(node, ast.Attribute | ast.alias | ast.MatchClass)
-                count = texts.count(name[1:]) + by_attribute * words.count(name[1:])
-            else:
-                count = (words + texts).count(name)
-            if count:
-                found[name, place] += count
+        # A plain word is an attribute, or stands where it may be one.
+        by_attribute = isinstance(node, ast.Attribute | ast.alias | ast.MatchClass)
+        for word in words:
+            found.update((name, place) for name in ([word, "." + word] if by_attribute else [word]))
+        for text in texts:
+            found.update((name, place) for name in (text, "." + text, f"'{text}'"))
         inner = place
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{place}.{node.name}"
         folded = _text(node) is not None
         pending += [(child, inner) for child in ast.iter_child_nodes(node) if not folded]
-    return found
+    return Counter({use: count for use, count in found.items() if use[0] in USES})
 
 
 def _words(node: ast.AST) -> tuple[list[str], list[str]]:
