@@ -165,29 +165,6 @@ def test_half_the_noise_is_that_of_the_whole_ledger():
     assert "Halving the noise" not in repr(sep.explain())
 
 
-@pytest.mark.long
-def test_four_times_the_records_and_half_the_noise_make_the_same_share():
-    data = regression_data(4000)
-    shares, widths = [], []
-    for size, sigma in ((1000, 12.0), (1000, 6.0), (4000, 12.0)):
-        part = tuple(each[:size] for each in data)
-        sep = fitted(PaperDPSEP, data=part, num_steps=20, noise=sigma, clip=3.0)
-        if not shares:
-            half, records = (
-                sep.explain().width_at_half_noise,
-                sep.explain().records_for_half_width,
-            )
-        shares.append(sep.explain().mean_shares["privacy noise"])
-        widths.append(sep.posterior().stddev.mean().item())
-    now, louder, larger = shares
-    assert 0.15 < now < 0.6
-    assert louder == pytest.approx(now / 4 / (1 - now + now / 4), rel=0.2)
-    assert larger == pytest.approx(louder, rel=0.2)
-    assert widths[1] / widths[0] == pytest.approx(half, rel=0.1)
-    # Half as wide with ``records`` times the records, and narrower with four times.
-    assert records < 4 and 0.85 * (records / 4) ** 0.5 < widths[2] / widths[0] / 0.5 < 1.0
-
-
 def test_what_would_help():
     found = explanation(data=0.5, sampling=0.1, clipping=0.1)
     noise, factor = 0.4, found.records_for_half_width

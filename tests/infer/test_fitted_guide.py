@@ -81,14 +81,6 @@ def test_a_point_becomes_the_mean():
 
 
 @pytest.mark.long
-def test_a_far_start_arrives():
-    view = read(two, dependent, DATA)
-    far = torch.tensor([3.0, -30.0], dtype=torch.float64)
-    view.write(far, COVARIANCE)
-    assert view.fit() < 0.5
-
-
-@pytest.mark.long
 def test_a_fit_repeats_and_leaves_the_public_generators():
     found = []
     for _ in range(2):

@@ -8,11 +8,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import logistic as plain_logistic
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
-from pyro_dp import DPSEP, Execution, Factors, Noise, PaperDPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, Execution, Factors, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
 from pyro_dp.infer.ep.linear_design import Axes, _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
@@ -375,24 +374,6 @@ def test_threads_change_nothing(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
-
-
-@pytest.mark.long
-def test_runs_are_as_before():
-    x, y = data(logistic, 500)
-    x[4] = 1.0
-    found = []
-    for fast in (True, False):
-        pyro.clear_param_store()
-        with pytest.MonkeyPatch.context() as patch:
-            if not fast:
-                patch.setattr(SiteSum, "_linear", lambda self, public: None)
-            guide = AutoMultivariateNormal(plain_logistic)
-            accountant = PrivacyAccountant(epsilon=3.0)
-            sep = DPSEP(plain_logistic, guide, accountant=accountant, noise=Noise(source=0))
-            sep.run(x, y, progress=False)
-            found.append((sep.posterior().mean, sep.posterior().covariance_matrix))
-    close(found)
 
 
 def test_an_index_out_of_range_has_no_row():

@@ -65,13 +65,6 @@ def test_it_is_the_gaussian():
         assert torch.equal(other.mean, ours.mean) and repr(other) == repr(ours)
 
 
-def test_variances_are_a_diagonal_covariance():
-    mean, variances = torch.randn(DIM), torch.rand(DIM) + 0.1
-    found = Posterior(latents(), mean, variances, plain=variances / 2)
-    torch.testing.assert_close(found.covariance_matrix, variances.diag())
-    torch.testing.assert_close(found.noise_share, torch.full((DIM,), 0.5))
-
-
 def test_names():
     assert posterior().names[:7] == (
         "w[0]",

@@ -205,13 +205,6 @@ def test_the_factor_is_proper_where_the_prior_is_not_log_concave():
     assert torch.linalg.eigvalsh(prior.factor(mean, covariance).precision).min() > 0
 
 
-def test_it_is_the_same_at_the_same_posterior():
-    """Its draws are made once: without noise there is a fixed point."""
-    prior, q = prior_of(horseshoe), posterior(2)
-    one, other = prior.factor(*q), prior.factor(*q)
-    assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
 def test_it_does_not_depend_on_the_data(latents):

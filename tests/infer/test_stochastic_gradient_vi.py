@@ -26,7 +26,6 @@ from pyro.infer.autoguide import (
     AutoNormal,
 )
 from releases import Releases, take
-from torch.distributions import constraints
 
 from pyro_dp import (
     Clip,
@@ -231,31 +230,6 @@ def test_rows_of_records_have_a_step_size():
     assert svi._moves.rows._adams["AutoNormal.locs.own"].lr == 0.3
 
 
-@pytest.mark.slow
-def test_a_guide_that_is_no_gaussian_arrives():
-    """Gradients are a thousand times as large at the start, and Adam must forget that."""
-
-    def model(y):
-        mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
-        sd = pyro.sample("sd", dist.Uniform(0.0, 10.0))
-        with pyro.plate("data", len(y)):
-            pyro.sample("y", dist.Normal(mean, sd), obs=y)
-
-    def guide(y):
-        loc = pyro.param("loc", torch.tensor(0.0))
-        scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
-        log_sd = pyro.param("log_sd", torch.tensor(0.0))
-        pyro.sample("mean", dist.Normal(loc, scale))
-        pyro.sample("sd", dist.LogNormal(log_sd, 0.05))
-
-    torch.manual_seed(0)
-    data = 9 + 0.5 * torch.randn(2000)
-    svi = new(model, guide, num_steps=1000, noise=0)
-    svi.run(data, progress=False)
-    assert pyro.param("loc").item() == pytest.approx(9, abs=0.1)
-    assert pyro.param("log_sd").exp().item() == pytest.approx(0.5, abs=0.1)
-
-
 @pytest.mark.long
 def test_records_alone_may_be_of_single_precision():
     """Their graph rounds as much as the model does."""
@@ -400,16 +374,6 @@ def test_a_chosen_number_of_steps_is_in_the_state():
     other = new(num_steps=7)
     with pytest.raises(ConfigurationError, match="num_steps differs"):
         other.load_state_dict(state | {"noise_multiplier": 1.0})
-
-
-def test_nothing_beyond_the_last_step():
-    svi, data = new(num_steps=13), regression_data()
-    svi.run(*data, progress=False)
-    spent = svi.accountant.num_releases
-    for more in (svi.step, svi.run):
-        with pytest.raises(ConfigurationError, match="num_steps=13 steps of the plan are done"):
-            more(*data)
-    assert svi.accountant.num_releases == spent
 
 
 # Users' errors.

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import logistic, logistic_whole, mixture, take_one_by_one
+from problems import logistic, mixture, take_one_by_one
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 
@@ -168,13 +168,6 @@ def test_a_curved_predictor_is_linearised_at_the_cavity_mean():
         close((precision[n], residual[n]), expected)
 
 
-def test_a_diagonal_cavity_is_a_full_one():
-    x, y = data()
-    mean, variances = torch.tensor([0.4, -0.7]), torch.tensor([0.3, 0.1])
-    problem = Problem(noisy, x, y)
-    close(problem.sites(mean, variances), problem.sites(mean, variances.diag()))
-
-
 def visits(x, y):
     w = latents()
     with pyro.plate("data", len(x), dim=-2) as idx, pyro.plate("visits", y.shape[1], dim=-1):
@@ -250,23 +243,6 @@ def test_the_vectorised_path_is_the_loop(model, own):
     fast = problem.sites(mean, covariance)
     take_one_by_one(problem.moments)
     close(problem.sites(mean, covariance), fast, 1e-12)
-
-
-@pytest.mark.long
-def test_sliced_data_give_the_same():
-    x, y = data()
-    sliced = Problem(logistic_whole, x, y, reading=Reading.WHOLE)
-    close(sliced.sites(*cavity()), Problem(logistic, x, y).sites(*cavity()))
-
-
-@pytest.mark.parametrize("model", [logistic, noisy, curved])
-def test_cavities_of_their_own_are_taken_record_by_record(model):
-    x, y = data()
-    mean, root = torch.randn(5, 2), 0.4 * torch.randn(5, 2, 2)
-    covariance = root @ root.mT
-    problem = Problem(model, x, y)
-    alone = [problem.sites(mean[n], covariance[n], torch.tensor([n])) for n in range(5)]
-    close(problem.sites(mean, covariance), [torch.cat(each) for each in zip(*alone, strict=True)])
 
 
 def test_a_record_does_not_depend_on_its_batch():
@@ -465,17 +441,6 @@ def test_sums_of_curves_have_curvatures_of_their_own(kind):
     moments = Problem(model, torch.randn(5), moments="auto").moments
     assert moments.turns == (kind == "product")
     assert moments.name == ("stein" if kind == "sum" else "linear")
-
-
-def test_a_single_linear_latent_is_not_curved():
-    """And there is no warning."""
-
-    def model(y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(y)) as idx:
-            pyro.sample("y", dist.Normal(w, 1.0), obs=y[idx])
-
-    assert not Problem(model, torch.randn(5)).moments.curved
 
 
 def test_a_function_of_differences_is_curved():

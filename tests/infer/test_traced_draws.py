@@ -87,21 +87,6 @@ def test_a_guide_of_each_family(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["Beta", "Gamma", "Dirichlet"])
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-def test_equals_pyro_code(name, privatize):
-    """With noise, on small batches, for two particles."""
-
-    def make():
-        made = problem_of(FAMILIES[name])
-        made.loss.num_particles = 2
-        return made
-
-    svi = assert_same(make, clip=Clip(0.5, of=privatize), **NOISY)
-    assert isinstance(svi._kept.prepared.step, TracedStep)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("name", COUNTS)
 def test_latents_without_a_reparameterisation(name):
     clip = Clip(0.5, of="parameters")

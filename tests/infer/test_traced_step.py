@@ -1,7 +1,6 @@
 """Steps from graphs: against the same steps by Pyro's own code."""
 
 import math
-import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -423,13 +422,6 @@ def model_with_a_branch(x, y):
         pyro.sample("y", dist.Bernoulli(logits=sign * x[idx] @ w), obs=y[idx])
 
 
-def model_with_a_draw(x, y):
-    spread = 1.0 + 0.1 * torch.normal(torch.zeros(3), 1.0).abs()
-    w = pyro.sample("w", dist.Normal(0.0, spread).to_event(1))
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
 def model_with_random_indices(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("columns", 3, subsample_size=2):
@@ -565,20 +557,6 @@ def test_records_in_a_loop_are_not_traced():
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         svi.step(*problem.data)
     assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
-
-
-@pytest.mark.long
-def test_draws_in_place():
-    """A guide that fills a tensor of its own, and does not use what that returns."""
-
-    def guide(x, y):
-        noise = torch.zeros(3)
-        noise.normal_()
-        pyro.sample("w", dist.Delta(pyro.param("loc", torch.zeros(3)) + noise).to_event(1))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it may fall back
-        assert_same(lambda: Problem(logistic, guide, regression_data()), **NOISY)
 
 
 # State
