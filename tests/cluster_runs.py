@@ -138,59 +138,72 @@ class Ended:
         return self.value[0] if self.status == 1 and self.value else None
 
 
-def ranks(
-    size: int, body: Callable[[int], Any], *, seconds: float = 60.0, stopped: int | None = None
-) -> list[Ended]:
-    """Run a function of the rank in so many processes, which can make a Cluster.
+def forked(
+    size: int, body: Callable[[int], Any], *, seconds: float = 900.0, stopped: int | None = None
+) -> Callable[[], list[Ended]]:
+    """Start processes that run a function of the index, and return a function that waits.
 
-    :param seconds: all ranks left after that time are killed, with status -9.
-    :param stopped: a rank that is let go on when all others have ended.
+    :param seconds: all processes left after that time are killed, with status -9.
+    :param stopped: a process that is let go on when all others have ended.
     """
-    folder = Path(tempfile.mkdtemp(prefix="cluster"))
+    folder = Path(tempfile.mkdtemp(prefix="forked"))
     start, pids = time.monotonic(), []
-    for rank in range(size):
+    for index in range(size):
         pid = os.fork()
         if pid == 0:
-            _be_rank(rank, size, folder, body)
+            _be_one(index, folder, body)
         pids.append(pid)
-    ended: dict[int, Ended] = {}
-    while len(ended) < size:
-        now = time.monotonic() - start
-        if set(range(size)) - ended.keys() == {stopped}:
-            os.kill(pids[stopped], signal.SIGCONT)
-        if now > seconds:
-            for rank in set(range(size)) - ended.keys():
-                os.kill(pids[rank], signal.SIGKILL)
-        for rank in set(range(size)) - ended.keys():
-            pid, status = os.waitpid(pids[rank], os.WNOHANG)
-            if pid:
-                path = folder / f"{rank}.pickle"
-                value = pickle.loads(path.read_bytes()) if path.exists() else None
-                code = os.waitstatus_to_exitcode(status)
-                ended[rank] = Ended(code, value, time.monotonic() - start)
-        time.sleep(0.005)
-    return [ended[rank] for rank in range(size)]
+
+    def wait() -> list[Ended]:
+        ended: dict[int, Ended] = {}
+        while running := set(range(size)) - ended.keys():
+            now = time.monotonic() - start
+            if running == {stopped}:
+                os.kill(pids[stopped], signal.SIGCONT)
+            for index in running:
+                if now > seconds:
+                    os.kill(pids[index], signal.SIGKILL)
+                pid, status = os.waitpid(pids[index], os.WNOHANG)
+                if pid:
+                    path = folder / f"{index}.pickle"
+                    value = pickle.loads(path.read_bytes()) if path.exists() else None
+                    code = os.waitstatus_to_exitcode(status)
+                    ended[index] = Ended(code, value, time.monotonic() - start)
+            time.sleep(0.005)
+        return [ended[index] for index in range(size)]
+
+    return wait
 
 
-def _be_rank(rank: int, size: int, folder: Path, body: Callable[[int], Any]) -> None:
+def _be_one(index: int, folder: Path, body: Callable[[int], Any]) -> None:
     status, value = 1, None
+    signal.alarm(900)  # ends a process that hangs; on a busy machine all takes minutes
     try:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float64)
-        meeting = f"file://{folder}/meeting"
-        torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=size)
         fresh()
-        status, value = 0, body(rank)
+        status, value = 0, body(index)
     except BaseException as error:
         value = (type(error).__name__, str(error))
         if not isinstance(error, ClusterError) and os.environ.get("CLUSTER_RUNS_SHOW"):
             traceback.print_exc()
     finally:
-        path = folder / f"{rank}.pickle"
+        path = folder / f"{index}.pickle"
         path.with_suffix(".new").write_bytes(pickle.dumps(value))
         path.with_suffix(".new").rename(path)
         os._exit(status)
+
+
+def ranks(size: int, body: Callable[[int], Any], **limits: Any) -> list[Ended]:
+    """Run a function of the rank in so many processes, which can make a Cluster."""
+    meeting = f"file://{tempfile.mkdtemp(prefix='cluster')}/meeting"
+
+    def be(rank: int) -> Any:
+        torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=size)
+        return body(rank)
+
+    return forked(size, be, **{"seconds": 60.0} | limits)()
 
 
 def shard(rank: int, cuts: list[int]) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,6 @@ import json
 import math
 import multiprocessing as mp
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -118,41 +117,12 @@ def holders(
 
 def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_runs.Ended]]:
     """Start processes that run a function of the index, and return a function that waits."""
-    folder = Path(tempfile.mkdtemp(prefix="federation"))
-    start, pids = time.monotonic(), []
-    for index in range(size):
-        pid = os.fork()
-        if pid == 0:
-            _be_holder(index, folder, body)
-        pids.append(pid)
 
-    def ended() -> list[cluster_runs.Ended]:
-        found = []
-        for index, pid in enumerate(pids):
-            _, status = os.waitpid(pid, 0)
-            path = folder / f"{index}.json"
-            value = json.loads(path.read_text()) if path.exists() else None
-            code = os.waitstatus_to_exitcode(status)
-            found.append(cluster_runs.Ended(code, value, time.monotonic() - start))
-        return found
-
-    return ended
-
-
-def _be_holder(index: int, folder: Path, body: Callable[[int], Any]) -> None:
-    status, value = 1, None
-    signal.alarm(900)  # ends a process that hangs; on a busy machine all takes minutes
-    try:
-        torch.set_num_threads(1)
-        torch.set_default_dtype(torch.float64)
-        fresh()
+    def be(index: int) -> Any:
         torch.manual_seed(index)
-        status, value = 0, body(index)
-    except BaseException as error:
-        value = (type(error).__name__, str(error))
-    finally:
-        (folder / f"{index}.json").write_text(json.dumps(value))
-        os._exit(status)
+        return body(index)
+
+    return cluster_runs.forked(size, be)
 
 
 def noise_of_first_only(index: int) -> None:
@@ -193,19 +163,12 @@ def equality() -> dict[str, Any]:
         return results
 
     def body(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3, colluders=2)
         found = all_of(index, federation, shard(index, CUTS))
         federation.leave()
         return found
 
-    def alone(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
-        if index == 0:
-            return all_of(0, None, data())
-        return None
-
-    one = holders(2, alone)[0].value
+    one = started(1, lambda index: all_of(0, None, data()))()[0].value
     return {"one process": one, "holders": [each.value for each in holders(3, body)]}
 
 
@@ -213,7 +176,6 @@ def nothing_set() -> list[dict[str, Any]]:
     """DPSEP, which chooses bound, number of steps and noise."""
 
     def body(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
         accountant = PrivacyAccountant(epsilon=1.0)
         sep = make("sep", accountant, federation, noise=SECURE)
@@ -234,7 +196,6 @@ def uploads() -> dict[str, Any]:
     seen: list[dict[int, bytes]] = []
 
     def body(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
         exact, kept = FixedPointSum._noisy, []
 
         def noisy(self: FixedPointSum, sigmas: Any, noise: Any) -> Any:
@@ -283,7 +244,6 @@ def _time_told(message: bytes) -> int | None:
 
 def _until(how: str, index: int, line: PipeLine) -> Any:
     """One of three holders is lost in its second upload, or before its third step."""
-    warnings.simplefilter("ignore", UserWarning)
     federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
     path = Path(tempfile.mkdtemp()) / "journal"
     accountant = PrivacyAccountant(epsilon=1.0)
@@ -338,7 +298,6 @@ def resumed(method: str = "vips") -> list[list[Any]]:
     folder = Path(tempfile.mkdtemp())
 
     def start(index: int, line: PipeLine) -> tuple[Federation, PrivacyAccountant, VIPS | DPSEP]:
-        warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3)
         accountant = PrivacyAccountant(epsilon=1.0)
         accountant.journal(folder / f"{index}")
@@ -439,7 +398,6 @@ def shamir() -> dict[str, Any]:
     """Three holders who add up by themselves: a fit, what they send, and one that dies."""
 
     def fit(index: int) -> Any:
-        warnings.simplefilter("ignore")
         channel = ShamirSums(addresses, index, encrypted=False, timeout=30)
         federation = Federation(channel, holders=3, colluders=2)
         noise_of_first_only(index)
@@ -503,7 +461,6 @@ def shamir() -> dict[str, Any]:
         results[trial.__name__] = [each.value for each in started(3, trial)()]
 
     def alone(index: int) -> Any:
-        warnings.simplefilter("ignore")
         fresh()
         noise_of_first_only(0)
         sigma = 2.0 * math.sqrt(3)

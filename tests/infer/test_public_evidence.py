@@ -1,5 +1,6 @@
 """Evidence: files, its likelihood, other priors, products."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -44,9 +45,14 @@ def exact(x, y):
     return torch.linalg.solve(precision, x.T @ y / 0.25), torch.linalg.inv(precision)
 
 
+@functools.cache
+def of_one_run():
+    return run().evidence
+
+
 @pytest.fixture
 def evidence():
-    return run().evidence
+    return of_one_run()
 
 
 def test_there_is_none_before_the_first_look():
