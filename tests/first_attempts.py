@@ -134,10 +134,6 @@ class Attempt:
     def name(self) -> str:
         return self.function.__name__
 
-    @property
-    def title(self) -> str:
-        return inspect.getdoc(self.function)
-
     @functools.cached_property
     def outcome(self) -> tuple[str | None, int]:
         """In a fresh session: type and text of the error, if any; releases that it comes after.

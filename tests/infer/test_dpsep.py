@@ -22,7 +22,6 @@ from problems import (
     repeated_mixture,
     with_needs,
 )
-from pyro import poutine
 from pyro.infer import Predictive
 from pyro.infer.autoguide import (
     AutoDelta,
@@ -317,21 +316,6 @@ def test_a_likelihood_that_is_not_in_the_parameters_alone():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=2e-3)
 
 
-@pytest.mark.long
-def test_mixture_finds_its_components():
-    """Enumerated assignments; weights on a simplex, whose prior is not Gaussian."""
-    centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
-    z = torch.arange(300) % 3
-    x = centres[z] + 0.5 * torch.randn(300, 2)
-    sep = new_sep(mixture, mixture_guide(mixture), num_steps=10)
-    sep.run(x, progress=False)
-    assert sep._kept.prepared.problem.moments.name == "stein"
-    median = sep.guide.median()
-    exact = torch.stack([x[z == k].mean(0) for k in range(3)])
-    torch.testing.assert_close(median["locs"].detach(), exact, rtol=0.0, atol=0.02)
-    torch.testing.assert_close(median["weights"].detach(), torch.ones(3) / 3, rtol=0.0, atol=0.03)
-
-
 def test_clipping_applies_to_the_joint_site(monkeypatch):
     """Eta and precision are scaled by the same factor."""
     data = regression_data()
@@ -408,23 +392,6 @@ def test_noise_aware_intervals_cover(correlation):
     assert 0.51 < share < 0.85
 
 
-@pytest.mark.slow
-@pytest.mark.in_turns
-@pytest.mark.parametrize("precision", ["diagonal", pytest.param("shared", marks=pytest.mark.slow)])
-def test_without_correlations_the_noise_is_bounded(precision):
-    """The mean's noise over fresh noise is at most what the aware posterior says."""
-    x, y = correlated_data(800, correlation=0.5)
-    means, added = [], []
-    sep = new_sep(
-        num_steps=15, factors=precision, noise=Noise(4.0, source=0), clip=3.0, damping=0.3
-    )
-    for _ in runs(sep, (x, y), 30):
-        means.append(sep.posterior().mean)
-        added.append(sep.posterior(True).variance - sep.posterior(False).variance)
-    ratio = torch.stack(means).var(0) / torch.stack(added).mean(0)
-    assert (ratio < 1.8).all() and (ratio > 0.02).any()
-
-
 def with_hyperprior(x, y):
     """Two latents that no record sees, and a scale that is not Gaussian."""
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
@@ -459,30 +426,6 @@ def test_extremes(case, sigma):
         assert posterior.mean.isfinite().all()
         assert posterior.stddev.isfinite().all() and (posterior.stddev <= 1 + 1e-6).all()
     assert sep.guide.median()["w"].isfinite().all()
-
-
-def labels(x, y):
-    """Labels of two classes; where a third column is zero, the label is missing."""
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
-    with pyro.plate("data", len(x)) as idx:
-        with poutine.mask(mask=x[idx, 2] > 0):
-            pyro.sample("y", dist.Categorical(logits=x[idx, :2] @ w), obs=y[idx])
-
-
-@pytest.mark.long
-def test_missing_labels_may_be_anything():
-    """A masked record adds nothing, with any label."""
-    x, y = torch.randn(30, 3), torch.bernoulli(torch.full((30,), 0.5)).long()
-    x[:, 2] = 1.0
-    x[7, 2] = 0.0
-    means = []
-    for label in (0, 7, -1):
-        y[7] = label
-        pyro.set_rng_seed(0)
-        sep = new_sep(labels)
-        sep.run(x, y, progress=False)
-        means.append(sep.posterior().mean)
-    assert torch.equal(means[0], means[1]) and torch.equal(means[0], means[2])
 
 
 def test_warm_starts_are_in_the_ledger():

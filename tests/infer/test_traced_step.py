@@ -643,20 +643,6 @@ def test_optimizers_that_change_gradients_in_place(jit, optim):
     torch.testing.assert_close(found, values())
 
 
-@pytest.mark.long
-def test_the_same_data_elsewhere():
-    """A copy is looked at and traced anew."""
-    ends = []
-    for jit in ("none", "trace"):
-        problem, svi = new(PROBLEMS["AutoNormal"], jit, **NOISY)
-        svi.step(*problem.data)
-        for _ in range(2):
-            svi.step(*[each.clone() for each in problem.data])
-        ends.append(values())
-        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
-    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
-
-
 class Switched(nn.Module):
     """A model that refers to values beside its arguments."""
 
