@@ -546,23 +546,3 @@ def test_the_scale_of_effects_does_not_collapse(seed):
     sep = fitted(effects_of_clinics, (clinic, y), epsilon=0.5, seed=seed)
     lower, upper = sep.posterior().intervals()["scale"]
     assert 0.01 < lower < upper < 3.0  # a's standard deviations are 0.68 and 0.37
-
-
-@pytest.mark.long
-def test_collinear_columns_without_noise():
-    """If only the prior tells coefficients apart, they keep the rest of its uncertainty."""
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
-        with pyro.plate("people", len(x)):
-            pyro.sample("y", dist.Poisson((x @ w).exp()), obs=y)
-
-    group = torch.nn.functional.one_hot(torch.arange(300) % 3).double()
-    x = torch.cat([torch.ones(300, 1), group], dim=1)
-    y = torch.poisson(torch.ones(300))
-    guide, accountant = AutoMultivariateNormal(model), PrivacyAccountant()
-    sep = DPSEP(model, guide, accountant=accountant, noise=0.0)
-    sep.run(x, y, progress=False)
-    along = torch.tensor([1.0, -1.0, -1.0, -1.0]) / 2  # changes no rate
-    variance = along @ sep.posterior().covariance_matrix @ along
-    torch.testing.assert_close(variance, torch.tensor(1.0), rtol=1e-3, atol=0.0)

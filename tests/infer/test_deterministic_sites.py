@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 
-from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 
 GROUPS = 6
@@ -161,15 +161,6 @@ def test_a_site_with_a_row_for_each_record_is_no_coordinate():
     sep = found(unnamed, noise=0.3)
     assert {each.name for each in sep.evidence.latents} == {"mu", "scale", "z"}
     assert str(sep.posterior().status) != "ok"
-
-
-@pytest.mark.slow
-def test_the_evidence_meets_another_prior():
-    evidence = found(not_centred, noise=0.3).evidence
-    draws = evidence.posterior(latents, "nuts", num_samples=50, warmup_steps=50)
-    assert draws["z"].shape == (50, GROUPS)
-    with pytest.raises(ModelError, match="no latent site 'effect'"):
-        evidence.posterior(latents)
 
 
 @pytest.mark.long

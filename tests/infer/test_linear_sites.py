@@ -13,7 +13,6 @@ from sums import exact_sums
 
 from pyro_dp import DPSEP, Execution, Factors, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
-from pyro_dp.infer.ep.linear_design import Axes, _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -256,16 +255,6 @@ def test_records_are_known_to_be_straight_where_the_code_is_affine(model, kept):
     assert sites._moments.design.straight.any() == kept
 
 
-def test_axes_have_the_norm_of_the_frame_and_the_variance_of_the_cavity():
-    root, half = frame(5, 1.0).root, torch.randn(5, 5)
-    covariance, row = half @ half.T, torch.randn(5)
-    axes = Axes.of(covariance, root)
-    along = row @ axes.basis
-    torch.testing.assert_close(along.norm(), (root @ row).norm())
-    torch.testing.assert_close((along.square() * axes.variances).sum(), row @ covariance @ row)
-    torch.testing.assert_close(axes.turn @ along, root @ row)
-
-
 @pytest.mark.parametrize("model", [logistic, gaussian])
 @pytest.mark.parametrize("variance", [0.0, 1e-8, 0.01, 0.24, 0.26, 9.0])
 def test_elements_without_a_search_are_those_of_quadrature(model, variance):
@@ -374,9 +363,3 @@ def test_threads_change_nothing(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
-
-
-def test_an_index_out_of_range_has_no_row():
-    for table in (torch.ones(3, 2), torch.ones(3, 2, 4)):
-        found = _looked_up(table, torch.tensor([0, 2, 3, -1]))
-        assert found[:2].eq(1.0).all() and found[2:].isnan().all()

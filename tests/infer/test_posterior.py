@@ -184,15 +184,6 @@ def test_the_next_step(cause):
         assert advice.endswith(REMEDIES[cause]) and "new budget" in advice
 
 
-def test_columns_keep_their_trailing_zeros():
-    latent = Latent("w", torch.Size([2]), biject_to(constraints.real), 0, 2)
-    found = Posterior([latent], torch.tensor([0.2, 0.25]), torch.full((2,), 0.0025))
-    assert [line.split() for line in repr(found).splitlines()[1:-1]] == [
-        ["w[0]", "0.200", "0.102", "to", "0.298", "0%"],
-        ["w[1]", "0.250", "0.152", "to", "0.348", "0%"],
-    ]
-
-
 def test_an_interval_without_the_noise_has_no_share():
     """As after gradient steps. Without any noise the share is zero."""
     latent = Latent("w", torch.Size([]), biject_to(constraints.real), 0, 1)

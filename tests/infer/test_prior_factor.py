@@ -278,16 +278,6 @@ def test_a_correlated_prior_as_a_diagonal_moves_with_the_posterior(latents):
     torch.testing.assert_close(found.eta - found.precision * mean, slope)
 
 
-def precise_and_not_gaussian():
-    return pyro.sample("w", dist.Normal(0.0, 1e-5)) + pyro.sample("s", dist.Gamma(2.0, 3.0))
-
-
-def test_a_precise_latent_does_not_hide_another_that_is_not_gaussian():
-    """Hessians are compared relative to the largest of all entries."""
-    found = prior_of(precise_and_not_gaussian).factor(torch.tensor([0.0, 1.5]), 1e-8 * torch.eye(2))
-    assert found.precision[1, 1].item() == pytest.approx(3 * torch.tensor(1.5).exp().item())
-
-
 def hierarchy_of_effects():
     scale = pyro.sample("scale", dist.HalfNormal(1.0))
     return pyro.sample("effects", dist.Normal(0.0, scale).expand([4]).to_event(1)).sum()

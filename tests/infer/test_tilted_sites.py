@@ -127,25 +127,6 @@ def test_an_unknown_scale_has_the_mean_score_and_fishers_information():
         )
 
 
-def test_at_the_maximum_fishers_information_is_the_observed_one():
-    def common(x, y):
-        w = latents(size=3)
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("y", dist.Normal(x[idx] @ w[:2], w[2].exp()), obs=y[idx])
-
-    x = torch.randn(400, 2)
-    y = x @ torch.tensor([1.0, -2.0]) + 3.0 * torch.rand(400).sub(0.5).pow(3)  # no normal residuals
-    w = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
-    best = torch.cat([w, (y - x @ w).square().mean().sqrt().log().reshape(1)])
-
-    def log_likelihood(z):
-        return dist.Normal(x @ z[:2], z[2].exp()).log_prob(y).sum()
-
-    precision, residual = Problem(common, x, y).sites(best, 1e-12 * torch.eye(3))
-    observed = -torch.autograd.functional.hessian(log_likelihood, best)
-    close((precision.sum(0), residual.sum(0)), (observed, torch.zeros(3)), 1e-6)
-
-
 def test_linear_regression_is_exact():
     x, y = data()
     mean, covariance = cavity()

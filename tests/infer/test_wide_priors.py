@@ -66,21 +66,6 @@ def test_a_prior_of_a_scale_that_is_far_too_small(scale):
 
 
 @pytest.mark.long
-def test_a_scale_that_is_the_location_too():
-    """One latent is both, so no histogram is the scale's alone."""
-
-    def model(y):
-        u = pyro.sample("u", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(y)):
-            pyro.sample("y", dist.Normal(u, u.exp()), obs=y)
-
-    accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
-    sep.run(0.3 + 30 * made_up()[0][:, 0], progress=False)
-    assert sep.posterior().mean.isfinite().all()
-
-
-@pytest.mark.long
 def test_a_prior_that_is_masked_out():
     """A flat prior has no mean to start at."""
 
