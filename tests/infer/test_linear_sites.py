@@ -13,6 +13,7 @@ from sums import exact_sums
 
 from pyro_dp import DPSEP, Execution, Factors, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
+from pyro_dp.infer.ep.linear_design import _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -363,3 +364,9 @@ def test_threads_change_nothing(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+
+
+def test_an_index_out_of_range_has_no_row():
+    for table in (torch.ones(3, 2), torch.ones(3, 2, 4)):
+        found = _looked_up(table, torch.tensor([0, 2, 3, -1]))
+        assert found[:2].eq(1.0).all() and found[2:].isnan().all()
