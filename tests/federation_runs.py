@@ -349,36 +349,32 @@ def looks_resumed() -> list[list[Any]]:
 def refusals() -> dict[str, Any]:
     """The second of two holders fails; the errors at both."""
 
-    def budget(index: int, line: PipeLine) -> Any:
+    def holder(index: int, line: PipeLine, steps: int, epsilons=(3.0, 3.0), **options) -> list:
         federation = Federation(AtTrustedAggregator(line), holders=2)
-        accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
-        vips = make("vips", accountant, federation, noise=Noise(20.0, source="system"), num_steps=9)
-        return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 100)
+        own = options.pop("own", shard(index, [0, 30, 60]))
+        accountant = PrivacyAccountant(epsilon=epsilons[index])
+        vips = make("vips", accountant, federation, **{"noise": SECURE} | options)
+        return [*_outcome(federation, accountant, vips, own, steps), vips]
+
+    def budget(index: int, line: PipeLine) -> Any:
+        noise = Noise(20.0, source="system")
+        return holder(index, line, 100, (3.0, 1.0), noise=noise, num_steps=9)[:-1]
 
     def calibrated(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=2)
-        accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
-        vips = make("vips", accountant, federation, noise=SECURE)
-        found = _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 4)
+        *found, vips = holder(index, line, 4, (3.0, 1.0))
         return [*found, vips.noise_multiplier]
 
     def broken(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=2)
         own = shard(index, [0, 30, 60])
         if index:
             own[0][3] = float("nan")
-        accountant = PrivacyAccountant(epsilon=3.0)
-        vips = make("vips", accountant, federation, noise=SECURE)
-        return _outcome(federation, accountant, vips, own, 1)
+        return holder(index, line, 1, own=own)[:-1]
 
     def other_numbers(index: int, line: PipeLine) -> Any:
         Federation(AtTrustedAggregator(line), holders=3, colluders=1 + index % 2)
 
     def other_settings(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=2)
-        accountant = PrivacyAccountant(epsilon=3.0)
-        vips = make("vips", accountant, federation, noise=SECURE, num_steps=4 + index)
-        return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 1)
+        return holder(index, line, 1, num_steps=4 + index)[:-1]
 
     trials = [budget, calibrated, broken, other_settings]
     results = {each.__name__: [e.value for e in holders(2, each)] for each in trials}

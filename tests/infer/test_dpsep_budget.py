@@ -133,6 +133,7 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
     require_whole(sep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     """Steps and runs after a load keep the noise multiplier and mu of the saved run."""
@@ -149,6 +150,7 @@ def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
 
 
+@pytest.mark.long
 def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
     """Lost looks count as spent. The looks to come share the rest of the same number."""
     accountant, data = PrivacyAccountant(1.0), regression_data(500)

@@ -380,6 +380,7 @@ def scheduled(name, **options):
     return getattr(pyro.optim, name)(settings | options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options"),
     [

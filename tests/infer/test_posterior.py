@@ -294,6 +294,7 @@ def test_dpsep_says_what_the_noise_hides(bound):
     assert quiet.status.cause != "privacy noise"
 
 
+@pytest.mark.long
 def test_dpsep_says_that_many_were_clipped():
     clipped = fitted(0.05, 0.01)
     assert clipped.clipped_fraction.is_large

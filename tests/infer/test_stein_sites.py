@@ -15,6 +15,7 @@ from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.stein_sites import ALIKE, MIXED, OTHER, SteinSites
 
 SIZE, DIM = 40, 2
+pytestmark = pytest.mark.long  # each prepares a DPSEP
 NODES = torch.tensor([-0.8, 0.1, 0.7])
 
 

@@ -127,6 +127,7 @@ def test_an_unknown_scale_has_the_mean_score_and_fishers_information():
         )
 
 
+@pytest.mark.long
 def test_linear_regression_is_exact():
     x, y = data()
     mean, covariance = cavity()
@@ -136,6 +137,7 @@ def test_linear_regression_is_exact():
         close((precision, residual), (expected, (y - x @ mean).unsqueeze(1) * x / 0.25))
 
 
+@pytest.mark.long
 def test_a_curved_predictor_is_linearised_at_the_cavity_mean():
     """That is one step of Gauss and Newton."""
     x, y = data()
@@ -177,6 +179,7 @@ def test_a_records_site_is_the_product_of_its_elements(model):
     close(found, [each.unflatten(0, (4, 3)).sum(1) for each in single])
 
 
+@pytest.mark.long
 def test_sites_of_several_kinds_multiply():
     """A count and a measurement; of one and two numbers."""
     x, y = data()
@@ -481,6 +484,7 @@ def factorised(predictor):
     return predictor + 0 * root[..., 0, 0]
 
 
+@pytest.mark.long
 def test_a_record_that_raises_in_a_vectorised_model():
     """SVI's gradients go on with the loop."""
     check_broken(factorised, vectorizes=True)

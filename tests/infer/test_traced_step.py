@@ -218,6 +218,7 @@ def test_later_steps_run_no_pyro_code():
     assert (len(model_calls), len(guide_calls)) == before
 
 
+@pytest.mark.long
 def test_nothing_is_traced_twice(monkeypatch):
     """There are four graphs, for batches of any sizes."""
     traced = []
