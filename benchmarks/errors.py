@@ -79,10 +79,8 @@ def _entries(found: Iterable[tuple[str, str]]) -> str:
 
 
 def _refused(attempt: Attempt) -> tuple[str, str]:
-    """The message of an attempt and its fix; empty if it works."""
+    """The message of an attempt and its fix."""
     text, _ = attempt.outcome
-    if text is None:
-        return "", ""
     cause, fix = split(text.split(": ", 1)[1], attempt.says)
     return _head(re.sub(r"^Running .* raised ", "", cause)), _marked(_ASIDE.sub("", fix))
 

@@ -120,7 +120,6 @@ class Attempt:
     :param names: literal parts of the message: argument, site or line of the user's code.
     :param says: a pattern of the next thing to try.
     :param spends: how many releases come before the error.
-    :param works: whether it may also work.
     """
 
     function: Callable
@@ -128,7 +127,6 @@ class Attempt:
     names: tuple[str, ...]
     says: str
     spends: int
-    works: bool
 
     @property
     def name(self) -> str:
@@ -168,7 +166,7 @@ class Attempt:
         """The parts that the error must have and lacks, and its other faults."""
         text, releases = self.outcome
         if text is None:
-            return [] if self.works else ["no error"]
+            return ["no error"]
         faults = [f"does not name {name}" for name in self.names if name not in text]
         if not re.search(self.says, text, flags=re.IGNORECASE):
             faults.append(f"does not say {self.says}")
@@ -198,9 +196,9 @@ def wrong_model(group: str, *names: str, says: str) -> Callable:
     return register
 
 
-def attempt(group: str, *names: str, says: str, spends: int = 0, works: bool = False) -> Callable:
+def attempt(group: str, *names: str, says: str, spends: int = 0) -> Callable:
     def register(function: Callable) -> Callable:
-        ATTEMPTS.append(Attempt(function, group, names, says, spends, works))
+        ATTEMPTS.append(Attempt(function, group, names, says, spends))
         return function
 
     return register
@@ -437,34 +435,10 @@ def different_lengths(x, y):
     dpsvi(logistic).step(x, y[:-1])
 
 
-@attempt("The data", "'y'", says=r"squeeze|\(N,\)|one number per record", works=True)
+@attempt("The data", "'y'", says=r"squeeze|\(N,\)|one number per record")
 def column_of_labels(x, y):
     """Labels of shape (N, 1) for logits of shape (N,): Pyro's SVI makes N x N of them."""
     dpsvi(logistic).step(x, y[:, None])
-
-
-@attempt("The data", "'x'", says=r"\.float\(\)", works=True)
-def float64_features(x, y):
-    """Features in float64."""
-    dpsvi(logistic).step(x.double(), y)
-
-
-@attempt("The data", "'y'", says=r"\.float\(\)", works=True)
-def integer_labels(x, y):
-    """Labels as integers."""
-    dpsvi(logistic).step(x, y.long())
-
-
-@attempt("The data", "'x'", says="torch.as_tensor|tensor", works=True)
-def numpy_arrays(x, y):
-    """NumPy arrays."""
-    dpsvi(logistic).step(np.asarray(x, dtype=np.float64), y.numpy())
-
-
-@attempt("The data", "'x'", says="torch.as_tensor|tensor", works=True)
-def numeric_frame(x, y):
-    """A pandas frame of numbers."""
-    dpsvi(logistic).step(pd.DataFrame(x.numpy(), columns=["a", "b", "c"]), pd.Series(y.numpy()))
 
 
 @attempt("The data", "'x'", says="number|tensor")
@@ -473,18 +447,6 @@ def frame_with_text(x, y):
     frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
     frame["c"] = np.where(frame["c"] > 0, "yes", "no")
     dpsvi(logistic).step(frame, y)
-
-
-@attempt("The data", "'y'", says="tensor", works=True)
-def list_of_labels(x, y):
-    """A list with one label per person."""
-    dpsvi(logistic).step(x, y.tolist())
-
-
-@attempt("The data", "'x'", says="tensor", works=True)
-def list_of_rows(x, y):
-    """A list with one list of features per person."""
-    dpsvi(logistic).step(x.tolist(), y)
 
 
 @attempt("The data", "'x'", says="pad_sequence")
@@ -604,12 +566,6 @@ def sparse_features(x, y):
 def masked_array(x, y):
     """A masked array of NumPy."""
     dpsvi(logistic).step(np.ma.masked_greater(x.numpy(), 3.0), y)
-
-
-@attempt("The data", "'dataset'", says="tensor", works=True)
-def dataset(x, y):
-    """A Dataset: its items are the model's arguments."""
-    dpsvi(logistic).step(TensorDataset(x, y))
 
 
 @attempt("The data", "'dataset'", says="the arguments of model and guide")
@@ -826,14 +782,6 @@ def torch_optimizer_class():
     dpsvi(logistic, optim=torch.optim.Adam)
 
 
-@attempt("Optimizers", "optim", says=r"pyro\.optim\.Adam\(\{'lr': 0\.01\}\)")
-def torch_optimizer(x, y):
-    """An optimizer of torch, with the guide's parameters."""
-    guide = AutoNormal(logistic)
-    guide(x, y)
-    dpsvi(logistic, guide, torch.optim.Adam(guide.parameters(), lr=0.01))
-
-
 @attempt("Optimizers", "LBFGS", says="pyro.optim.Adam|another optimizer|DPSEP")
 def lbfgs(x, y):
     """LBFGS, which evaluates the loss several times in a step."""
@@ -953,13 +901,6 @@ def loss_without_parentheses():
     dpsvi(logistic, loss=Trace_ELBO)
 
 
-@attempt("Losses", "'z'", says="TraceEnum_ELBO", works=True)
-def discrete_latents_without_enumeration(x, y):
-    """Discrete latents with Trace_ELBO: DPSVI's looks enumerate them, SVI would refuse."""
-    guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
-    dpsvi(mixture, guide, loss=Trace_ELBO()).step(x, y)
-
-
 @attempt("Losses", "'z'", says=r"poutine\.block\(model, hide=\['z'\]\)")
 def discrete_latent_in_autoguide(x, y):
     """An autoguide that includes the discrete latents."""
@@ -1008,14 +949,6 @@ def loop_over_batches(x, y):
     svi = dpsvi(logistic)
     for x_batch, y_batch in DataLoader(TensorDataset(x, y), batch_size=10):
         svi.step(x_batch, y_batch)
-
-
-@attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
-def first_all_then_a_batch(x, y):
-    """All data first, then a batch."""
-    svi = dpsvi(logistic)
-    svi.step(x, y)
-    svi.step(x[:10], y[:10])
 
 
 @attempt("Steps", "step", says="same data|new|another", spends=1)
