@@ -273,7 +273,7 @@ def equality(methods: dict = FEW, cuts_of: dict = CUTS) -> dict[str, Any]:
 
 
 def equality_of_all() -> dict[str, Any]:
-    """Of the others on three ranks, one of which has nothing."""
+    """The others on three ranks; one rank has no records."""
     return equality(METHODS, {"3, one empty": CUTS["3, one empty"]})
 
 

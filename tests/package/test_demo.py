@@ -179,7 +179,7 @@ def test_dpsvi_arrives(data):
 
 
 def refused(arguments, capsys):
-    """What the command says before it stops."""
+    """The error with which the command stops."""
     with pytest.raises(SystemExit) as stopped:
         demo.main(arguments)
     assert stopped.value.code == 2

@@ -219,7 +219,7 @@ def test_nobody_else():
 
 
 _DOOR = "from pyro_dp.mechanism.release import release"
-# Module, what is added to it, and the use that is found in that place of the module.
+# A module, the code that is added to it, and the name and scope of the use that is found.
 PLANTED = {
     "called": ("svi", "def f(clipped): return clipped._noisy([0.0], None)", "_noisy", ".f"),
     "exact": ("steps", "def f(clipped): return clipped._exact_sums", "_exact_sums", ".f"),
