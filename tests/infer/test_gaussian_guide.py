@@ -258,28 +258,6 @@ def test_a_hand_written_guide_of_low_rank_is_refused():
         found(logistic, guide, *data())
 
 
-def test_split():
-    """Values in the latents' shapes; batches and gradients through torch.func."""
-    view = found(constrained, of_constrained(AutoNormal), torch.randn(8, 2))
-    shapes = {latent.name: tuple(latent.shape) for latent in view.latents}
-    assert shapes == {"scale": (), "weights": (2,), "locs": (3, 2), "rate": (3,), "bound": ()}
-    flat = torch.randn(5, view.size)
-    values = view.split(flat[4])
-    batch = torch.func.vmap(view.split)(flat)
-    for latent in view.latents:
-        assert torch.equal(values[latent.name].flatten(), flat[4, latent.start : latent.stop])
-        assert torch.equal(values[latent.name], batch[latent.name][4])
-        assert values[latent.name].shape == latent.shape
-
-    def total(u):
-        values = view.split(u)
-        return sum((each.transform(values[each.name]) ** 2).sum() for each in view.latents)
-
-    u = flat.clone().requires_grad_()
-    sum(map(total, u)).backward()
-    close(torch.func.vmap(torch.func.grad(total))(flat), u.grad)
-
-
 def test_data_and_random_state_are_left_alone():
     def peeking(x, y):
         assert x.eq(1).all()

@@ -230,22 +230,6 @@ def test_a_masked_element_does_not_matter():
     assert torch.equal(Family(trace.nodes["y"]).log_prob(numbers, rest) == 0, BITS == 0)
 
 
-def test_float32_parameters():
-    """The numbers are as the model has them; scale and mask come in float64."""
-    value, latents = FRACTIONS.float(), torch.randn(COUNT, dtype=torch.float32)
-
-    def model():
-        with poutine.scale(scale=0.3):
-            observe(dist.Normal(pyro.sample("w", dist.Normal(latents, 1.0)), value), value)
-
-    trace, _ = traced(model, latents)
-    trace.compute_log_prob(lambda name, site: name == "y")
-    numbers, rest = Family(trace.nodes["y"]).read(trace.nodes["y"])
-    assert numbers.dtype == torch.float32
-    log_prob = Family(trace.nodes["y"]).log_prob(numbers, rest)
-    torch.testing.assert_close(log_prob.sum().float(), trace.nodes["y"]["log_prob_sum"])
-
-
 @pytest.mark.parametrize(
     ("make", "value", "reason"),
     [

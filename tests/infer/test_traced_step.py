@@ -452,38 +452,6 @@ def test_falls_back_for_one_part(model, guide, named, particles):
     assert len(caught) == 1 and type(svi._kept.prepared.step) is RecordsTracedStep
 
 
-class Drawn(dist.LogNormal):
-    """By a function of torch that no graph has."""
-
-    def rsample(self, sample_shape=()):
-        return torch.exp(self.loc + self.scale * torch.normal(torch.zeros(self.loc.shape), 1.0))
-
-
-@pytest.mark.long
-def test_one_part_with_draws_and_parameters_of_records():
-    """A scale that model and records use, latents in the plate, and a draw in the guide."""
-
-    def model(x, y):
-        scale = pyro.param("noise", torch.tensor(1.0), constraint=dist.constraints.positive)
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        a = pyro.sample("a", dist.Gamma(2.0, torch.tensor(3.0)))
-        with pyro.plate("data", len(x)) as idx:
-            z = pyro.sample("z", dist.Normal(a, 1.0))
-            pyro.sample("y", dist.Normal(x[idx] @ w + z, scale), obs=y[idx])
-
-    def guide(x, y):
-        pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3)), 1.0).to_event(1))
-        shape = pyro.param("shape", torch.tensor(2.0), constraint=dist.constraints.positive)
-        pyro.sample("a", Drawn(shape, 0.3))
-        with pyro.plate("data", len(x)) as idx:
-            slope = pyro.param("slope", torch.tensor(0.5))
-            pyro.sample("z", dist.Normal(slope * y[idx], 1.0))
-
-    with pytest.warns(UserWarning, match="The records have a graph"):
-        svi = assert_same(lambda: Problem(model, guide, regression_data()), **NOISELESS)
-    assert type(svi._kept.prepared.step) is RecordsTracedStep
-
-
 def test_a_draw_that_does_not_fit_the_graph():
     """Its step is Pyro's: here a latent whose support moved, after the graph was made."""
     with pytest.warns(UserWarning, match="The records have a graph"):
