@@ -13,6 +13,7 @@ import pytest
 import torch
 from contract import InferenceContract, ReleaseContract
 from problems import (
+    glm,
     linear,
     logistic,
     mixture,
@@ -54,11 +55,7 @@ from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE
 
-
-def poisson(x, y):
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("y", dist.Poisson((x[idx] @ w).clamp(max=20.0).exp()), obs=y[idx])
+poisson = glm(lambda mean: dist.Poisson(mean.clamp(max=20.0).exp()))
 
 
 def products(x, y):

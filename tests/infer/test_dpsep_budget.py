@@ -183,21 +183,6 @@ def test_states_of_the_older_engine_are_refused_in_words():
         made().load_state_dict(older)
 
 
-@pytest.mark.long
-def test_a_second_run_takes_what_is_left():
-    accountant, data = PrivacyAccountant(2.0), regression_data(500)
-    first = made(accountant=accountant)
-    with accountant.up_to(0.5):
-        first.run(*data, progress=False)
-    assert 0.995 < accountant.get_epsilon() <= 1.0
-    second = made(accountant=accountant, seed=1)
-    second.run(*data, progress=False)
-    both = 1 / first.noise_multiplier**2 + 1 / second.noise_multiplier**2
-    assert squared_mu(accountant) == pytest.approx(both, rel=1e-9)
-    assert 1.99 < accountant.get_epsilon() <= 2.0
-    assert len({origin.reservation for origin, _ in accountant.reserved}) == 0
-
-
 def test_noise_without_a_budget():
     with pytest.raises(ConfigurationError, match="calibrated from a budget"):
         made(None, None).step(*regression_data())

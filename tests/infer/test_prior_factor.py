@@ -242,22 +242,6 @@ def test_a_prior_that_reads_the_data_is_shown_placeholders():
     assert torch.equal(factors[0].eta, factors[1].eta)
 
 
-@pytest.mark.parametrize("latents", [independent, gamma, horseshoe], ids=lambda f: f.__name__)
-def test_float32_models(latents):
-    """The factor is in float64, the model's numbers are rounded."""
-    factors, mean = [], None
-    for dtype in (torch.float32, torch.float64):
-        torch.set_default_dtype(dtype)
-        pyro.set_rng_seed(0)
-        prior = prior_of(latents)
-        if mean is None:
-            mean = torch.full_like(prior._centre, 0.1)
-        factors.append(prior.factor(mean, 0.01 * torch.eye(len(mean), dtype=torch.float64)))
-    one, other = factors
-    assert one.eta.dtype == one.precision.dtype == torch.float64
-    close(one, other, 1e-2)
-
-
 def vague():
     return pyro.sample("w", dist.Normal(5000.0, 1000.0))
 

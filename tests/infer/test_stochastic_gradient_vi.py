@@ -25,7 +25,6 @@ from pyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
-from releases import Releases, take
 
 from pyro_dp import (
     Clip,
@@ -40,7 +39,6 @@ from pyro_dp import (
 )
 from pyro_dp.infer.svi.step_plan import StepPlan
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
-from pyro_dp.infer.svi.traced_step import TracedStep
 
 
 class TestContract(InferenceContract):
@@ -126,31 +124,6 @@ def test_without_noise_there_is_nothing_to_check():
 
 
 @pytest.mark.long
-def test_integers_by_graphs(monkeypatch):
-    """With the system's noise, too: a warning would say that there is no graph."""
-    take(monkeypatch, [1, 4, 8, 20])
-    sums = []
-    for jit in ("none", "trace"):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(1)
-        with pytest.MonkeyPatch.context() as patch:
-            seen = Releases(patch)
-            svi = new(
-                num_steps=8,
-                noise=Noise(1.0, source="system"),
-                sampling=0.5,
-                execution=Execution(jit=jit),
-            )
-            data = regression_data()
-            for _ in range(2):
-                svi.step(*data)
-            sums.append(seen.sums[0][0])
-            assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
-            assert seen.sums[1][1].sum() == pytest.approx(4)
-    assert torch.equal(*sums)
-
-
-@pytest.mark.long
 def test_graphs_change_nothing():
     """Parameters, bound and posterior are those of Pyro's code."""
     found = []
@@ -228,23 +201,6 @@ def test_rows_of_records_have_a_step_size():
     svi = new(model, AutoNormal(model), num_steps=4, optim=RowAdam(lr=0.3))
     svi.run(data, progress=False)
     assert svi._moves.rows._adams["AutoNormal.locs.own"].lr == 0.3
-
-
-@pytest.mark.long
-def test_records_alone_may_be_of_single_precision():
-    """Their graph rounds as much as the model does."""
-
-    def model(count, hits):
-        with pyro.plate("data", len(hits)):
-            rate = pyro.sample("rate", dist.Uniform(0.0, 1.0))
-            pyro.sample("hits", dist.Binomial(count, rate), obs=hits)
-
-    torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    count = torch.randint(3000, 6000, (2000,)).float()
-    svi = new(model, AutoNormal(model), num_steps=8, execution=Execution(jit="trace"))
-    svi.run(count, dist.Binomial(count, 0.3).sample(), progress=False)
-    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 def test_step_sizes_fall():

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import logistic, mixture, take_one_by_one
+from problems import glm, logistic, mixture, take_one_by_one
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 
@@ -59,16 +59,8 @@ def latents(name="w", size=2):
     return pyro.sample(name, dist.Normal(torch.zeros(size), 1.0).to_event(1))
 
 
-def regression(x, y):
-    w = latents()
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
-
-
-def poisson(x, y):
-    w = latents()
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("y", dist.Poisson((x[idx] @ w).exp()), obs=y[idx])
+regression = glm(lambda mean: dist.Normal(mean, 0.5))
+poisson = glm(lambda mean: dist.Poisson(mean.exp()))
 
 
 def noisy(x, y):
@@ -97,7 +89,7 @@ DENSITIES = {
 }
 
 
-@pytest.mark.parametrize("model", DENSITIES, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", DENSITIES, ids=["logistic", "poisson", "regression"])
 def test_sites_are_those_of_a_grid(model):
     x, y = data()
     problem, (mean, covariance) = Problem(model, 0.5 * x, y), cavity()

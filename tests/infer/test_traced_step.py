@@ -348,30 +348,6 @@ def test_sensitivity(name, privatize):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "similar",
-    [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(0.1, marks=pytest.mark.slow), 0.01],
-)
-def test_rows_of_a_record_that_cancel(similar):
-    """Visits of a patient that look alike, with errors of both signs: rounding is no mismatch."""
-
-    def make():
-        net = nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 1))
-        x = torch.randn(30, 1, 20) + similar * torch.randn(30, 2, 20)
-        with torch.no_grad():
-            y = net(x).mean((1, 2)).unsqueeze(1) + torch.tensor([10.0, -10.0])
-
-        def model(x, y):
-            pyro.module("net", net)
-            with pyro.plate("data", len(x), dim=-2) as idx, pyro.plate("visits", 2, dim=-1):
-                pyro.sample("y", dist.Normal(net(x[idx]).squeeze(-1), 1.0), obs=y[idx])
-
-        return Problem(model, lambda x, y: None, (x, y), Trace_ELBO(), {"plate": "data"})
-
-    assert_same(make, tolerance=1e-7, clip=0.01)
-
-
-@pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
 

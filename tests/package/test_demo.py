@@ -257,13 +257,6 @@ def test_without_extra_packages(monkeypatch, capsys):
     assert "pyro-dp[demo]" in capsys.readouterr().err
 
 
-def test_help(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        demo.main(["--help"])
-    assert stopped.value.code == 0
-    assert "--delta" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["dpsvi", "dpsep"])
 def test_a_saved_ledger_is_checked(name, capsys):
     """By the accountant and by dp_accounting, which agree to a part in 200."""
