@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -210,7 +211,6 @@ def shard(rank: int, cuts: list[int]) -> tuple[torch.Tensor, ...]:
     return tuple(column[cuts[rank] : cuts[rank + 1]].clone() for column in data())
 
 
-@contextlib.contextmanager
 def without_noise_in_units():
     """Secure sums as they are: their noise cannot be repeated, and is not what is compared."""
     exact = FixedPointSum._noisy
@@ -219,11 +219,7 @@ def without_noise_in_units():
         exact(self, sigmas, noise)
         return [each.double() for each in self._units]
 
-    FixedPointSum._noisy = units
-    try:
-        yield
-    finally:
-        FixedPointSum._noisy = exact
+    return mock.patch.object(FixedPointSum, "_noisy", units)
 
 
 # Trials: what they return is judged by test_cluster.py.

@@ -4,13 +4,11 @@ The aggregator is a thread of the parent; messages go through pipes. As :mod:`cl
 processes and models these are.
 """
 
-import contextlib
 import io
 import json
 import math
 import multiprocessing as mp
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -25,6 +23,7 @@ import numpy as np
 import pyro
 import torch
 from cluster_runs import SECURE, data, fresh, make, shard
+from trials import free_ports
 
 from pyro_dp import (
     DPSEP,
@@ -383,11 +382,7 @@ def refusals() -> dict[str, Any]:
 
 def _addresses(size: int) -> list[str]:
     """Free ones of this machine."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(size)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(size)]
 
 
 def shamir() -> dict[str, Any]:

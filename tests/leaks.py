@@ -259,9 +259,7 @@ def dictionary_in_model_and_guide(x):
     return dpsvi(model, guide, x, publishes=[encoder], execution=Execution(jit="trace"))
 
 
-@leak("cache")
-def cache_in_a_dictionary(x, y):
-    """Memoised standard deviations in a dictionary: cache["sd"] = x.std(0)."""
+def memoised() -> Callable:
     cache = {}
 
     def model(x, y):
@@ -269,20 +267,19 @@ def cache_in_a_dictionary(x, y):
             cache["sd"] = x.std(0) + 1e-3
         regress(x / cache["sd"], y)
 
-    return dpsvi(model, None, x, y)
+    return model
+
+
+@leak("cache")
+def cache_in_a_dictionary(x, y):
+    """Memoised standard deviations in a dictionary: cache["sd"] = x.std(0)."""
+    return dpsvi(memoised(), None, x, y)
 
 
 @leak("cache")
 def cache_under_dpsep(x, y):
     """The same dictionary, under DPSEP."""
-    cache = {}
-
-    def model(x, y):
-        if "sd" not in cache:
-            cache["sd"] = x.std(0) + 1e-3
-        regress(x / cache["sd"], y)
-
-    return dpsep(model, None, x, y)
+    return dpsep(memoised(), None, x, y)
 
 
 @leak("cache")

@@ -267,14 +267,16 @@ def test_memory(monkeypatch, microbatch_size):
 # What one record adds
 
 
-def contributions(svi, batch, step=None):
+def contributions(svi, batch, step=None, seed=0):
     """The contributions of these records to each block, on the same draws each time."""
     pyro.set_rng_seed(5)
     step = step or svi._kept.prepared.step
     draws = step.draw()
     clipped = ClippedSum(svi._policy.blocks(step.size(draws)))
     indices = torch.tensor(batch, dtype=torch.long)
-    step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
+    before = torch.get_rng_state()
+    step.add(clipped, draws, indices, lambda: np.random.default_rng(seed))
+    assert torch.equal(before, torch.get_rng_state())  # private draws leave the public generator
     return exact_sums(clipped)
 
 
