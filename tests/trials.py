@@ -43,7 +43,7 @@ def _run(script: str, *trials: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Of this machine, for servers of a trial."""
+    """Ports of this machine that no server has yet."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

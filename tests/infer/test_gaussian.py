@@ -42,14 +42,6 @@ def same_up_to_a_constant(one, other):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mean_and_covariance_are_those_given(kind):
-    factor, density = gaussian(kind)
-    torch.testing.assert_close(factor.mean, density.mean)
-    torch.testing.assert_close(dense(factor.covariance), density.covariance_matrix)
-    assert factor.covariance.shape == factor.precision.shape
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("combined", "logs"),
     [

@@ -197,13 +197,6 @@ def test_variances_can_be_written_to_all(name):
     close(held, covariance.diagonal() if name in DIAGONAL else covariance.diagonal().diag())
 
 
-def test_what_the_guide_began_with():
-    view = found(regression, AutoMultivariateNormal(regression, init_scale=0.2), *data())
-    mean, covariance = view.read()
-    close(covariance, 0.04 * torch.eye(9))
-    close(mean, pyro.param("AutoMultivariateNormal.loc").detach())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", AUTOGUIDES)
 def test_autoguides_show_what_is_written(kind, dtype):

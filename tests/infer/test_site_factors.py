@@ -56,16 +56,6 @@ def test_low_rank_is_dense(rank):
     )
 
 
-def test_dense_is_what_it_says():
-    _, factors = low_rank(2)
-    matrices, weights, vector = factors.precision, torch.rand(5, 1), torch.randn(6)
-    torch.testing.assert_close(factors.times(vector), torch.stack([m @ vector for m in matrices]))
-    torch.testing.assert_close(factors.diagonal(), torch.stack([m.diag() for m in matrices]))
-    torch.testing.assert_close(factors.squared_norm(), matrices.flatten(1).norm(dim=1) ** 2)
-    expected = sum(w * m for w, m in zip(weights, matrices, strict=True))
-    torch.testing.assert_close(factors.weighted_precision(weights), expected)
-
-
 @pytest.mark.parametrize("gap", [0.0, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0])
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
 def test_the_norm_is_never_below_the_true_one(gap, size):
