@@ -9,7 +9,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,14 +27,16 @@ message, with the names of an example, and then the fix. If a message itself say
 is left out. A run that is refused has spent nothing. No error quotes your data. The examples are in
 [tests/first_attempts.py](../tests/first_attempts.py).
 """
-_WARNINGS = """\
-## Warnings and status
+_WARNED = "Warnings and status"
+_WARNINGS = f"""\
+## {_WARNED}
 
 After a warning, the run has happened and its budget is spent. The
 [status](explain.md#what-the-status-means) stands below a printed posterior. Both come from
 released numbers, and cost nothing. The examples are in
 [tests/first_warnings.py](../tests/first_warnings.py).
 """
+GROUPS = [*dict.fromkeys(attempt.group for attempt in ATTEMPTS), _WARNED]
 _WORDS = 9  # They are enough to find a message.
 _BREAK = "\\\n  "
 _ASIDE = re.compile(r" \((?![^()]*`)[^()]{40,}\)")  # beside a fix
@@ -54,11 +56,15 @@ _CODE = re.compile(
 
 def page() -> str:
     """All attempts, by group, and all runs with warnings."""
-    parts = [_INTRODUCTION]
-    for group, attempts in groupby(ATTEMPTS, key=lambda attempt: attempt.group):
-        parts.append(f"## {group}\n\n{_entries(map(_refused, attempts))}")
-    parts.append(f"{_WARNINGS}\n{_entries(map(_warned, first_warnings.RUNS))}")
-    return "\n".join(parts)
+    return "\n".join([_INTRODUCTION, *map(section, GROUPS)])
+
+
+def section(group: str) -> str:
+    """One group of attempts, or the runs."""
+    if group == _WARNED:
+        return f"{_WARNINGS}\n{_entries(map(_warned, first_warnings.RUNS))}"
+    attempts = (each for each in ATTEMPTS if each.group == group)
+    return f"## {group}\n\n{_entries(map(_refused, attempts))}"
 
 
 def _entries(found: Iterable[tuple[str, str]]) -> str:
@@ -73,10 +79,8 @@ def _entries(found: Iterable[tuple[str, str]]) -> str:
 
 
 def _refused(attempt: Attempt) -> tuple[str, str]:
-    """The message of an attempt and its fix; empty if it works."""
-    text, _ = attempt.run()
-    if text is None:
-        return "", ""
+    """The message of an attempt and its fix."""
+    text, _ = attempt.outcome
     cause, fix = split(text.split(": ", 1)[1], attempt.says)
     return _head(re.sub(r"^Running .* raised ", "", cause)), _marked(_ASIDE.sub("", fix))
 

@@ -166,28 +166,25 @@ class ReleaseContract:
     def test_sensitivity(self, variant, late):
         """Any record moves each block by its bound at most, and by twice it if it replaces another.
         All blocks together move by at most what the ledger's event allows."""
-        data = self.data(variant)
-        blocks, with_it = self.sums(variant, data, WITH, late=late)
-        _, without = self.sums(variant, data, WITHOUT, late=late)
+        blocks, with_it, without = self.require_sensitivity(variant, late=late)
         assert sum(block.share for block in blocks) == pytest.approx(1.0)
         assert all((one - none).norm() > 0 for one, none in zip(with_it, without, strict=True))
-        require_close_by(blocks, with_it, without, 1)
-        for neighbour in self.neighbours(variant, data):
-            _, replaced = self.sums(variant, neighbour, WITH, late=late)
-            require_close_by(blocks, replaced, without, 1)
-            require_close_by(blocks, replaced, with_it, 2)
 
     def test_sensitivity_of_integers(self):
         """The same, with the system's noise."""
-        variant, secure = self.variants[0], {"noise": Noise(1.0, source="system")}
+        self.require_sensitivity(self.variants[0], noise=Noise(1.0, source="system"))
+
+    def require_sensitivity(self, variant, **options):
+        """It returns blocks and sums, with record 4 and without it."""
         data = self.data(variant)
-        blocks, with_it = self.sums(variant, data, WITH, **secure)
-        _, without = self.sums(variant, data, WITHOUT, **secure)
+        blocks, with_it = self.sums(variant, data, WITH, **options)
+        _, without = self.sums(variant, data, WITHOUT, **options)
         require_close_by(blocks, with_it, without, 1)
         for neighbour in self.neighbours(variant, data):
-            _, replaced = self.sums(variant, neighbour, WITH, **secure)
+            _, replaced = self.sums(variant, neighbour, WITH, **options)
             require_close_by(blocks, replaced, without, 1)
             require_close_by(blocks, replaced, with_it, 2)
+        return blocks, with_it, without
 
     def test_outside_the_batch_nothing_matters(self, kind):
         """Records that take no part leave every sum as it is, to the last bit."""

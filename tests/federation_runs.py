@@ -4,14 +4,11 @@ The aggregator is a thread of the parent; messages go through pipes. As :mod:`cl
 processes and models these are.
 """
 
-import contextlib
 import io
 import json
 import math
 import multiprocessing as mp
 import os
-import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -26,6 +23,7 @@ import numpy as np
 import pyro
 import torch
 from cluster_runs import SECURE, data, fresh, make, shard
+from trials import free_ports
 
 from pyro_dp import (
     DPSEP,
@@ -118,41 +116,12 @@ def holders(
 
 def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_runs.Ended]]:
     """Start processes that run a function of the index, and return a function that waits."""
-    folder = Path(tempfile.mkdtemp(prefix="federation"))
-    start, pids = time.monotonic(), []
-    for index in range(size):
-        pid = os.fork()
-        if pid == 0:
-            _be_holder(index, folder, body)
-        pids.append(pid)
 
-    def ended() -> list[cluster_runs.Ended]:
-        found = []
-        for index, pid in enumerate(pids):
-            _, status = os.waitpid(pid, 0)
-            path = folder / f"{index}.json"
-            value = json.loads(path.read_text()) if path.exists() else None
-            code = os.waitstatus_to_exitcode(status)
-            found.append(cluster_runs.Ended(code, value, time.monotonic() - start))
-        return found
-
-    return ended
-
-
-def _be_holder(index: int, folder: Path, body: Callable[[int], Any]) -> None:
-    status, value = 1, None
-    signal.alarm(900)  # ends a process that hangs; on a busy machine all takes minutes
-    try:
-        torch.set_num_threads(1)
-        torch.set_default_dtype(torch.float64)
-        fresh()
+    def be(index: int) -> Any:
         torch.manual_seed(index)
-        status, value = 0, body(index)
-    except BaseException as error:
-        value = (type(error).__name__, str(error))
-    finally:
-        (folder / f"{index}.json").write_text(json.dumps(value))
-        os._exit(status)
+        return body(index)
+
+    return cluster_runs.forked(size, be)
 
 
 def noise_of_first_only(index: int) -> None:
@@ -193,19 +162,12 @@ def equality() -> dict[str, Any]:
         return results
 
     def body(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3, colluders=2)
         found = all_of(index, federation, shard(index, CUTS))
         federation.leave()
         return found
 
-    def alone(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
-        if index == 0:
-            return all_of(0, None, data())
-        return None
-
-    one = holders(2, alone)[0].value
+    one = started(1, lambda index: all_of(0, None, data()))()[0].value
     return {"one process": one, "holders": [each.value for each in holders(3, body)]}
 
 
@@ -213,7 +175,6 @@ def nothing_set() -> list[dict[str, Any]]:
     """DPSEP, which chooses bound, number of steps and noise."""
 
     def body(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
         accountant = PrivacyAccountant(epsilon=1.0)
         sep = make("sep", accountant, federation, noise=SECURE)
@@ -234,7 +195,6 @@ def uploads() -> dict[str, Any]:
     seen: list[dict[int, bytes]] = []
 
     def body(index: int, line: PipeLine) -> Any:
-        warnings.simplefilter("ignore")
         exact, kept = FixedPointSum._noisy, []
 
         def noisy(self: FixedPointSum, sigmas: Any, noise: Any) -> Any:
@@ -283,7 +243,6 @@ def _time_told(message: bytes) -> int | None:
 
 def _until(how: str, index: int, line: PipeLine) -> Any:
     """One of three holders is lost in its second upload, or before its third step."""
-    warnings.simplefilter("ignore", UserWarning)
     federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
     path = Path(tempfile.mkdtemp()) / "journal"
     accountant = PrivacyAccountant(epsilon=1.0)
@@ -338,7 +297,6 @@ def resumed(method: str = "vips") -> list[list[Any]]:
     folder = Path(tempfile.mkdtemp())
 
     def start(index: int, line: PipeLine) -> tuple[Federation, PrivacyAccountant, VIPS | DPSEP]:
-        warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3)
         accountant = PrivacyAccountant(epsilon=1.0)
         accountant.journal(folder / f"{index}")
@@ -390,36 +348,32 @@ def looks_resumed() -> list[list[Any]]:
 def refusals() -> dict[str, Any]:
     """The second of two holders fails; the errors at both."""
 
-    def budget(index: int, line: PipeLine) -> Any:
+    def holder(index: int, line: PipeLine, steps: int, epsilons=(3.0, 3.0), **options) -> list:
         federation = Federation(AtTrustedAggregator(line), holders=2)
-        accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
-        vips = make("vips", accountant, federation, noise=Noise(20.0, source="system"), num_steps=9)
-        return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 100)
+        own = options.pop("own", shard(index, [0, 30, 60]))
+        accountant = PrivacyAccountant(epsilon=epsilons[index])
+        vips = make("vips", accountant, federation, **{"noise": SECURE} | options)
+        return [*_outcome(federation, accountant, vips, own, steps), vips]
+
+    def budget(index: int, line: PipeLine) -> Any:
+        noise = Noise(20.0, source="system")
+        return holder(index, line, 100, (3.0, 1.0), noise=noise, num_steps=9)[:-1]
 
     def calibrated(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=2)
-        accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
-        vips = make("vips", accountant, federation, noise=SECURE)
-        found = _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 4)
+        *found, vips = holder(index, line, 4, (3.0, 1.0))
         return [*found, vips.noise_multiplier]
 
     def broken(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=2)
         own = shard(index, [0, 30, 60])
         if index:
             own[0][3] = float("nan")
-        accountant = PrivacyAccountant(epsilon=3.0)
-        vips = make("vips", accountant, federation, noise=SECURE)
-        return _outcome(federation, accountant, vips, own, 1)
+        return holder(index, line, 1, own=own)[:-1]
 
     def other_numbers(index: int, line: PipeLine) -> Any:
         Federation(AtTrustedAggregator(line), holders=3, colluders=1 + index % 2)
 
     def other_settings(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=2)
-        accountant = PrivacyAccountant(epsilon=3.0)
-        vips = make("vips", accountant, federation, noise=SECURE, num_steps=4 + index)
-        return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 1)
+        return holder(index, line, 1, num_steps=4 + index)[:-1]
 
     trials = [budget, calibrated, broken, other_settings]
     results = {each.__name__: [e.value for e in holders(2, each)] for each in trials}
@@ -428,18 +382,13 @@ def refusals() -> dict[str, Any]:
 
 def _addresses(size: int) -> list[str]:
     """Free ones of this machine."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(size)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(size)]
 
 
 def shamir() -> dict[str, Any]:
     """Three holders who add up by themselves: a fit, what they send, and one that dies."""
 
     def fit(index: int) -> Any:
-        warnings.simplefilter("ignore")
         channel = ShamirSums(addresses, index, encrypted=False, timeout=30)
         federation = Federation(channel, holders=3, colluders=2)
         noise_of_first_only(index)
@@ -503,7 +452,6 @@ def shamir() -> dict[str, Any]:
         results[trial.__name__] = [each.value for each in started(3, trial)()]
 
     def alone(index: int) -> Any:
-        warnings.simplefilter("ignore")
         fresh()
         noise_of_first_only(0)
         sigma = 2.0 * math.sqrt(3)

@@ -4,6 +4,7 @@
 """
 
 import copy
+import functools
 import inspect
 import re
 import warnings
@@ -114,11 +115,11 @@ def vips(model, **settings):
 class Attempt:
     """A wrong first attempt.
 
+    :param function: makes it; of ``x`` and ``y``, if it takes arguments.
     :param group: heading of the page.
     :param names: literal parts of the message: argument, site or line of the user's code.
     :param says: a pattern of the next thing to try.
     :param spends: how many releases come before the error.
-    :param works: whether it may also work.
     """
 
     function: Callable
@@ -126,21 +127,16 @@ class Attempt:
     names: tuple[str, ...]
     says: str
     spends: int
-    works: bool
 
     @property
     def name(self) -> str:
         return self.function.__name__
 
-    @property
-    def title(self) -> str:
-        return inspect.getdoc(self.function)
+    @functools.cached_property
+    def outcome(self) -> tuple[str | None, int]:
+        """In a fresh session: type and text of the error, if any; releases that it comes after.
 
-    def run(self) -> tuple[str | None, int]:
-        """Run the attempt as a new user would, in a fresh session.
-
-        :returns: type and text of the error, file names without folders, or ``None``; and how many
-            releases were made before.
+        Names of files are without folders.
         """
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
@@ -159,7 +155,7 @@ class Attempt:
             warnings.simplefilter("ignore")
             stack.enter_context(mock.patch.object(PrivacyAccountant, "record", count))
             try:
-                self.function()
+                self.function(*(data() if inspect.signature(self.function).parameters else ()))
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
         if text is not None:
@@ -168,9 +164,9 @@ class Attempt:
 
     def faults(self) -> list[str]:
         """The parts that the error must have and lacks, and its other faults."""
-        text, releases = self.run()
+        text, releases = self.outcome
         if text is None:
-            return [] if self.works else ["no error"]
+            return ["no error"]
         faults = [f"does not name {name}" for name in self.names if name not in text]
         if not re.search(self.says, text, flags=re.IGNORECASE):
             faults.append(f"does not say {self.says}")
@@ -186,50 +182,49 @@ class Attempt:
 ATTEMPTS: list[Attempt] = []
 
 
-def attempt(group: str, *names: str, says: str, spends: int = 0, works: bool = False) -> Callable:
+def wrong_model(group: str, *names: str, says: str) -> Callable:
+    """An attempt to fit a model."""
+
+    def register(model: Callable) -> Callable:
+        @attempt(group, *names, says=says)
+        @functools.wraps(model)
+        def fit(x, y):
+            dpsvi(model).step(x, y)
+
+        return model
+
+    return register
+
+
+def attempt(group: str, *names: str, says: str, spends: int = 0) -> Callable:
     def register(function: Callable) -> Callable:
-        ATTEMPTS.append(Attempt(function, group, names, says, spends, works))
+        ATTEMPTS.append(Attempt(function, group, names, says, spends))
         return function
 
     return register
 
 
-@attempt("The model", "plate", says="inside one, with one element per individual")
-def model_without_plate():
+@wrong_model("The model", "plate", says="inside one, with one element per individual")
+def model_without_plate(x, y):
     """A model without a plate."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        pyro.sample("y", dist.Bernoulli(logits=x @ w).to_event(1), obs=y)
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.sample("y", dist.Bernoulli(logits=x @ w).to_event(1), obs=y)
 
 
-@attempt("The model", "'total'", "'people'", says="move it inside")
-def observed_outside_the_plate():
+@wrong_model("The model", "'total'", "'people'", says="move it inside")
+def observed_outside_the_plate(x, y):
     """Something observed outside the plate."""
-    x, y = data()
-
-    def model(x, y):
-        logistic(x, y)
-        pyro.sample("total", dist.Normal(0.0, 100.0), obs=y.sum())
-
-    dpsvi(model).step(x, y)
+    logistic(x, y)
+    pyro.sample("total", dist.Normal(0.0, 100.0), obs=y.sum())
 
 
-@attempt("The model", "'ridge'", "'people'", says="inside, one for each record")
-def factor_outside_the_plate():
+@wrong_model("The model", "'ridge'", "'people'", says="inside, one for each record")
+def factor_outside_the_plate(x, y):
     """A term of the data by pyro.factor, outside the plate."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        pyro.factor("ridge", -(x @ w).square().sum())
-        with pyro.plate("people", len(x)) as idx:
-            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.factor("ridge", -(x @ w).square().sum())
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
 @attempt("The model", "'lengths'", says=r"range\(max_length\) or range\(x\.shape\[1\]\)")
@@ -294,82 +289,55 @@ def time_first():
     dpsvi(model).step(x)
 
 
-@attempt("The model", "'men'", "'women'", says=r"plate='\.\.\.'")
-def two_plates():
+@wrong_model("The model", "'men'", "'women'", says=r"plate='\.\.\.'")
+def two_plates(x, y):
     """Two plates with observations."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("men", 60) as idx:
-            pyro.sample("y_men", dist.Bernoulli(logits=x[:60][idx] @ w), obs=y[:60][idx])
-        with pyro.plate("women", 40) as idx:
-            pyro.sample("y_women", dist.Bernoulli(logits=x[60:][idx] @ w), obs=y[60:][idx])
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("men", 60) as idx:
+        pyro.sample("y_men", dist.Bernoulli(logits=x[:60][idx] @ w), obs=y[:60][idx])
+    with pyro.plate("women", 40) as idx:
+        pyro.sample("y_women", dist.Bernoulli(logits=x[60:][idx] @ w), obs=y[60:][idx])
 
 
 @attempt("The model", "plate='patients'", says="'people'")
-def another_plate_name():
+def another_plate_name(x, y):
     """A plate's name that the model does not have."""
-    x, y = data()
     dpsvi(logistic, sampling=PoissonSampling(plate="patients")).step(x, y)
 
 
-@attempt("The model", "no observed site", says="obs=")
-def nothing_observed():
+@wrong_model("The model", "no observed site", says="obs=")
+def nothing_observed(x, y):
     """A model that observes nothing."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", len(x)) as idx:
-            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w))
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w))
 
 
-@attempt("The model", "'y'", says="read all data and rows of parameters")
-def partly_whole():
+@wrong_model("The model", "'y'", says="read all data and rows of parameters")
+def partly_whole(x, y):
     """A model that reads its features whole, and its outcomes at the plate's indices."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", len(x)) as idx:
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y[idx])
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y[idx])
 
 
-@attempt("The model", "other rows", says=r"its own x\[idx\]|before|DPStandardScaler")
-def centred():
+@wrong_model("The model", "other rows", says=r"its own x\[idx\]|before|DPStandardScaler")
+def centred(x, y):
     """Features that are centred by the data's own mean."""
-    x, y = data()
-
-    def model(x, y):
-        logistic(x - x.mean(0), y)
-
-    dpsvi(model).step(x, y)
+    logistic(x - x.mean(0), y)
 
 
-@attempt("The model", "its own mean", says="standardise before")
-def centred_whole_tensors():
+@wrong_model("The model", "its own mean", says="standardise before")
+def centred_whole_tensors(x, y):
     """The same, of a model for whole tensors."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=(x - x.mean(0)) @ w), obs=y)
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=(x - x.mean(0)) @ w), obs=y)
 
 
 @attempt("The model", "Batch normalisation", says=r"\.eval\(\)")
-def batch_norm():
+def batch_norm(x, y):
     """A network with batch normalisation."""
-    x, y = data()
     norm = torch.nn.BatchNorm1d(3)
 
     def model(x, y):
@@ -381,38 +349,27 @@ def batch_norm():
     dpsvi(model).step(x, y)
 
 
-@attempt("The model", "logits = x[idx] @ w", ".py:", says="size|shape")
-def wrong_dimension():
+@wrong_model("The model", "logits = x[idx] @ w", ".py:", says="size|shape")
+def wrong_dimension(x, y):
     """Two weights for three features."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        with pyro.plate("people", len(x)) as idx:
-            logits = x[idx] @ w
-            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        logits = x[idx] @ w
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
 
 
-@attempt("The model", "logits = x[idx] @ weight", ".py:", says="mend this line")
-def misspelt_name():
+@wrong_model("The model", "logits = x[idx] @ weight", ".py:", says="mend this line")
+def misspelt_name(x, y):
     """A name that is misspelt."""
-    x, y = data()
-
-    def model(x, y):
-        weights = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", len(x)) as idx:
-            logits = x[idx] @ weight  # noqa: F821
-            pyro.sample("y", dist.Bernoulli(logits=logits + weights.sum()), obs=y[idx])
-
-    dpsvi(model).step(x, y)
+    weights = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        logits = x[idx] @ weight  # noqa: F821
+        pyro.sample("y", dist.Bernoulli(logits=logits + weights.sum()), obs=y[idx])
 
 
 @attempt("The data", "'x'", says="argument")
-def data_by_closure():
+def data_by_closure(x, y):
     """Data that the model takes from around it."""
-    x, y = data()
 
     def model(y):
         logistic(x, y)
@@ -421,9 +378,8 @@ def data_by_closure():
 
 
 @attempt("The data", "'features'", says="argument")
-def data_by_default():
+def data_by_default(x, y):
     """Data as the default of an argument."""
-    x, y = data()
 
     def model(y, features=x):
         logistic(features, y)
@@ -445,9 +401,8 @@ def data_by_global():
 
 
 @attempt("The data", "'y'", says=r"def conditioned\(x, y\)")
-def data_by_condition():
+def data_by_condition(x, y):
     """Outcomes that a handler holds."""
-    x, y = data()
 
     def model(x):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -469,118 +424,66 @@ def no_arguments():
 
 
 @attempt("The data", "logits=x[idx] @ w", ".py:", says="size|shape|order")
-def swapped_arguments():
+def swapped_arguments(x, y):
     """The arguments in the wrong order."""
-    x, y = data()
     dpsvi(logistic).step(y, x)
 
 
 @attempt("The data", "'y'", says="shapes do not fit")
-def different_lengths():
+def different_lengths(x, y):
     """One label is missing."""
-    x, y = data()
     dpsvi(logistic).step(x, y[:-1])
 
 
-@attempt("The data", "'y'", says=r"squeeze|\(N,\)|one number per record", works=True)
-def column_of_labels():
+@attempt("The data", "'y'", says=r"squeeze|\(N,\)|one number per record")
+def column_of_labels(x, y):
     """Labels of shape (N, 1) for logits of shape (N,): Pyro's SVI makes N x N of them."""
-    x, y = data()
     dpsvi(logistic).step(x, y[:, None])
 
 
-@attempt("The data", "'x'", says=r"\.float\(\)", works=True)
-def float64_features():
-    """Features in float64."""
-    x, y = data()
-    dpsvi(logistic).step(x.double(), y)
-
-
-@attempt("The data", "'y'", says=r"\.float\(\)", works=True)
-def integer_labels():
-    """Labels as integers."""
-    x, y = data()
-    dpsvi(logistic).step(x, y.long())
-
-
-@attempt("The data", "'x'", says="torch.as_tensor|tensor", works=True)
-def numpy_arrays():
-    """NumPy arrays."""
-    x, y = data()
-    dpsvi(logistic).step(np.asarray(x, dtype=np.float64), y.numpy())
-
-
-@attempt("The data", "'x'", says="torch.as_tensor|tensor", works=True)
-def numeric_frame():
-    """A pandas frame of numbers."""
-    x, y = data()
-    dpsvi(logistic).step(pd.DataFrame(x.numpy(), columns=["a", "b", "c"]), pd.Series(y.numpy()))
-
-
 @attempt("The data", "'x'", says="number|tensor")
-def frame_with_text():
+def frame_with_text(x, y):
     """A pandas frame with a column of text."""
-    x, y = data()
     frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
     frame["c"] = np.where(frame["c"] > 0, "yes", "no")
     dpsvi(logistic).step(frame, y)
 
 
-@attempt("The data", "'y'", says="tensor", works=True)
-def list_of_labels():
-    """A list with one label per person."""
-    x, y = data()
-    dpsvi(logistic).step(x, y.tolist())
-
-
-@attempt("The data", "'x'", says="tensor", works=True)
-def list_of_rows():
-    """A list with one list of features per person."""
-    x, y = data()
-    dpsvi(logistic).step(x.tolist(), y)
-
-
 @attempt("The data", "'x'", says="pad_sequence")
-def ragged_rows():
+def ragged_rows(x, y):
     """A list of rows of different lengths."""
-    x, y = data()
     rows = x.tolist()
     dpsvi(logistic).step([rows[0][:2], *rows[1:]], y)
 
 
 @attempt("The data", "'y'", says=r"list\(y\)|tensor")
-def dictionary_of_labels():
+def dictionary_of_labels(x, y):
     """Labels by the number of the person."""
-    x, y = data()
     dpsvi(logistic).step(x, dict(enumerate(y.tolist())))
 
 
 @attempt("The data", "'x'", "'y'", says=r"y\.loc\[x\.index\]")
-def frames_in_another_order():
+def frames_in_another_order(x, y):
     """Frames whose rows are in different orders."""
-    x, y = data()
     labels = pd.Series(y.numpy()).sample(frac=1.0, random_state=0)
     dpsvi(logistic).step(pd.DataFrame(x.numpy()), labels)
 
 
 @attempt("The data", "'y'", says=r"y\.map\(")
-def text_labels():
+def text_labels(x, y):
     """Labels as text."""
-    x, y = data()
     dpsvi(logistic).step(x, pd.Series(np.where(y > 0, "yes", "no")).astype("category"))
 
 
 @attempt("The data", "'x'", says=r"svi\.run\(x\.dataset\)")
-def data_loader():
+def data_loader(x, y):
     """A DataLoader."""
-    x, y = data()
     dpsvi(logistic).step(DataLoader(TensorDataset(x, y), batch_size=10))
 
 
 @attempt("The data", "'x'", "10 rows", "'people'", says=r"pass all records.*svi\.run\(x, y\)")
-def batch():
+def batch(x, y):
     """A batch, and a plate of all people."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -591,9 +494,8 @@ def batch():
 
 
 @attempt("The data", "'people'", says=r"pyro\.plate\(\.\.\., len\(x\)\), and pass all records")
-def batch_in_a_plate_of_all():
+def batch_in_a_plate_of_all(x, y):
     """A batch, and a plate that is longer."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -603,23 +505,17 @@ def batch_in_a_plate_of_all():
     dpsvi(model).step(x[:10], y[:10])
 
 
-@attempt("The data", "'x'", "'people'", says=r"Write pyro\.plate.*all arguments like x\[:50\]")
-def part_of_the_data():
+@wrong_model("The data", "'x'", "'people'", says=r"Write pyro\.plate.*all arguments like x\[:50\]")
+def part_of_the_data(x, y):
     """A model that reads the first rows only."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", 50):
-            pyro.sample("y", dist.Bernoulli(logits=x[:50] @ w), obs=y[:50])
-
-    dpsvi(model).step(x, y)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", 50):
+        pyro.sample("y", dist.Bernoulli(logits=x[:50] @ w), obs=y[:50])
 
 
 @attempt("The data", "'hidden'", "'x'", says="each as an argument of its own")
-def widths_of_layers():
+def widths_of_layers(x, y):
     """Two widths of layers, and two people."""
-    x, y = data()
 
     def model(x, y, hidden):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, *hidden]).to_event(3))
@@ -630,18 +526,16 @@ def widths_of_layers():
 
 
 @attempt("The data", "'x'", "DistributedSampler", says="Pass the dataset itself")
-def distributed_sampler():
+def distributed_sampler(x, y):
     """A DataLoader that shares records out among processes."""
-    x, y = data()
     people = TensorDataset(x, y)
     sampler = DistributedSampler(people, num_replicas=3, rank=0)
     dpsvi(logistic).step(DataLoader(people, batch_size=10, sampler=sampler))
 
 
 @attempt("The data", "'source'", says="__len__ and __getitem__")
-def columns_of_a_stream():
+def columns_of_a_stream(x, y):
     """Columns of an IterableDataset."""
-    x, y = data()
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -651,44 +545,32 @@ def columns_of_a_stream():
 
 
 @attempt("The data", "'label'", "'y'", says="columns")
-def column_that_is_not_there():
+def column_that_is_not_there(x, y):
     """A column by a name that the data do not have."""
-    x, y = data()
     dpsvi(logistic).run(*pyro_dp.columns({"x": x, "y": y}, "x", "label"))
 
 
 @attempt("The data", "'x'", says=r"svi\.run\(list\(x\)\)")
-def generator():
+def generator(x, y):
     """A generator of records."""
-    x, y = data()
     dpsvi(logistic).step((row for row in x), y)
 
 
 @attempt("The data", "'x'", says=r"x\.toarray\(\)")
-def sparse_features():
+def sparse_features(x, y):
     """A sparse matrix of SciPy."""
-    x, y = data()
     dpsvi(logistic).step(scipy.sparse.csr_array(x.numpy()), y)
 
 
 @attempt("The data", "'x'", says=r"x\.filled\(0\)")
-def masked_array():
+def masked_array(x, y):
     """A masked array of NumPy."""
-    x, y = data()
     dpsvi(logistic).step(np.ma.masked_greater(x.numpy(), 3.0), y)
 
 
-@attempt("The data", "'dataset'", says="tensor", works=True)
-def dataset():
-    """A Dataset: its items are the model's arguments."""
-    x, y = data()
-    dpsvi(logistic).step(TensorDataset(x, y))
-
-
 @attempt("The data", "'dataset'", says="the arguments of model and guide")
-def dataset_in_the_model():
+def dataset_in_the_model(x, y):
     """A model that takes the Dataset itself."""
-    x, y = data()
 
     def model(dataset):
         logistic(*dataset.tensors)
@@ -697,9 +579,8 @@ def dataset_in_the_model():
 
 
 @attempt("The data", "'x'", says="default_collate")
-def iterable_dataset():
+def iterable_dataset(x, y):
     """An IterableDataset."""
-    x, y = data()
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -709,31 +590,27 @@ def iterable_dataset():
 
 
 @attempt("The data", "'x'", says="mend this line")
-def path_of_a_file():
+def path_of_a_file(x, y):
     """The path of a file."""
-    x, y = data()
     dpsvi(logistic).step("people.csv", y)
 
 
 @attempt("The data", "'x'", says="impute")
-def missing_values():
+def missing_values(x, y):
     """A missing value in a feature."""
-    x, y = data()
     x[5, 1] = torch.nan
     dpsvi(logistic).step(x, y)
 
 
 @attempt("The data", "'y'", says="recode|Bernoulli|0 and 1|0 or 1")
-def labels_one_and_two():
+def labels_one_and_two(x, y):
     """Labels 1 and 2 in a Bernoulli."""
-    x, y = data()
     dpsvi(logistic).step(x, y + 1)
 
 
 @attempt("The data", "logits = effect[group[idx]]", ".py:", "IndexError", says="call the model")
-def index_out_of_range():
+def index_out_of_range(x, y):
     """One person's category is one that the model does not have."""
-    x, y = data()
     group = torch.arange(100) % 5
     group[7] = 5
 
@@ -820,16 +697,14 @@ def batch_size_as_rate():
 
 
 @attempt("Guides", "model", "guide", says="order|callable|swap")
-def model_and_guide_swapped():
+def model_and_guide_swapped(x, y):
     """Model and guide in the wrong order."""
-    x, y = data()
     dpsvi(AutoNormal(logistic), logistic).step(x, y)
 
 
 @attempt("Guides", "parameter", says=r"pyro\.param|autoguide|AutoNormal")
-def no_parameters():
+def no_parameters(x, y):
     """A guide without parameters."""
-    x, y = data()
 
     def guide(x, y):
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -838,9 +713,8 @@ def no_parameters():
 
 
 @attempt("Guides", "latent", says=r"pyro\.sample|pyro\.param")
-def nothing_to_guide():
+def nothing_to_guide(x, y):
     """An autoguide for a model without latents."""
-    x, y = data()
 
     def model(x, y):
         with pyro.plate("people", len(x)) as idx:
@@ -852,9 +726,8 @@ def nothing_to_guide():
 @attempt(
     "Guides", "AutoDelta", says=r"guide\.median\(\).*AutoMultivariateNormal\(model\)", spends=3
 )
-def posterior_of_a_point():
+def posterior_of_a_point(x, y):
     """The posterior of an AutoDelta, where records see products of latents."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -875,9 +748,8 @@ def module_local_parameters():
 
 
 @attempt("Guides", "'intercept'", says="add|sample it in the guide")
-def site_missing_in_guide():
+def site_missing_in_guide(x, y):
     """A guide without one of the model's latents."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -893,9 +765,8 @@ def site_missing_in_guide():
 
 
 @attempt("Guides", "guide", "'weights'", says="add|sample it in the guide")
-def guide_of_another_model():
+def guide_of_another_model(x, y):
     """The guide of another model."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -911,35 +782,23 @@ def torch_optimizer_class():
     dpsvi(logistic, optim=torch.optim.Adam)
 
 
-@attempt("Optimizers", "optim", says=r"pyro\.optim\.Adam\(\{'lr': 0\.01\}\)")
-def torch_optimizer():
-    """An optimizer of torch, with the guide's parameters."""
-    x, y = data()
-    guide = AutoNormal(logistic)
-    guide(x, y)
-    dpsvi(logistic, guide, torch.optim.Adam(guide.parameters(), lr=0.01))
-
-
 @attempt("Optimizers", "LBFGS", says="pyro.optim.Adam|another optimizer|DPSEP")
-def lbfgs():
+def lbfgs(x, y):
     """LBFGS, which evaluates the loss several times in a step."""
-    x, y = data()
     optim = pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})
     dpsvi(logistic, optim=optim, clip=1.0).step(x, y)
 
 
 @attempt("Optimizers", "optim", "learning_rate", says=r"'lr'|\blr\b")
-def misspelt_learning_rate():
+def misspelt_learning_rate(x, y):
     """A learning rate by another name."""
-    x, y = data()
     optim = pyro.optim.Adam({"learning_rate": 0.01})
     dpsvi(logistic, optim=optim, clip=1.0).step(x, y)
 
 
 @attempt("Optimizers", "ReduceLROnPlateau", says="ExponentialLR|StepLR|another schedule")
-def reduce_on_plateau():
+def reduce_on_plateau(x, y):
     """A schedule that wants to know the loss."""
-    x, y = data()
     arguments = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}}
     optim = pyro.optim.ReduceLROnPlateau(arguments)
     dpsvi(logistic, optim=optim, clip=1.0).run(x, y, progress=False)
@@ -952,9 +811,8 @@ def another_loss():
 
 
 @attempt("Losses", "loss", "'people'", says="Only a sum over sites")
-def mean_loss():
+def mean_loss(x, y):
     """A loss of one's own that is a mean over the records."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -968,9 +826,8 @@ def mean_loss():
 
 
 @attempt("Losses", "loss", "'people'", says="Write a penalty beside the sites")
-def penalised_loss():
+def penalised_loss(x, y):
     """A loss of one's own with a penalty on a parameter."""
-    x, y = data()
 
     def loss(model, guide, x, y):
         penalty = pyro.param("AutoNormal.locs.w").square().sum()
@@ -980,9 +837,8 @@ def penalised_loss():
 
 
 @attempt("Losses", "loss", "4 times", says="one draw")
-def several_draws():
+def several_draws(x, y):
     """A loss of one's own that takes several draws."""
-    x, y = data()
 
     def loss(model, guide, x, y):
         return Trace_ELBO(num_particles=4).differentiable_loss(model, guide, x, y)
@@ -1004,9 +860,8 @@ def gradients_only():
 
 
 @attempt("Losses", "'y_unobserved'", says=r"config_enumerate\(model\)")
-def enumerated_with_a_mask():
+def enumerated_with_a_mask(x, y):
     """Enumeration of masked, discrete outcomes."""
-    x, y = data()
 
     def model(x, y, seen):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -1019,18 +874,16 @@ def enumerated_with_a_mask():
 
 
 @attempt("Losses", "max_plate_nesting=0", says=r"TraceEnum_ELBO\(max_plate_nesting=1\)")
-def too_few_plates():
+def too_few_plates(x, y):
     """TraceEnum_ELBO with too small a max_plate_nesting."""
-    x, y = data()
     guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
     loss = TraceEnum_ELBO(max_plate_nesting=0)
     dpsvi(mixture, guide, loss=loss, clip=Clip(of="parameters")).step(x, y)
 
 
 @attempt("Losses", "only supports scalar poutine.scale", says="Change model, guide or loss")
-def weights_of_records():
+def weights_of_records(x, y):
     """Enumeration, and a weight for each record."""
-    x, y = data()
 
     def model(x, y):
         locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
@@ -1048,25 +901,15 @@ def loss_without_parentheses():
     dpsvi(logistic, loss=Trace_ELBO)
 
 
-@attempt("Losses", "'z'", says="TraceEnum_ELBO", works=True)
-def discrete_latents_without_enumeration():
-    """Discrete latents with Trace_ELBO: DPSVI's looks enumerate them, SVI would refuse."""
-    x, y = data()
-    guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
-    dpsvi(mixture, guide, loss=Trace_ELBO()).step(x, y)
-
-
 @attempt("Losses", "'z'", says=r"poutine\.block\(model, hide=\['z'\]\)")
-def discrete_latent_in_autoguide():
+def discrete_latent_in_autoguide(x, y):
     """An autoguide that includes the discrete latents."""
-    x, y = data()
     dpsvi(mixture, AutoNormal(mixture), loss=TraceEnum_ELBO()).step(x, y)
 
 
 @attempt("Losses", "'kind'", says="inside the private plate|in the guide")
-def enumerated_global():
+def enumerated_global(x, y):
     """A discrete latent of all people together."""
-    x, y = data()
 
     def model(x, y):
         locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
@@ -1079,52 +922,38 @@ def enumerated_global():
 
 
 @attempt("Steps", "evaluate_loss", says="Clip.loss")
-def watching_the_loss():
+def watching_the_loss(x, y):
     """A look at the loss."""
-    x, y = data()
     dpsvi(logistic).evaluate_loss(x, y)
 
 
 @attempt("Steps", "num_steps=3", says="to a new DPSVI", spends=3)
-def running_twice():
+def running_twice(x, y):
     """run() twice."""
-    x, y = data()
     svi = dpsvi(logistic, clip=1.0)
     svi.run(x, y, progress=False)
     svi.run(x, y, progress=False)
 
 
 @attempt("Steps", "epsilon", says="plan fewer steps", spends=3)
-def step_beyond_the_budget():
+def step_beyond_the_budget(x, y):
     """A step that the budget does not cover."""
-    x, y = data()
     accountant = PrivacyAccountant(epsilon=1.0)
     dpsvi(logistic, accountant=accountant, clip=1.0).run(x, y, progress=False)
     dpsvi(logistic, accountant=accountant, noise=1.0).step(x, y)
 
 
 @attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
-def loop_over_batches():
+def loop_over_batches(x, y):
     """A loop over a DataLoader."""
-    x, y = data()
     svi = dpsvi(logistic)
     for x_batch, y_batch in DataLoader(TensorDataset(x, y), batch_size=10):
         svi.step(x_batch, y_batch)
 
 
-@attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
-def first_all_then_a_batch():
-    """All data first, then a batch."""
-    x, y = data()
-    svi = dpsvi(logistic)
-    svi.step(x, y)
-    svi.step(x[:10], y[:10])
-
-
 @attempt("Steps", "step", says="same data|new|another", spends=1)
-def other_data():
+def other_data(x, y):
     """Other data of the same length in the second step."""
-    x, y = data()
     svi = dpsvi(logistic)
     svi.step(x, y)
     svi.step(x + 1, 1 - y)
@@ -1137,9 +966,8 @@ def deep_copy():
 
 
 @attempt("Steps", "'w' (2)", says="model and guide of the saved run", spends=1)
-def state_of_another_model():
+def state_of_another_model(x, y):
     """The state of another model."""
-    x, y = data()
     svi = dpsvi(logistic)
     svi.step(x, y)
     state = svi.state_dict()
@@ -1164,16 +992,14 @@ def fit_after_the_budget():
 
 
 @attempt("DPSEP and VIPS", "AutoIAFNormal", says="Use AutoNormal")
-def flow_in_dpsep():
+def flow_in_dpsep(x, y):
     """DPSEP with a flow as guide."""
-    x, y = data()
     dpsep(logistic, AutoIAFNormal(logistic)).step(x, y)
 
 
 @attempt("DPSEP and VIPS", "'y'", says="DPSVI|StudentT")
-def laplace_in_dpsep():
+def laplace_in_dpsep(x, y):
     """DPSEP with a likelihood that has a kink."""
-    x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -1196,16 +1022,14 @@ def pyro_model_in_vips():
 
 
 @attempt("DPSEP and VIPS", "x must", "4 columns", says="one row per record")
-def wrong_width_in_vips():
+def wrong_width_in_vips(x, y):
     """VIPS with another number of features than declared."""
-    x, y = data()
     vips(LogisticRegression(dim=4)).step(x, y)
 
 
 @attempt("DPSEP and VIPS", "y must", says="recode")
-def signs_as_labels_in_vips():
+def signs_as_labels_in_vips(x, y):
     """VIPS with labels of -1 and 1."""
-    x, y = data()
     vips(LogisticRegression(dim=3)).step(x, 2 * y - 1)
 
 
@@ -1274,9 +1098,8 @@ def predicting_before_the_fit():
 
 
 @attempt("Prediction", "'features'", says="pass it", spends=1)
-def predicting_without_features():
+def predicting_without_features(x, y):
     """A prediction without features that it depends on."""
-    x, y = data()
 
     def model(features, y):
         logistic(features, y)
@@ -1287,18 +1110,16 @@ def predicting_without_features():
 
 
 @attempt("Prediction", "'x'", says=r"x\[None\]", spends=1)
-def predicting_one_record():
+def predicting_one_record(x, y):
     """A prediction for a record without its dimension."""
-    x, y = data()
     svi = dpsvi(logistic, num_steps=1)
     svi.step(x, y)
     svi.predictive(10)(torch.ones(3))
 
 
 @attempt("Prediction", "'x'", "'y'", says="a row for each new record", spends=1)
-def predicting_with_other_lengths():
+def predicting_with_other_lengths(x, y):
     """A prediction with one label too few."""
-    x, y = data()
     svi = dpsvi(logistic, num_steps=1)
     svi.step(x, y)
     svi.predictive(10)(torch.ones(5, 3), torch.ones(4))

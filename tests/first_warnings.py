@@ -68,6 +68,14 @@ def logistic(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
+def fitted(make, guide=None, epsilon=1.0, source=0, data=None, **settings):
+    """An inference of :func:`logistic`, or of a conjugate model, after its run."""
+    settings |= {"accountant": PrivacyAccountant(epsilon), "noise": Noise(source=source)}
+    inference = make(*(() if guide is None else (logistic, guide(logistic))), **settings)
+    inference.run(*(records() if data is None else data), progress=False)
+    return inference
+
+
 @dataclass(frozen=True)
 class Run:
     """One that ends with a warning, or with a status that is not ok.
@@ -123,11 +131,7 @@ def run(*kinds: type[Warning], do: str, level: str | None = None) -> Callable:
     return register
 
 
-@run(
-    ConvergenceWarning,
-    level="do not publish",
-    do=LITTLE,
-)
+@run(ConvergenceWarning, level="do not publish", do=LITTLE)
 def too_little_budget():
     """Few people, a small epsilon, five coefficients."""
     return regression(people(300), epsilon=0.05, formula="visits ~ age + ill + region")
@@ -166,17 +170,10 @@ def a_column_in_other_units():
     return regression(frame, epsilon=1.0)
 
 
-@run(
-    ConvergenceWarning,
-    level="do not publish",
-    do=LITTLE,
-)
+@run(ConvergenceWarning, level="do not publish", do=LITTLE)
 def dpsvi_with_too_little():
     """DPSVI where the noise hides what the records say."""
-    accountant = PrivacyAccountant(epsilon=0.02)
-    svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(source=2))
-    svi.run(*records(), progress=False)
-    return svi.posterior().status
+    return fitted(DPSVI, AutoNormal, epsilon=0.02, source=2).posterior().status
 
 
 @run(
@@ -185,11 +182,7 @@ def dpsvi_with_too_little():
 )
 def a_small_bound():
     """A bound C that cuts nearly all records."""
-    guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
-    accountant = PrivacyAccountant(epsilon=1.0)
-    settings = {"num_steps": 50, "clip": 0.1, "noise": Noise(source=0)}
-    svi = DPSVI(logistic, guide, optim, accountant=accountant, **settings)
-    svi.run(*records(), progress=False)
+    fitted(DPSVI, AutoNormal, optim=pyro.optim.Adam({"lr": 0.02}), num_steps=50, clip=0.1)
 
 
 @run(
@@ -211,22 +204,10 @@ def a_loop():
 )
 def a_guide_that_is_not_gaussian():
     """DPSVI with a flow, whose intervals leave the noise out."""
-    accountant = PrivacyAccountant(epsilon=1.0)
-    svi = DPSVI(
-        logistic,
-        AutoIAFNormal(logistic),
-        accountant=accountant,
-        num_steps=50,
-        noise=Noise(source=0),
-    )
-    svi.run(*records(), progress=False)
+    fitted(DPSVI, AutoIAFNormal, num_steps=50)
 
 
-@run(
-    ConvergenceWarning,
-    level="do not publish",
-    do=LITTLE,
-)
+@run(ConvergenceWarning, level="do not publish", do=LITTLE)
 def a_hierarchy():
     """DPSEP with thirty effects of an unknown scale."""
 
@@ -249,13 +230,9 @@ def a_hierarchy():
 )
 def vips_with_too_little():
     """VIPS at a small epsilon: a status without a warning."""
-    accountant = PrivacyAccountant(epsilon=0.1)
-    vips = VIPS(
-        LogisticRegression(dim=3), accountant=accountant, num_steps=10, noise=Noise(source=0)
-    )
     x, y = records()
-    vips.run(x / 2, y, progress=False)
-    return vips.posterior().status
+    logit = functools.partial(VIPS, LogisticRegression(dim=3), num_steps=10)
+    return fitted(logit, epsilon=0.1, data=(x / 2, y)).posterior().status
 
 
 @run(
@@ -265,11 +242,8 @@ def vips_with_too_little():
 def a_mixture():
     """VIPS with a mixture: its width lacks a part."""
     mixture = GaussianMixture(dim=3, components=2, radius=2.0)
-    vips = VIPS(
-        mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, noise=Noise(source=0)
-    )
-    vips.run(records()[0], progress=False)
-    return vips.posterior().status
+    vips = functools.partial(VIPS, mixture, num_steps=10)
+    return fitted(vips, data=records()[:1]).posterior().status
 
 
 @run(
@@ -289,9 +263,8 @@ def a_large_delta():
 )
 def a_look():
     """The loss of the data, after all."""
-    guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
-    svi = DPSVI(logistic, guide, optim, accountant=PrivacyAccountant(epsilon=5.0), num_steps=100)
-    svi.run(*records(), progress=False)
+    optim = pyro.optim.Adam({"lr": 0.02})
+    svi = fitted(DPSVI, AutoNormal, epsilon=5.0, optim=optim, num_steps=100)
     nonprivate(svi).loss(*records())
 
 
@@ -301,10 +274,7 @@ def a_look():
 )
 def predictions_for_records_of_the_fit():
     """Predictions for the people of the fit."""
-    x, y = records()
-    sep = DPSEP(logistic, AutoNormal(logistic), accountant=PrivacyAccountant(epsilon=1.0))
-    sep.run(x, y, progress=False)
-    sep.predictive(10)(x[:5])
+    fitted(DPSEP, AutoNormal).predictive(10)(records()[0][:5])
 
 
 @run(

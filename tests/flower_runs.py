@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from trials import free_ports
 
 from pyro_dp.mechanism.flower import FlowerLine
 
@@ -55,7 +56,7 @@ class Flower:
         self.lines = [folder / str(index) / "line" for index in range(holders)]
         self._started: list[subprocess.Popen] = []
         self._logs: list[Path] = []
-        runtime, fleet, *ports = _free_ports(2 + holders)
+        runtime, fleet, *ports = free_ports(2 + holders)
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
             f'[superlink.here]\naddress = "127.0.0.1:{runtime}"\ninsecure = true\n'
@@ -194,14 +195,6 @@ def _hold(index: int, line: str, path: str, rounds: int, size: int, end: int) ->
             total = np.frombuffer(opened.ask(message(index, step, size).tobytes()), np.int64)
             row = [int(total[0]), int(total[-1]), time.monotonic() - begun]
             print(json.dumps(row), file=found, flush=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _wait_for(port: int) -> None:

@@ -528,6 +528,18 @@ _CALIBRATED = st.tuples(
 )
 
 
+# Calls, and whether what they return is as it must be.
+_CALLS: dict[str, Callable] = {
+    "record anything": lambda ours, event: ours.record(event) is None,
+    "get_epsilon": lambda ours, delta: ours.get_epsilon(delta) >= 0,
+    "get_delta": lambda ours, epsilon: 0 <= ours.get_delta(epsilon) <= 1,
+    "note": lambda ours, text: ours.note(text) is None,
+    "describe": lambda ours, said: ours.describe(**said) is None,
+    "show": lambda ours: repr(ours) and ours._repr_html_(),
+    "noise_multiplier": lambda ours, own: 0 < ours.noise_multiplier(**own) < math.inf,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Accountant(Case):
     """Calls of an accountant, one after the other."""
@@ -538,7 +550,10 @@ class Accountant(Case):
         accountant = PrivacyAccountant(**self.settings)
         for name, *values in self.operations:
             before, spent = accountant.num_releases, accountant.get_epsilon()
-            getattr(self, "_" + name.replace(" ", "_"))(accountant, *values)
+            if name in ("record", "run", "reload", "file"):
+                getattr(self, f"_{name}")(accountant, *values)
+            else:
+                assert _CALLS[name](accountant, *values)
             assert accountant.num_releases >= before, "the ledger counts less than before"
             # Grids are refined to 1e-3.
             assert accountant.get_epsilon() >= spent * (1 - 2e-3), "epsilon is less than before"
@@ -549,30 +564,12 @@ class Accountant(Case):
         accountant.record(SubsampledGaussian(**event), count)
         assert accountant.num_releases == before + count, "an event was lost"
 
-    def _record_anything(self, accountant: PrivacyAccountant, event: Any) -> None:
-        accountant.record(event)
-
-    def _get_epsilon(self, accountant: PrivacyAccountant, delta: Any) -> None:
-        assert accountant.get_epsilon(delta) >= 0
-
-    def _get_delta(self, accountant: PrivacyAccountant, epsilon: Any) -> None:
-        assert 0 <= accountant.get_delta(epsilon) <= 1
-
-    def _note(self, accountant: PrivacyAccountant, text: Any) -> None:
-        accountant.note(text)
-
-    def _describe(self, accountant: PrivacyAccountant, said: dict) -> None:
-        accountant.describe(**said)
-
     def _run(self, accountant: PrivacyAccountant, event: dict, bound: float | None) -> None:
         origin = Origin.now("a run", seeded=False, secure=True)
         with accountant.next_position(origin, bound):
             accountant.record(SubsampledGaussian(**event))
         accountant.note_result(origin, (0.5, 0.1))
         assert accountant.runs()[-1][0] is origin, "a run was lost"
-
-    def _show(self, accountant: PrivacyAccountant) -> None:
-        assert repr(accountant) and accountant._repr_html_()
 
     def _reload(self, accountant: PrivacyAccountant, how: tuple | None = None) -> None:
         state = accountant.state_dict()
@@ -587,9 +584,6 @@ class Accountant(Case):
             if text:
                 path.write_text(text)
                 accountant.load(path)
-
-    def _noise_multiplier(self, accountant: PrivacyAccountant, settings: dict) -> None:
-        assert 0 < accountant.noise_multiplier(**settings) < math.inf
 
 
 _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {

@@ -131,6 +131,13 @@ def observe(mean: Tensor, y: Tensor) -> None:
     pyro.sample("y", dist.Normal(100.0 + 10.0 * mean, 10.0), obs=y)
 
 
+def regress(features: Tensor, y: Tensor) -> None:
+    """On features of all records."""
+    w = weights()
+    with pyro.plate("data", len(y)) as idx:
+        observe(features[idx] @ w, y[idx])
+
+
 # Data-dependent initialisation and memoisation: something is computed once, from what comes first.
 
 
@@ -156,10 +163,8 @@ def act_norm_by_closure(x, y):
 
     def model(x, y):
         pyro.module("norm", norm)
-        w = weights()
         h = norm(x)
-        with pyro.plate("data", len(x)) as idx:
-            observe(h[idx] @ w, y[idx])
+        regress(h, y)
 
     return dpsvi(model, None, x, y, publishes=[norm])
 
@@ -254,34 +259,27 @@ def dictionary_in_model_and_guide(x):
     return dpsvi(model, guide, x, publishes=[encoder], execution=Execution(jit="trace"))
 
 
-@leak("cache")
-def cache_in_a_dictionary(x, y):
-    """Memoised standard deviations in a dictionary: cache["sd"] = x.std(0)."""
+def memoised() -> Callable:
     cache = {}
 
     def model(x, y):
         if "sd" not in cache:
             cache["sd"] = x.std(0) + 1e-3
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] / cache["sd"]) @ w, y[idx])
+        regress(x / cache["sd"], y)
 
-    return dpsvi(model, None, x, y)
+    return model
+
+
+@leak("cache")
+def cache_in_a_dictionary(x, y):
+    """Memoised standard deviations in a dictionary: cache["sd"] = x.std(0)."""
+    return dpsvi(memoised(), None, x, y)
 
 
 @leak("cache")
 def cache_under_dpsep(x, y):
     """The same dictionary, under DPSEP."""
-    cache = {}
-
-    def model(x, y):
-        if "sd" not in cache:
-            cache["sd"] = x.std(0) + 1e-3
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] / cache["sd"]) @ w, y[idx])
-
-    return dpsep(model, None, x, y)
+    return dpsep(memoised(), None, x, y)
 
 
 @leak("cache")
@@ -291,9 +289,7 @@ def cache_in_a_default_argument(x, y):
     def model(x, y, cache={}):  # noqa: B006
         if not cache:
             cache["centre"], cache["sd"] = x.mean(0), x.std(0) + 1e-3
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe(((x - cache["centre"]) / cache["sd"])[idx] @ w, y[idx])
+        regress((x - cache["centre"]) / cache["sd"], y)
 
     return dpsvi(model, None, x, y)
 
@@ -340,9 +336,7 @@ def nonlocal_variable(x, y):
         nonlocal centre
         if centre is None:
             centre = x.mean(0)
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] - centre) @ w / 10.0, y[idx])
+        regress((x - centre) / 10.0, y)
 
     return dpsvi(model, None, x, y)
 
@@ -357,9 +351,7 @@ def attribute_of_a_class(x, y):
         def model(self, x, y):
             if Study.mean is None:
                 Study.mean = x.mean(0)
-            w = weights()
-            with pyro.plate("data", len(x)) as idx:
-                observe((x[idx] - Study.mean) @ w / 10.0, y[idx])
+            regress((x - Study.mean) / 10.0, y)
 
     return dpsvi(Study().model, None, x, y)
 
@@ -376,9 +368,7 @@ def lru_cache_of_columns(x, y):
     def model(x, y):
         latest["x"] = x
         scale = torch.stack([sd(j) for j in range(x.shape[1])])
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] / scale) @ w, y[idx])
+        regress(x / scale, y)
 
     return dpsvi(model, None, x, y)
 
@@ -395,9 +385,7 @@ def callable_class_with_a_none_check(x, y):
         def __call__(self, x, y):
             if self.sd is None:
                 self.sd = x.std(0) + 1e-3
-            w = weights()
-            with pyro.plate("data", len(x)) as idx:
-                observe((x[idx] / self.sd) @ w, y[idx])
+            regress(x / self.sd, y)
 
     return dpsvi(Regression(), None, x, y)
 
@@ -417,9 +405,7 @@ def module_that_cannot_be_copied(x, y):
         def forward(self, x, y):
             if not self.started:
                 self.b.data, self.started = x.mean(0), True
-            w = weights()
-            with pyro.plate("data", len(x)) as idx:
-                observe(((x[idx] - self.b) / self.sd.detach()) @ w, y[idx])
+            regress((x - self.b) / self.sd.detach(), y)
 
     model = Whitened()
 
@@ -473,9 +459,7 @@ def lazy_module(x, y):
     def model(x, y):
         h = whiten(x)
         pyro.module("whiten", whiten)
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe(h[idx] @ w, y[idx])
+        regress(h, y)
 
     return dpsvi(model, None, x, y, publishes=[whiten])
 
@@ -488,9 +472,7 @@ def data_in_a_default(x, y):
     """The training data as default of a further argument."""
 
     def model(x, y, reference=x):
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe(((x[idx] - reference.mean(0)) / reference.std(0)) @ w, y[idx])
+        regress((x - reference.mean(0)) / reference.std(0), y)
 
     return dpsvi(model, None, x, y)
 
@@ -500,9 +482,7 @@ def data_in_a_partial(x, y):
     """functools.partial(model, reference=x)."""
 
     def model(x, y, *, reference):
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe(((x[idx] - reference.mean(0)) / reference.std(0)) @ w, y[idx])
+        regress((x - reference.mean(0)) / reference.std(0), y)
 
     return dpsvi(functools.partial(model, reference=x), None, x, y)
 
@@ -538,9 +518,7 @@ def numpy_array_by_closure(x, y):
 
     def model(x, y):
         centre = torch.from_numpy(array.mean(0))
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] - centre) @ w / 10.0, y[idx])
+        regress((x - centre) / 10.0, y)
 
     return dpsvi(model, None, x, y, execution=Execution(jit="trace"))
 
@@ -552,9 +530,7 @@ def list_by_closure(x, y):
 
     def model(x, y):
         heaviest = max(row[1] for row in rows)
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] / heaviest) @ w, y[idx])
+        regress(x / heaviest, y)
 
     return dpsvi(model, None, x, y)
 
@@ -597,9 +573,7 @@ def optimiser_that_reads_the_data(x, y):
         return {"lr": 0.1 / float(x.std())}
 
     def model(x, y):
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe(x[idx] @ w / 100.0, y[idx])
+        regress(x / 100.0, y)
 
     return dpsvi(model, None, x, y, optim=Adam(rate_of))
 
@@ -703,10 +677,8 @@ def running_mean_in_a_buffer(x, y):
     centre = RunningMean()
 
     def model(x, y):
-        w = weights()
         h = centre(x)
-        with pyro.plate("data", len(x)) as idx:
-            observe(h[idx] @ w / 10.0, y[idx])
+        regress(h / 10.0, y)
 
     return dpsvi(model, None, x, y, publishes=[centre])
 
@@ -757,9 +729,7 @@ def assignment_to_the_parameter_store(x, y):
         if "centre" not in store:
             store["centre"] = x.mean(0)
         centre = pyro.param("centre")
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] - centre) @ w / 10.0, y[idx])
+        regress((x - centre) / 10.0, y)
 
     return dpsvi(model, None, x, y)
 
@@ -771,9 +741,7 @@ def parameter_moved_in_the_model(x, y):
     def model(x, y):
         centre = pyro.param("centre", torch.zeros(3))
         centre.data = 0.9 * centre.data + 0.1 * x.mean(0)
-        w = weights()
-        with pyro.plate("data", len(x)) as idx:
-            observe((x[idx] - centre) @ w / 10.0, y[idx])
+        regress((x - centre) / 10.0, y)
 
     return dpsvi(model, None, x, y)
 

@@ -1,6 +1,7 @@
 """The promises of every private inference about ``run``: a part of the contract in contract.py."""
 
 import copy
+import functools
 import math
 import pickle
 import signal
@@ -239,22 +240,26 @@ class RunContract:
         dearer = lost and not self.at_once
         assert inference.noise_multiplier > sigma if dearer else inference.noise_multiplier == sigma
 
+    def started(self, opened):
+        """An inference before its first step, or a later one, and its data."""
+        data, inference = self.data(self.variants[0]), self.calibrated()
+        if opened:
+            inference.step(*data)
+        return inference, data
+
+    @classmethod
+    @functools.cache
+    def num_calls(cls, opened):
+        """Calls in a step; the first count may include what is cached once a process."""
+        return min(calls_of(*cls().started(opened)) for _ in range(2))
+
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.parametrize("share", [each / 10 for each in range(10)])
     @pytest.mark.parametrize("opened", [False, True])
     def test_ctrl_c_anywhere(self, share, opened):
         """At the n-th call of a function within the first or a later step."""
-        data = self.data(self.variants[0])
-
-        def opening():
-            inference = self.calibrated()
-            if opened:
-                inference.step(*data)
-            return inference
-
-        # The first count may include what is cached once a process.
-        place = 1 + int(share * min(calls_of(opening(), data) for _ in range(2)))
-        inference = opening()
+        place = 1 + int(share * self.num_calls(opened))
+        inference, data = self.started(opened)
         before = self.everything(inference) if opened else None
         with pytest.raises(KeyboardInterrupt):
             calls_of(inference, data, place)

@@ -4,9 +4,11 @@ A script begins with seconds of imports, and forks, which a test's process shoul
 are kept for all processes of the test run, in a folder that pytest makes (:mod:`conftest`).
 """
 
+import contextlib
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,3 +40,12 @@ def _run(script: str, *trials: str) -> str:
         )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that no server has yet."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

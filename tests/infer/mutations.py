@@ -384,7 +384,7 @@ MUTATIONS = [
         "Gradients.squared_norms",
         "self.numbers.square() * self.sites._lengths",
         "0 * self.sites._lengths",
-        "test_linear_sites.py",
+        "test_dpsep.py",
     ),
     Mutation(
         "lengths of rows of another basis than those summed",

@@ -35,24 +35,6 @@ def test_damping_is_in_natural_parameters():
     assert change == pytest.approx(norm.item())
 
 
-def test_variances_of_noise_and_sampling():
-    factor, v, u = start(), 0.0, 0.0
-    for t in range(6):
-        damping = 1 / (1 + 0.5 * t)
-        factor.update(
-            estimate(PRECISION, torch.ones(2)),
-            torch.ones(2),
-            damping,
-            noise=3.0,
-            weight=0.5,
-            sample_rate=0.2,
-        )
-        v = (1 - damping) ** 2 * v + damping**2 * 9.0
-        u = (1 - damping) ** 2 * u + damping**2 * 4.0
-    assert factor.noise_variance == pytest.approx(v)
-    assert factor.sampling_variance == pytest.approx(u)
-
-
 def test_a_floor_is_a_step_size_and_no_information():
     """Below the noise's radius: raised for the next step, around the centre, but not reported."""
     factor, mean = start(), torch.tensor([0.4, 0.2])

@@ -11,8 +11,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 
-from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
-from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
+from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant
 
 GROUPS = 6
 
@@ -161,38 +160,6 @@ def test_a_site_with_a_row_for_each_record_is_no_coordinate():
     sep = found(unnamed, noise=0.3)
     assert {each.name for each in sep.evidence.latents} == {"mu", "scale", "z"}
     assert str(sep.posterior().status) != "ok"
-
-
-@pytest.mark.slow
-def test_the_evidence_meets_another_prior():
-    evidence = found(not_centred, noise=0.3).evidence
-    draws = evidence.posterior(latents, "nuts", num_samples=50, warmup_steps=50)
-    assert draws["z"].shape == (50, GROUPS)
-    with pytest.raises(ModelError, match="no latent site 'effect'"):
-        evidence.posterior(latents)
-
-
-@pytest.mark.long
-def test_a_state_goes_on():
-    first, arguments = None, made_up()
-    accountant = PrivacyAccountant(epsilon=2.0)
-    for _ in range(2):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        sep = DPSEP(
-            not_centred, AutoNormal(not_centred), accountant=accountant, noise=Noise(source=0)
-        )
-        if first is None:
-            for _ in range(4):
-                sep.step(*arguments)
-            first = sep.state_dict()
-            accountant = PrivacyAccountant(epsilon=2.0)
-        else:
-            sep.load_state_dict(first)
-            sep.run(*arguments, progress=False)
-    assert isinstance(sep._known.problem.guide, DeterministicSites)
-    assert sep.evidence.parts[0].looks[0].score.equal(first["looks"][0]["score"])
-    assert str(sep.posterior().status) == "ok"
 
 
 @pytest.mark.long

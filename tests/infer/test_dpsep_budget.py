@@ -133,6 +133,7 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
     require_whole(sep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     """Steps and runs after a load keep the noise multiplier and mu of the saved run."""
@@ -149,6 +150,7 @@ def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
 
 
+@pytest.mark.long
 def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
     """Lost looks count as spent. The looks to come share the rest of the same number."""
     accountant, data = PrivacyAccountant(1.0), regression_data(500)
@@ -179,21 +181,6 @@ def test_states_of_the_older_engine_are_refused_in_words():
     older |= {"settings": {"max_factor_norm": None}, "gaussians": {}, "counts": {}, "looks": []}
     with pytest.raises(ConfigurationError, match=r"no state_dict\(\) of DPSEP"):
         made().load_state_dict(older)
-
-
-@pytest.mark.long
-def test_a_second_run_takes_what_is_left():
-    accountant, data = PrivacyAccountant(2.0), regression_data(500)
-    first = made(accountant=accountant)
-    with accountant.up_to(0.5):
-        first.run(*data, progress=False)
-    assert 0.995 < accountant.get_epsilon() <= 1.0
-    second = made(accountant=accountant, seed=1)
-    second.run(*data, progress=False)
-    both = 1 / first.noise_multiplier**2 + 1 / second.noise_multiplier**2
-    assert squared_mu(accountant) == pytest.approx(both, rel=1e-9)
-    assert 1.99 < accountant.get_epsilon() <= 2.0
-    assert len({origin.reservation for origin, _ in accountant.reserved}) == 0
 
 
 def test_noise_without_a_budget():

@@ -1,11 +1,10 @@
 """Widths of intervals before a run: on made-up data, and without touching any ledger."""
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from problems import linear, logistic
-from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import (
@@ -13,7 +12,6 @@ from pyro_dp import (
     DPSVI,
     VIPS,
     ConfigurationError,
-    Execution,
     Forecast,
     FullBatch,
     Posterior,
@@ -110,41 +108,6 @@ def test_trials_have_the_settings_of_the_accountant():
         assert (trial.delta, trial.neighboring, trial.engine) == (1e-6, "replace_one", "rdp")
         assert trial.epsilon is None or 0.9 * trial.epsilon < trial.get_epsilon() <= trial.epsilon
     assert found.num_draws == 2 and not ours.ledger
-
-
-def hierarchy(x, y):
-    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    shares = pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
-    with pyro.plate("features", 3):
-        w = pyro.sample("w", dist.Normal(0.0, scale))
-    with pyro.plate("data", len(x), subsample_size=20) as idx:
-        pyro.sample("y", dist.Normal(x[idx] @ (w + shares), 1.0), obs=y[idx])
-
-
-def whole(x, y):
-    rate = pyro.sample("rate", dist.LogNormal(torch.zeros(()), 0.5))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Poisson(rate * x[:, 0].exp()), obs=y)
-
-
-@pytest.mark.slow
-@pytest.mark.in_turns
-@pytest.mark.parametrize("inference", [DPSEP, DPSVI])
-def test_widths_are_of_the_model_s_own_space(inference):
-    """A plate that subsamples, a simplex, several sites, float32; and data in slices."""
-    torch.set_default_dtype(torch.float32)
-    short, once = {"num_steps": 6} if inference is DPSVI else {}, {"epsilons": (1.0,)}
-    found = forecast(hierarchy, made_up(50, 3), inference, AutoNormal, settings=short, **once)
-    assert found.names == [
-        "scale",
-        *(f"shares[{place}]" for place in range(3)),
-        *(f"w[{place}]" for place in range(3)),
-    ]
-    assert found.widths.isfinite().all() and (found.widths > 0).all()
-    assert found.widths[:, 1:4].max() <= 1.0
-    short = short | {"execution": Execution(slice_data=True)}
-    found = forecast(whole, made_up(50, 3), inference, settings=short, **once)
-    assert found.names == ["rate"] and (found.widths > 0).all()
 
 
 def table(**options):

@@ -197,13 +197,6 @@ def test_variances_can_be_written_to_all(name):
     close(held, covariance.diagonal() if name in DIAGONAL else covariance.diagonal().diag())
 
 
-def test_what_the_guide_began_with():
-    view = found(regression, AutoMultivariateNormal(regression, init_scale=0.2), *data())
-    mean, covariance = view.read()
-    close(covariance, 0.04 * torch.eye(9))
-    close(mean, pyro.param("AutoMultivariateNormal.loc").detach())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", AUTOGUIDES)
 def test_autoguides_show_what_is_written(kind, dtype):
@@ -230,20 +223,6 @@ def test_autoguides_show_what_is_written(kind, dtype):
         close(guide.get_posterior(x).covariance_matrix, covariance, dtype)
 
 
-@pytest.mark.long
-@pytest.mark.in_turns
-@pytest.mark.parametrize("kind", AUTOGUIDES)
-def test_draws_of_constrained_latents(kind):
-    """Each entry of the flat vector is where the guide has it."""
-    x = torch.randn(8, 2)
-    guide = of_constrained(kind)
-    view = found(constrained, guide, x)
-    mean, covariance = gaussian(view.size)
-    view.write(mean, covariance)
-    expected = covariance if kind in WITH_CORRELATIONS else covariance.diagonal().diag()
-    check_moments(drawn(constrained, guide, view, (x,)), mean, expected)
-
-
 @pytest.mark.in_turns
 @pytest.mark.parametrize("rank", [1, 2, None])
 def test_a_guide_of_low_rank_holds_the_closest(rank):
@@ -263,16 +242,6 @@ def test_a_guide_of_low_rank_holds_the_closest(rank):
     torch.testing.assert_close(view.read()[1], held, rtol=1e-6, atol=1e-6)
 
 
-def test_what_a_guide_of_low_rank_began_with():
-    guide = AutoLowRankMultivariateNormal(regression)
-    view = found(regression, guide, *data())
-    mean, covariance = view.read()
-    close(mean, guide.loc.detach())
-    close(covariance, guide.get_posterior().covariance_matrix.detach())
-    view.write(mean, covariance)
-    torch.testing.assert_close(view.read()[1], covariance, rtol=1e-6, atol=1e-8)
-
-
 def test_a_hand_written_guide_of_low_rank_is_refused():
     def guide(x, y):
         factor = pyro.param("factor", torch.ones(3, 1))
@@ -280,37 +249,6 @@ def test_a_hand_written_guide_of_low_rank_is_refused():
 
     with pytest.raises(ModelError, match="'w' of the guide is a LowRankMultivariateNormal"):
         found(logistic, guide, *data())
-
-
-def test_float32_parameters_get_the_nearest():
-    torch.set_default_dtype(torch.float32)
-    view = found(logistic, AutoNormal(logistic), *data())
-    mean, variances = torch.full((3,), 0.1).double(), torch.tensor([1e-8, 1.0, 1e8]).double()
-    view.write(mean, variances)
-    assert pyro.param("AutoNormal.locs.w").dtype == torch.float32
-    torch.testing.assert_close(view.read()[1], variances, rtol=1e-5, atol=0.0)
-
-
-def test_split():
-    """Values in the latents' shapes; batches and gradients through torch.func."""
-    view = found(constrained, of_constrained(AutoNormal), torch.randn(8, 2))
-    shapes = {latent.name: tuple(latent.shape) for latent in view.latents}
-    assert shapes == {"scale": (), "weights": (2,), "locs": (3, 2), "rate": (3,), "bound": ()}
-    flat = torch.randn(5, view.size)
-    values = view.split(flat[4])
-    batch = torch.func.vmap(view.split)(flat)
-    for latent in view.latents:
-        assert torch.equal(values[latent.name].flatten(), flat[4, latent.start : latent.stop])
-        assert torch.equal(values[latent.name], batch[latent.name][4])
-        assert values[latent.name].shape == latent.shape
-
-    def total(u):
-        values = view.split(u)
-        return sum((each.transform(values[each.name]) ** 2).sum() for each in view.latents)
-
-    u = flat.clone().requires_grad_()
-    sum(map(total, u)).backward()
-    close(torch.func.vmap(torch.func.grad(total))(flat), u.grad)
 
 
 def test_data_and_random_state_are_left_alone():

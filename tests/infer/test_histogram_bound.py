@@ -45,14 +45,6 @@ def test_the_mean_is_as_exact_as_it_says():
     assert np.mean(distances) == pytest.approx(np.mean(said), rel=0.1)
 
 
-def test_later_ones_count_more():
-    found = HistogramBound(_N, 4, 0.01)
-    for step in range(1, 31):
-        found = found.updated(torch.full((SIZE,), float(step)), 5.0, 1.0)
-    steps = torch.arange(1.0, 31.0)
-    torch.testing.assert_close(found.counts, ((steps**2).sum() / steps.sum()).expand(SIZE))
-
-
 def test_one_of_less_noise_counts_more():
     found = HistogramBound(_N, 4, 0.01)
     one, other = counts(), counts(2.0)

@@ -140,17 +140,6 @@ def test_derivatives_in_closed_form(name):
         torch.testing.assert_close(one.expand(5, COUNT), other)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_numbers_are_unconstrained(name):
-    """Every value of them is a parameter: the density is finite and has derivatives."""
-    make, value, _ = FAMILIES[name]
-    family, numbers, rest = check(lambda: observe(make(w()), value))
-    numbers = (3 * torch.randn_like(numbers)).requires_grad_()
-    log_prob = family.log_prob(numbers, rest)
-    (gradient,) = torch.autograd.grad(log_prob.sum(), numbers)
-    assert log_prob.isfinite().all() and gradient.isfinite().all()
-
-
 def normal():
     return dist.Normal(w()[0], 0.5)
 
@@ -168,10 +157,6 @@ def expanded():
 def broadcast_by_a_plate():
     """One number for all elements of the site."""
     observe(dist.Normal(w().sum(), 0.5), FRACTIONS)
-
-
-def masked_distribution():
-    observe(normal().mask(BITS > 0), FRACTIONS)
 
 
 def masked_within_an_event():
@@ -192,11 +177,6 @@ def handler_of_an_event():
         pyro.sample("y", dist.Normal(w(), 0.5).to_event(1), obs=torch.ones(2, COUNT))
 
 
-def scaled():
-    with poutine.scale(scale=0.3):
-        observe(normal(), FRACTIONS)
-
-
 def scaled_by_element():
     with pyro.plate("data", COUNT), poutine.scale(scale=POSITIVE):
         pyro.sample("y", normal(), obs=FRACTIONS)
@@ -204,11 +184,6 @@ def scaled_by_element():
 
 def subsampled():
     with pyro.plate("data", 5 * COUNT, subsample=torch.arange(COUNT)):
-        pyro.sample("y", normal(), obs=FRACTIONS)
-
-
-def masked():
-    with pyro.plate("data", COUNT), poutine.mask(mask=BITS > 0):
         pyro.sample("y", normal(), obs=FRACTIONS)
 
 
@@ -227,14 +202,11 @@ def masked_by_a_bool():
         in_event,
         expanded,
         broadcast_by_a_plate,
-        masked_distribution,
         masked_within_an_event,
         event_masked,
         handler_of_an_event,
-        scaled,
         scaled_by_element,
         subsampled,
-        masked,
         masked_twice_and_scaled,
         masked_by_a_bool,
     ],
@@ -256,30 +228,6 @@ def test_a_masked_element_does_not_matter():
         trace, _ = traced(model, torch.ones(2, COUNT))
     numbers, rest = Family(trace.nodes["y"]).read(trace.nodes["y"])
     assert torch.equal(Family(trace.nodes["y"]).log_prob(numbers, rest) == 0, BITS == 0)
-
-
-def test_a_constant_distribution_has_no_numbers():
-    def model():
-        w()
-        observe(dist.Normal(0.0, POSITIVE), FRACTIONS)
-
-    assert read(model).rank == 0
-
-
-def test_float32_parameters():
-    """The numbers are as the model has them; scale and mask come in float64."""
-    value, latents = FRACTIONS.float(), torch.randn(COUNT, dtype=torch.float32)
-
-    def model():
-        with poutine.scale(scale=0.3):
-            observe(dist.Normal(pyro.sample("w", dist.Normal(latents, 1.0)), value), value)
-
-    trace, _ = traced(model, latents)
-    trace.compute_log_prob(lambda name, site: name == "y")
-    numbers, rest = Family(trace.nodes["y"]).read(trace.nodes["y"])
-    assert numbers.dtype == torch.float32
-    log_prob = Family(trace.nodes["y"]).log_prob(numbers, rest)
-    torch.testing.assert_close(log_prob.sum().float(), trace.nodes["y"]["log_prob_sum"])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_dp.utils.errors import ConfigurationError
-
 _PATH = Path(__file__).parents[2] / "benchmarks" / "paper_bounds.py"
 _SPEC = importlib.util.spec_from_file_location("paper_bounds", _PATH)
 _MODULE = importlib.util.module_from_spec(_SPEC)
@@ -17,7 +15,6 @@ _SPEC.loader.exec_module(_MODULE)
 clipped_kl, sep_kl_bound = _MODULE.clipped_kl, _MODULE.sep_kl_bound
 
 DRAWS, BETA = 2000, 0.05
-POINT = dict(eta_noise=0.1, precision_noise=0.1, beta=BETA)
 
 
 def posterior(d, condition, seed=0):
@@ -25,6 +22,11 @@ def posterior(d, condition, seed=0):
     axes = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
     precision = axes @ torch.diag(torch.logspace(0, math.log10(condition), d)) @ axes.mT
     return (precision + precision.mT) / 2, 2 * torch.randn(d, generator=generator)
+
+
+def bound(precision, mean, eta_noise, precision_noise, **options):
+    options |= {"eta_noise": eta_noise, "precision_noise": precision_noise}
+    return sep_kl_bound(precision, mean, beta=BETA, **options)
 
 
 def scales(precision, size):
@@ -68,18 +70,11 @@ def test_the_kl_exceeds_the_bound_no_more_often_than_stated(d, condition, size, 
     eta_noise, precision_noise = scales(precision, size)
     kl = noisy_kl(precision, mean, centre, eta_noise, precision_noise)
     for reverse in (False, True):
-        bound = sep_kl_bound(
-            precision,
-            mean,
-            eta_noise=eta_noise,
-            precision_noise=precision_noise,
-            beta=BETA,
-            centre=centre,
-            reverse=reverse,
-        )
-        assert (kl[int(reverse)] > bound).double().mean() <= BETA
+        noise = eta_noise, precision_noise
+        most = bound(precision, mean, *noise, centre=centre, reverse=reverse)
+        assert (kl[int(reverse)] > most).double().mean() <= BETA
         quantile = float(kl[int(reverse)].quantile(1 - BETA))
-        assert bound <= quantile * (3.0 if size == 0.02 else 10.0)  # and says something
+        assert most <= quantile * (3.0 if size == 0.02 else 10.0)  # and says something
 
 
 @pytest.mark.parametrize("block", [0, 1])
@@ -88,44 +83,15 @@ def test_simulation_rejects_two_thirds_of_the_noise(block, d):
     precision, mean = posterior(d, 1)
     noise = [scale * (i == block) for i, scale in enumerate(scales(precision, 0.02))]
     kl = noisy_kl(precision, mean, mean, *noise)
-    eta_noise, precision_noise = (scale * 2 / 3 for scale in noise)
-    bound = sep_kl_bound(
-        precision, mean, eta_noise=eta_noise, precision_noise=precision_noise, beta=BETA
-    )
-    assert (kl[0] > bound).double().mean() > 2 * BETA
+    most = bound(precision, mean, *(scale * 2 / 3 for scale in noise))
+    assert (kl[0] > most).double().mean() > 2 * BETA
 
 
 def test_simulation_rejects_the_centred_bound_for_an_uncentred_release():
     precision, mean = posterior(5, 1)
     noise = scales(precision, 0.02)[1]
     kl = noisy_kl(precision, mean, torch.zeros(5), 0.0, noise)
-    bound = sep_kl_bound(precision, mean, eta_noise=0.0, precision_noise=noise, beta=BETA)
-    assert (kl[0] > bound).double().mean() > 0.5
-
-
-def test_without_noise_in_the_precision_only_the_mean_moves():
-    precision, mean = posterior(3, 1)
-    bounds = [
-        sep_kl_bound(precision, mean, eta_noise=0.1, precision_noise=s, beta=BETA)
-        for s in (0.0, 1e-9)
-    ]
-    quantile = 10.236  # chi-squared, 3 degrees of freedom, at 1 - BETA / 3
-    assert bounds[0] == pytest.approx(0.5 * 0.01 * quantile, rel=1e-4)
-    assert bounds[1] == pytest.approx(bounds[0], rel=1e-6)
-    assert sep_kl_bound(precision, mean, eta_noise=0.0, precision_noise=0.0, beta=BETA) == 0.0
-
-
-def test_the_bound_is_continuous_where_the_small_noise_form_takes_over():
-    precision, mean = posterior(1, 1)
-    for reverse in (False, True):
-        bounds = [
-            sep_kl_bound(
-                precision, mean, eta_noise=0.0, precision_noise=s, beta=BETA, reverse=reverse
-            )
-            / s**2
-            for s in (4.1e-4, 4.2e-4)  # r on either side of 1e-3
-        ]
-        assert bounds[0] == pytest.approx(bounds[1], rel=1e-3)
+    assert (kl[0] > bound(precision, mean, 0.0, noise)).double().mean() > 0.5
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -135,47 +101,16 @@ def test_one_dimension_in_closed_form(reverse):
     terms = [-math.log1p(-r) - r, 1 / (1 - r)]
     if reverse:
         terms = [math.log1p(-r) + r / (1 - r), 1 / (1 - r) ** 2]
-    bound = sep_kl_bound(
-        torch.tensor([[2.0]]),
-        torch.ones(1),
-        eta_noise=0.3,
-        precision_noise=0.2,
-        beta=BETA,
-        centre=torch.tensor([3.0]),
-        reverse=reverse,
-    )
+    options = {"centre": torch.tensor([3.0]), "reverse": reverse}
+    found = bound(torch.tensor([[2.0]]), torch.ones(1), 0.3, 0.2, **options)
     offset = (0.3**2 + 0.2**2 * 2.0**2) / 2.0 * z**2  # E (mean - centre) adds to e
-    assert bound == pytest.approx(0.5 * (terms[0] + offset * terms[1]), rel=1e-4)
+    assert found == pytest.approx(0.5 * (terms[0] + offset * terms[1]), rel=1e-4)
 
 
 @pytest.mark.parametrize(("d", "most"), [(1, 1 / 2.394), (20, 1 / (math.sqrt(40) + 2.128))])
 def test_too_much_noise_for_a_bound_is_infinite(d, most):
-    bounds = [
-        sep_kl_bound(torch.eye(d), torch.zeros(d), eta_noise=0.0, precision_noise=s, beta=BETA)
-        for s in (0.999 * most, 1.001 * most)
-    ]
-    assert math.isfinite(bounds[0]) and bounds[1] == math.inf
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (dict(precision=torch.ones(2)), "precision must have shape"),
-        (dict(precision=-torch.eye(2)), "positive definite"),
-        (dict(precision=torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "symmetric"),
-        (dict(precision=[[1.0]]), "must be a tensor"),
-        (dict(mean=torch.zeros(3)), "mean must have shape"),
-        (dict(mean=torch.tensor([0.0, math.nan])), "finite"),
-        (dict(centre=torch.zeros(1)), "centre must have shape"),
-        (dict(eta_noise=-1.0), "eta_noise"),
-        (dict(precision_noise=math.inf), "precision_noise"),
-        (dict(beta=0.0), "beta"),
-    ],
-)
-def test_bound_refuses(change, text):
-    arguments = dict(precision=torch.eye(2), mean=torch.zeros(2), **POINT) | change
-    with pytest.raises(ConfigurationError, match=text):
-        sep_kl_bound(**arguments)
+    below, above = (bound(torch.eye(d), torch.zeros(d), 0.0, s * most) for s in (0.999, 1.001))
+    assert math.isfinite(below) and above == math.inf
 
 
 def sites(size=20, d=3):
@@ -203,16 +138,8 @@ def test_clipped_kl_is_that_of_the_two_posteriors(centred, weight):
     ends.append((clipped_eta, clipped_precision))
     normals = [MultivariateNormal(torch.linalg.solve(p, h), precision_matrix=p) for h, p in ends]
     for reverse in (False, True):
-        kl = clipped_kl(
-            eta,
-            precision,
-            site_eta,
-            site_precision,
-            max_factor_norm=4.0,
-            centre=centre,
-            weight=weight,
-            reverse=reverse,
-        )
+        options = dict(max_factor_norm=4.0, centre=centre, weight=weight, reverse=reverse)
+        kl = clipped_kl(eta, precision, site_eta, site_precision, **options)
         expected = kl_divergence(*(reversed(normals) if reverse else normals))
         assert kl == pytest.approx(float(expected), rel=1e-9)
 
@@ -230,36 +157,3 @@ def test_clipping_that_leaves_no_gaussian_is_infinite():
     values = torch.zeros(1), torch.tensor([[0.1]]), torch.zeros(3, 1), precisions
     assert math.isfinite(clipped_kl(*values, max_factor_norm=2.0))
     assert clipped_kl(*values, max_factor_norm=1.0) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (dict(prior_precision=torch.zeros(2, 3)), "prior_precision must have shape"),
-        (dict(prior_precision=-2 * torch.eye(2)), "positive definite"),
-        (dict(prior_eta=torch.zeros(1)), "prior_eta must have shape"),
-        (dict(site_eta=torch.zeros(0, 2)), r"site_eta must have shape \(N, 2\)"),
-        (dict(site_precision=torch.zeros(4, 2, 2)), "site_precision must have shape"),
-        (dict(site_precision=torch.ones(3, 2, 2).triu()), "symmetric"),
-        (dict(max_factor_norm=0.0), "max_factor_norm"),
-        (dict(weight=math.inf), "weight"),
-        (dict(centre=torch.zeros(3)), "centre must have shape"),
-    ],
-)
-def test_clipped_kl_refuses(change, text):
-    arguments = dict(
-        prior_eta=torch.zeros(2),
-        prior_precision=torch.eye(2),
-        site_eta=torch.ones(3, 2),
-        site_precision=torch.zeros(3, 2, 2),
-        max_factor_norm=1.0,
-    )
-    with pytest.raises(ConfigurationError, match=text):
-        clipped_kl(**(arguments | change))
-
-
-def test_numbers_whose_powers_overflow_are_refused():
-    with pytest.raises(ConfigurationError, match="eta_noise"):
-        sep_kl_bound(torch.eye(2), torch.zeros(2), **POINT | {"eta_noise": 1e300})
-    with pytest.raises(ConfigurationError, match="mean"):
-        sep_kl_bound(torch.eye(2), torch.full((2,), 1e300), **POINT)

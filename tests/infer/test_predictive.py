@@ -171,19 +171,6 @@ def test_draws_are_those_of_the_posterior():
     assert torch.equal(predictive(NEW[:2])["w"], w)  # the same draws for all records
 
 
-@pytest.mark.long
-def test_the_noise_is_in_the_draws():
-    """The guide holds the noise-aware posterior."""
-    x, y = regression_data(400)
-    accountant = PrivacyAccountant(epsilon=0.3)
-    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, noise=Noise(source=0))
-    sep.run(x, y, progress=False)
-    spread = sep.predictive(4000).posterior_samples["w"].std(0)
-    aware, plain = (sep.posterior(flag).stddev for flag in (True, False))
-    assert (aware / plain).min() > 1.1
-    assert ((spread / aware - 1).abs() < 0.05).all()
-
-
 def test_nothing_is_released():
     x, y = regression_data(SIZE)
     svi = fitted(logistic, x, y)

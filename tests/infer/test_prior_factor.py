@@ -205,13 +205,6 @@ def test_the_factor_is_proper_where_the_prior_is_not_log_concave():
     assert torch.linalg.eigvalsh(prior.factor(mean, covariance).precision).min() > 0
 
 
-def test_it_is_the_same_at_the_same_posterior():
-    """Its draws are made once: without noise there is a fixed point."""
-    prior, q = prior_of(horseshoe), posterior(2)
-    one, other = prior.factor(*q), prior.factor(*q)
-    assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
 def test_it_does_not_depend_on_the_data(latents):
@@ -249,22 +242,6 @@ def test_a_prior_that_reads_the_data_is_shown_placeholders():
     assert torch.equal(factors[0].eta, factors[1].eta)
 
 
-@pytest.mark.parametrize("latents", [independent, gamma, horseshoe], ids=lambda f: f.__name__)
-def test_float32_models(latents):
-    """The factor is in float64, the model's numbers are rounded."""
-    factors, mean = [], None
-    for dtype in (torch.float32, torch.float64):
-        torch.set_default_dtype(dtype)
-        pyro.set_rng_seed(0)
-        prior = prior_of(latents)
-        if mean is None:
-            mean = torch.full_like(prior._centre, 0.1)
-        factors.append(prior.factor(mean, 0.01 * torch.eye(len(mean), dtype=torch.float64)))
-    one, other = factors
-    assert one.eta.dtype == one.precision.dtype == torch.float64
-    close(one, other, 1e-2)
-
-
 def vague():
     return pyro.sample("w", dist.Normal(5000.0, 1000.0))
 
@@ -283,16 +260,6 @@ def test_a_correlated_prior_as_a_diagonal_moves_with_the_posterior(latents):
     torch.testing.assert_close(found.precision, exact.precision.diagonal())
     slope = exact.eta - exact.precision @ mean
     torch.testing.assert_close(found.eta - found.precision * mean, slope)
-
-
-def precise_and_not_gaussian():
-    return pyro.sample("w", dist.Normal(0.0, 1e-5)) + pyro.sample("s", dist.Gamma(2.0, 3.0))
-
-
-def test_a_precise_latent_does_not_hide_another_that_is_not_gaussian():
-    """Hessians are compared relative to the largest of all entries."""
-    found = prior_of(precise_and_not_gaussian).factor(torch.tensor([0.0, 1.5]), 1e-8 * torch.eye(2))
-    assert found.precision[1, 1].item() == pytest.approx(3 * torch.tensor(1.5).exp().item())
 
 
 def hierarchy_of_effects():

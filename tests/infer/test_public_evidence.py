@@ -1,5 +1,6 @@
 """Evidence: files, its likelihood, other priors, products."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -44,9 +45,14 @@ def exact(x, y):
     return torch.linalg.solve(precision, x.T @ y / 0.25), torch.linalg.inv(precision)
 
 
+@functools.cache
+def of_one_run():
+    return run().evidence
+
+
 @pytest.fixture
 def evidence():
-    return run().evidence
+    return of_one_run()
 
 
 def test_there_is_none_before_the_first_look():
@@ -264,17 +270,3 @@ def test_products_that_are_refused(evidence, tmp_path):
         evidence.times(run(data=(x[:, :2], y)).evidence, disjoint=True)
     with pytest.raises(ConfigurationError, match="disjoint"):
         evidence.times(evidence, disjoint="yes")
-
-
-@pytest.mark.long
-def test_two_halves_are_about_the_whole():
-    """Exactly without noise in a linear model, and within the intervals under it."""
-    x, y = regression(2000)
-    halves = (x[:1000], y[:1000]), (x[1000:], y[1000:])
-    for options, room in (({"noise": 0.0}, 1e-4), ({"epsilon": 10.0}, 2.0)):
-        one, two = (run(data=half, **options).evidence for half in halves)
-        together = one.times(two, disjoint=True).posterior(prior)
-        whole = run(data=(x, y), **options).evidence.posterior(prior)
-        assert ((together.mean - whole.mean).abs() <= room * together.stddev).all()
-        ratio = together.stddev / whole.stddev
-        assert (1 / (1 + room) < ratio).all() and (ratio < 1 + room).all()

@@ -17,18 +17,13 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from run_contract import ctrl_c, same
 
 from pyro_dp import (
-    DPSEP,
     DPSVI,
-    Clip,
     ConfigurationError,
     ConvergenceWarning,
     Noise,
-    PoissonTrials,
     PrivacyAccountant,
     PrivacyWarning,
     RunResult,
-    SubsampledGaussian,
-    private_selection,
 )
 from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
@@ -119,55 +114,6 @@ def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
     svi.run(*data, progress=False)
     assert not torch.equal(svi.posterior().mean, found.mean)
     torch.testing.assert_close(guide.median()["w"], svi.posterior().mean)
-
-
-def test_states_may_be_saved_on_the_way():
-    svi, data, states = scheduled(noise=Noise(1.0, source=0)), regression_data(), []
-    svi.run(*data, progress=False, callbacks=[lambda step: states.append(svi.state_dict())])
-    assert [state["steps"] for state in states] == [1, 2, 3, 4, 5, 6]
-    pyro.clear_param_store()
-    resumed = scheduled(noise=Noise(1.0, source=0))
-    resumed.load_state_dict(states[3])
-    assert resumed.run(*data, progress=False).steps == 2
-
-
-def test_the_bound_follows_the_histogram():
-    """It does so in both inferences that choose it."""
-    for kind in (DPSVI, DPSEP):
-        pyro.clear_param_store()
-        options = dict(accountant=PrivacyAccountant(8.0), noise=Noise(source=0))
-        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **options), []
-        inference.run(
-            *regression_data(1000),
-            progress=False,
-            callbacks=[lambda step, seen=seen: seen.append(step.bound) or step.step == 4],
-        )
-        assert all(map(math.isfinite, seen)) and len(set(seen)) > 1
-
-
-def test_a_selection_may_return_a_run():
-    """It does not hold the data."""
-    data = regression_data()
-
-    def run(rate, accountant):
-        svi = DPSVI(
-            logistic,
-            handwritten_guide,
-            pyro.optim.Adam({"lr": rate}),
-            accountant=accountant,
-            num_steps=3,
-            noise=2.0,
-            sampling=0.5,
-            clip=Clip(loss=1.0),
-        )
-        result = svi.run(*data, callbacks=[lambda step: step.step == 2])
-        return result, -sum(result)
-
-    releases = {SubsampledGaussian(2.0, 0.5): 3}
-    options = dict(accountant=PrivacyAccountant(), releases=releases, trials=PoissonTrials(2.0))
-    options["generator"] = torch.Generator().manual_seed(0)
-    best = private_selection(run, [0.1, 0.2], **options)
-    assert isinstance(best.result, RunResult) and best.result.steps == 2
 
 
 # The result by itself.

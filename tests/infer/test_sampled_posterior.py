@@ -9,7 +9,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import biject_to, constraints
 
-from pyro_dp import DPSEP, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient
 from pyro_dp.infer.posterior.prior_times_evidence import chain_draws, full_rank, mean_field
@@ -159,3 +159,5 @@ def test_evidence_about_a_deterministic_site_meets_a_prior():
     torch.testing.assert_close(other.mean, ours.mean, rtol=0, atol=0.2)
     torch.testing.assert_close(other.stddev, ours.stddev, rtol=0.25, atol=0)
     torch.testing.assert_close(other.plain.stddev, ours.plain.stddev, rtol=0.25, atol=0)
+    with pytest.raises(ModelError, match="no latent site 'effect'"):
+        sep.evidence.posterior(prior)

@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 
 from pyro_dp import DPSEP, Noise, PrivacyAccountant
 from pyro_dp.infer.ep.stein_sites import ALIKE, MIXED, OTHER, SteinSites
-from pyro_dp.infer.ep.tilted_sites import SteinMoments
 
 SIZE, DIM = 40, 2
+pytestmark = pytest.mark.long  # each prepares a DPSEP
 NODES = torch.tensor([-0.8, 0.1, 0.7])
 
 
@@ -242,23 +242,3 @@ def test_what_has_no_rule_is_left_alone():
     tensors = data(means)
     moments = prepared(model, tensors)[1].problem.moments
     assert moments.name == "stein" and moments.design is None
-
-
-def without_design(moments, *arguments, prepare=SteinMoments.__init__):
-    prepare(moments, *arguments)
-    moments.design = None
-
-
-@pytest.mark.long
-def test_a_run_is_the_same(monkeypatch):
-    model = MODELS["missing, count"]
-    tensors = data(model)
-    results = []
-    for fast in (True, False):
-        if not fast:
-            monkeypatch.setattr(SteinMoments, "__init__", without_design)
-        torch.manual_seed(0)
-        sep, _ = prepared(model, tensors)
-        sep.run(*tensors, progress=False)
-        results.append(sep.posterior().mean)
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)

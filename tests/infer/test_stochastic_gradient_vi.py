@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import InferenceContract, same, through_a_file
+from contract import InferenceContract, through_a_file
 from problems import (
     PROBLEMS,
     Fixture,
@@ -26,8 +26,6 @@ from pyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
-from releases import Releases, take
-from torch.distributions import constraints
 
 from pyro_dp import (
     Clip,
@@ -42,7 +40,6 @@ from pyro_dp import (
 )
 from pyro_dp.infer.svi.step_plan import StepPlan
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
-from pyro_dp.infer.svi.traced_step import TracedStep
 
 
 class TestContract(InferenceContract):
@@ -151,31 +148,6 @@ def test_without_noise_there_is_nothing_to_check():
 
 
 @pytest.mark.long
-def test_integers_by_graphs(monkeypatch):
-    """With the system's noise, too: a warning would say that there is no graph."""
-    take(monkeypatch, [1, 4, 8, 20])
-    sums = []
-    for jit in ("none", "trace"):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(1)
-        with pytest.MonkeyPatch.context() as patch:
-            seen = Releases(patch)
-            svi = new(
-                num_steps=8,
-                noise=Noise(1.0, source="system"),
-                sampling=0.5,
-                execution=Execution(jit=jit),
-            )
-            data = regression_data()
-            for _ in range(2):
-                svi.step(*data)
-            sums.append(seen.sums[0][0])
-            assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
-            assert seen.sums[1][1].sum() == pytest.approx(4)
-    assert torch.equal(*sums)
-
-
-@pytest.mark.long
 def test_graphs_change_nothing():
     """Parameters, bound and posterior are those of Pyro's code."""
     found = []
@@ -255,48 +227,6 @@ def test_rows_of_records_have_a_step_size():
     assert svi._moves.rows._adams["AutoNormal.locs.own"].lr == 0.3
 
 
-@pytest.mark.slow
-def test_a_guide_that_is_no_gaussian_arrives():
-    """Gradients are a thousand times as large at the start, and Adam must forget that."""
-
-    def model(y):
-        mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
-        sd = pyro.sample("sd", dist.Uniform(0.0, 10.0))
-        with pyro.plate("data", len(y)):
-            pyro.sample("y", dist.Normal(mean, sd), obs=y)
-
-    def guide(y):
-        loc = pyro.param("loc", torch.tensor(0.0))
-        scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
-        log_sd = pyro.param("log_sd", torch.tensor(0.0))
-        pyro.sample("mean", dist.Normal(loc, scale))
-        pyro.sample("sd", dist.LogNormal(log_sd, 0.05))
-
-    torch.manual_seed(0)
-    data = 9 + 0.5 * torch.randn(2000)
-    svi = new(model, guide, num_steps=1000, noise=0)
-    svi.run(data, progress=False)
-    assert pyro.param("loc").item() == pytest.approx(9, abs=0.1)
-    assert pyro.param("log_sd").exp().item() == pytest.approx(0.5, abs=0.1)
-
-
-@pytest.mark.long
-def test_records_alone_may_be_of_single_precision():
-    """Their graph rounds as much as the model does."""
-
-    def model(count, hits):
-        with pyro.plate("data", len(hits)):
-            rate = pyro.sample("rate", dist.Uniform(0.0, 1.0))
-            pyro.sample("hits", dist.Binomial(count, rate), obs=hits)
-
-    torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    count = torch.randint(3000, 6000, (2000,)).float()
-    svi = new(model, AutoNormal(model), num_steps=8, execution=Execution(jit="trace"))
-    svi.run(count, dist.Binomial(count, 0.3).sample(), progress=False)
-    assert isinstance(svi._kept.prepared.step, TracedStep)
-
-
 def test_step_sizes_fall():
     """To a hundredth, with noise to a tenth; with much noise the first is shorter, too."""
     noisy, quiet, latents, network = (
@@ -362,22 +292,6 @@ def test_the_bound_follows_the_norms(monkeypatch):
     assert svi.accountant.ledger == ((SubsampledGaussian(1.0, 1.0, "full"), 50),)
 
 
-@pytest.mark.long
-def test_the_bound_is_in_the_units_of_the_data():
-    """A thousandfold gradient has a thousandfold bound; one below 1e-6 is none."""
-    bounds = []
-    for unit in (1.0, 1e3, 1e-9):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        x, y = regression_data(4000)
-        svi = new(guide=AutoNormal(logistic, init_scale=1e-6), num_steps=2, sampling=FullBatch())
-        svi.step(x * unit, y)
-        bounds.append(svi._policy.bound)
-        svi.step(x * unit, y)
-    assert bounds[1] == pytest.approx(1e3 * bounds[0], rel=0.5)
-    assert 1e-6 <= bounds[2] < 1.2e-6
-
-
 def test_no_bound_without_noise():
     svi = new(noise=0, num_steps=3)
     svi.step(*regression_data())
@@ -426,16 +340,6 @@ def test_a_chosen_number_of_steps_is_in_the_state():
         other.load_state_dict(state | {"noise_multiplier": 1.0})
 
 
-def test_nothing_beyond_the_last_step():
-    svi, data = new(num_steps=13), regression_data()
-    svi.run(*data, progress=False)
-    spent = svi.accountant.num_releases
-    for more in (svi.step, svi.run):
-        with pytest.raises(ConfigurationError, match="num_steps=13 steps of the plan are done"):
-            more(*data)
-    assert svi.accountant.num_releases == spent
-
-
 # Users' errors.
 
 
@@ -473,25 +377,6 @@ def test_a_passed_optimizer_is_used_as_ever():
     torch.testing.assert_close(pyro.param("AutoNormal.locs.w"), loc, rtol=1e-9, atol=0)
     torch.testing.assert_close(pyro.param("AutoNormal.scales.w"), scale, rtol=1e-9, atol=0)
     assert svi.clip.bound == svi._policy.bound == 1.0
-
-
-@pytest.mark.long
-def test_asking_for_the_posterior_changes_nothing():
-    """Neither parameters nor public generators nor what is released later."""
-    found = []
-    for asks in (False, True):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(2)
-        svi, data = (
-            new_paper_dpsvi(logistic, AutoNormal(logistic), noise=Noise(1.0, source=0)),
-            regression_data(),
-        )
-        for step in range(30):
-            svi.step(*data)
-            if asks and step > 20:
-                svi.posterior()
-        found.append((values(), torch.get_rng_state()))
-    assert same(*found)
 
 
 def test_a_passed_optimizer_has_a_histogram():

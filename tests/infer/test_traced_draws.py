@@ -3,20 +3,17 @@
 import math
 import warnings
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from problems import Problem, eager, start, values
 from pyro.distributions import constraints
-from sums import exact_sums
-from test_traced_step import NOISY, assert_same, new
+from test_traced_step import NOISY, assert_same, contributions, new
 from torch import nn
 
 from pyro_dp import Clip, FullBatch
 from pyro_dp.infer.svi.traced_step import TracedStep
-from pyro_dp.mechanism.clipping import ClippedSum
 
 # Guides of a latent of three elements, from two positive parameters.
 FAMILIES = {
@@ -84,21 +81,6 @@ def test_a_guide_of_each_family(name):
         ends.append(values())
     assert isinstance(svi._kept.prepared.step, TracedStep)
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-8)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["Beta", "Gamma", "Dirichlet"])
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-def test_equals_pyro_code(name, privatize):
-    """With noise, on small batches, for two particles."""
-
-    def make():
-        made = problem_of(FAMILIES[name])
-        made.loss.num_particles = 2
-        return made
-
-    svi = assert_same(make, clip=Clip(0.5, of=privatize), **NOISY)
-    assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 @pytest.mark.long
@@ -189,15 +171,8 @@ def test_records_draw_by_rejection(name, privatize):
 
 def sums(svi, batch, seed):
     """Sums of these records, with private draws from this seed."""
-    pyro.set_rng_seed(5)
-    step = svi._kept.prepared.step
-    step._unchecked = 0
-    draws = step.draw()
-    clipped = ClippedSum(svi._policy.blocks(step.size(draws)))
-    before = torch.get_rng_state()
-    step.add(clipped, draws, torch.tensor(batch), lambda: np.random.default_rng(seed))
-    assert torch.equal(before, torch.get_rng_state())
-    return exact_sums(clipped)[0]
+    svi._kept.prepared.step._unchecked = 0
+    return contributions(svi, batch, seed=seed)[0]
 
 
 @pytest.mark.long

@@ -1,7 +1,6 @@
 """Steps from graphs: against the same steps by Pyro's own code."""
 
 import math
-import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -223,6 +222,7 @@ def test_later_steps_run_no_pyro_code():
     assert (len(model_calls), len(guide_calls)) == before
 
 
+@pytest.mark.long
 def test_nothing_is_traced_twice(monkeypatch):
     """There are four graphs, for batches of any sizes."""
     traced = []
@@ -271,14 +271,16 @@ def test_memory(monkeypatch, microbatch_size):
 # What one record adds
 
 
-def contributions(svi, batch, step=None):
+def contributions(svi, batch, step=None, seed=0):
     """The contributions of these records to each block, on the same draws each time."""
     pyro.set_rng_seed(5)
     step = step or svi._kept.prepared.step
     draws = step.draw()
     clipped = ClippedSum(svi._policy.blocks(step.size(draws)))
     indices = torch.tensor(batch, dtype=torch.long)
-    step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
+    before = torch.get_rng_state()
+    step.add(clipped, draws, indices, lambda: np.random.default_rng(seed))
+    assert torch.equal(before, torch.get_rng_state())  # private draws leave the public generator
     return exact_sums(clipped)
 
 
@@ -354,30 +356,6 @@ def test_sensitivity(monkeypatch, name, privatize):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "similar",
-    [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(0.1, marks=pytest.mark.slow), 0.01],
-)
-def test_rows_of_a_record_that_cancel(similar):
-    """Visits of a patient that look alike, with errors of both signs: rounding is no mismatch."""
-
-    def make():
-        net = nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 1))
-        x = torch.randn(30, 1, 20) + similar * torch.randn(30, 2, 20)
-        with torch.no_grad():
-            y = net(x).mean((1, 2)).unsqueeze(1) + torch.tensor([10.0, -10.0])
-
-        def model(x, y):
-            pyro.module("net", net)
-            with pyro.plate("data", len(x), dim=-2) as idx, pyro.plate("visits", 2, dim=-1):
-                pyro.sample("y", dist.Normal(net(x[idx]).squeeze(-1), 1.0), obs=y[idx])
-
-        return Problem(model, lambda x, y: None, (x, y), Trace_ELBO(), {"plate": "data"})
-
-    assert_same(make, tolerance=1e-7, clip=0.01)
-
-
-@pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
 
@@ -429,13 +407,6 @@ def model_with_a_branch(x, y):
         pyro.sample("y", dist.Bernoulli(logits=sign * x[idx] @ w), obs=y[idx])
 
 
-def model_with_a_draw(x, y):
-    spread = 1.0 + 0.1 * torch.normal(torch.zeros(3), 1.0).abs()
-    w = pyro.sample("w", dist.Normal(0.0, spread).to_event(1))
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
 def model_with_random_indices(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("columns", 3, subsample_size=2):
@@ -463,38 +434,6 @@ def test_falls_back_for_one_part(model, guide, named, particles):
     with pytest.warns(UserWarning, match=words) as caught:
         svi = assert_same(make, **NOISELESS)
     assert len(caught) == 1 and type(svi._kept.prepared.step) is RecordsTracedStep
-
-
-class Drawn(dist.LogNormal):
-    """By a function of torch that no graph has."""
-
-    def rsample(self, sample_shape=()):
-        return torch.exp(self.loc + self.scale * torch.normal(torch.zeros(self.loc.shape), 1.0))
-
-
-@pytest.mark.long
-def test_one_part_with_draws_and_parameters_of_records():
-    """A scale that model and records use, latents in the plate, and a draw in the guide."""
-
-    def model(x, y):
-        scale = pyro.param("noise", torch.tensor(1.0), constraint=dist.constraints.positive)
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        a = pyro.sample("a", dist.Gamma(2.0, torch.tensor(3.0)))
-        with pyro.plate("data", len(x)) as idx:
-            z = pyro.sample("z", dist.Normal(a, 1.0))
-            pyro.sample("y", dist.Normal(x[idx] @ w + z, scale), obs=y[idx])
-
-    def guide(x, y):
-        pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3)), 1.0).to_event(1))
-        shape = pyro.param("shape", torch.tensor(2.0), constraint=dist.constraints.positive)
-        pyro.sample("a", Drawn(shape, 0.3))
-        with pyro.plate("data", len(x)) as idx:
-            slope = pyro.param("slope", torch.tensor(0.5))
-            pyro.sample("z", dist.Normal(slope * y[idx], 1.0))
-
-    with pytest.warns(UserWarning, match="The records have a graph"):
-        svi = assert_same(lambda: Problem(model, guide, regression_data()), **NOISELESS)
-    assert type(svi._kept.prepared.step) is RecordsTracedStep
 
 
 def test_a_draw_that_does_not_fit_the_graph():
@@ -571,20 +510,6 @@ def test_records_in_a_loop_are_not_traced():
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         svi.step(*problem.data)
     assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
-
-
-@pytest.mark.long
-def test_draws_in_place():
-    """A guide that fills a tensor of its own, and does not use what that returns."""
-
-    def guide(x, y):
-        noise = torch.zeros(3)
-        noise.normal_()
-        pyro.sample("w", dist.Delta(pyro.param("loc", torch.zeros(3)) + noise).to_event(1))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it may fall back
-        assert_same(lambda: Problem(logistic, guide, regression_data()), **NOISY)
 
 
 # State
@@ -669,20 +594,6 @@ def test_optimizers_that_change_gradients_in_place(jit, optim):
     for _ in range(6):
         svi.step(*problem.data)
     torch.testing.assert_close(found, values())
-
-
-@pytest.mark.long
-def test_the_same_data_elsewhere():
-    """A copy is looked at and traced anew."""
-    ends = []
-    for jit in ("none", "trace"):
-        problem, svi = new(PROBLEMS["AutoNormal"], jit, **NOISY)
-        svi.step(*problem.data)
-        for _ in range(2):
-            svi.step(*[each.clone() for each in problem.data])
-        ends.append(values())
-        assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
-    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
 class Switched(nn.Module):

@@ -48,43 +48,57 @@ def model_with(peak_of):
     return model
 
 
-def in_attribute_of(thing):
+@dataclass(slots=True)
+class Slots:
+    peak: float = PEAK
+
+
+class Dictionary(dict):
+    peak = PEAK
+
+
+def with_peak(thing):
+    thing.peak = PEAK
+    return thing
+
+
+def attribute(make):
+    return make, lambda kept: kept.peak, lambda kept, y: setattr(kept, "peak", y)
+
+
+def element(make):
+    return make, lambda kept: float(kept[0]), lambda kept, y: kept.__setitem__(0, y)
+
+
+def tensor():
+    return torch.tensor(PEAK)
+
+
+# Things that can keep a peak: how they are made, read and written to.
+THINGS = {
+    "slots": attribute(Slots),
+    "an argparse namespace": attribute(lambda: with_peak(argparse.Namespace())),
+    "a thread local": attribute(lambda: with_peak(threading.local())),
+    "a library module": attribute(lambda: with_peak(nn.Linear(1, 1))),
+    "a subclass of dict": attribute(Dictionary),
+    "an array": element(lambda: np.array([PEAK])),
+    "a long list": element(lambda: [PEAK] * 20_000),
+    "a tensor": (tensor, float, lambda kept, y: kept.fill_(y)),
+    "the data of a tensor": (tensor, float, lambda kept, y: kept.data.fill_(y)),
+    "the memory of a tensor": (tensor, float, lambda kept, y: kept.numpy().fill(y)),
+}
+
+
+def within(thing):
+    make, read, write = THINGS[thing]
+    kept = make()
+
     def peak_of(y):
-        thing.peak = max(thing.peak, y)
-        return thing.peak
+        if y > read(kept):
+            write(kept, y)
+        return read(kept)
 
     return peak_of
-
-
-def in_slots():
-    @dataclass(slots=True)
-    class Kept:
-        peak: float = PEAK
-
-    return in_attribute_of(Kept())
-
-
-def in_an_argparse_namespace():
-    return in_attribute_of(argparse.Namespace(peak=PEAK))
-
-
-def in_a_thread_local():
-    kept = threading.local()
-    kept.peak = PEAK
-    return in_attribute_of(kept)
-
-
-def in_a_library_module():
-    kept = nn.Linear(1, 1)
-    kept.peak = PEAK
-    return in_attribute_of(kept)
-
-
-def in_a_subclass_of_dict():
-    class Kept(dict):
-        peak = PEAK
-
-    return in_attribute_of(Kept())
 
 
 def by_a_hook():
@@ -102,35 +116,6 @@ def by_a_hook():
     return peak_of
 
 
-def in_an_array():
-    kept = np.array([PEAK])
-
-    def peak_of(y):
-        kept[0] = max(kept[0], y)
-        return float(kept[0])
-
-    return peak_of
-
-
-def in_a_tensor(write=lambda kept, y: kept.fill_(y)):
-    kept = torch.tensor(PEAK)
-
-    def peak_of(y):
-        if y > float(kept):
-            write(kept, y)
-        return float(kept)
-
-    return peak_of
-
-
-def in_the_data_of_a_tensor():
-    return in_a_tensor(lambda kept, y: kept.data.fill_(y))
-
-
-def in_the_memory_of_a_tensor():
-    return in_a_tensor(lambda kept, y: kept.numpy().fill(y))
-
-
 def by_a_bound_method():
     kept = [PEAK]
     keep, latest = kept.append, kept.__getitem__
@@ -138,16 +123,6 @@ def by_a_bound_method():
     def peak_of(y):
         keep(max(latest(-1), y))
         return latest(-1)
-
-    return peak_of
-
-
-def in_a_long_list():
-    kept = [PEAK] * 20_000
-
-    def peak_of(y):
-        kept[0] = max(kept[0], y)
-        return kept[0]
 
     return peak_of
 
@@ -230,26 +205,14 @@ def in_the_parameter_itself():
     return peak_of
 
 
-PLACES = [
-    in_slots,
-    in_an_argparse_namespace,
-    in_a_thread_local,
-    in_a_library_module,
-    in_a_subclass_of_dict,
-    by_a_hook,
-    in_an_array,
-    in_a_tensor,
-    in_the_data_of_a_tensor,
-    in_the_memory_of_a_tensor,
-    by_a_bound_method,
-    in_a_long_list,
-    by_an_operator,
-    in_the_default_of_a_wrapper,
-    in_a_metaclass,
-    in_a_module_of_a_package,
-    in_a_module_imported_within,
-    in_the_parameter_itself,
-]
+PLACES = {thing: functools.partial(within, thing) for thing in THINGS} | {
+    each.__name__: each
+    for each in (
+        *(by_a_hook, by_a_bound_method, by_an_operator, in_the_default_of_a_wrapper),
+        *(in_a_metaclass, in_a_module_of_a_package, in_a_module_imported_within),
+        in_the_parameter_itself,
+    )
+}
 
 
 def require_good(build, data=patients, *names):
@@ -261,10 +224,10 @@ def require_good(build, data=patients, *names):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("place", PLACES)
 def test_what_is_kept_of_an_odd_record(place):
     names = ("'kept'", "AutoNormal.locs.w")
-    require_good(lambda x, y: dpsvi(model_with(place()), None, x, y), patients, *names)
+    require_good(lambda x, y: dpsvi(model_with(PLACES[place]()), None, x, y), patients, *names)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +252,7 @@ def test_numbers_are_put_back_and_refused(place, write):
 
 @pytest.mark.long
 def test_arrays_under_dpsep():
-    require_good(lambda x, y: dpsep(model_with(in_an_array()), None, x, y), patients, "'kept'")
+    require_good(lambda x, y: dpsep(model_with(within("an array")), None, x, y), patients, "'kept'")
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """The rooms of the package: who may use whom. It reads all imports, also those within functions."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -44,26 +45,31 @@ def sources():
     return found
 
 
+@functools.cache
+def imported(module, source):
+    """Names that a module imports from the package, each as its parts."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: imports are absolute"
+            base = (node.module or "").split(".")
+            found += [[*base, alias.name] for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name.split(".") for alias in node.names]
+    return [parts for package, *parts in found if package == "pyro_dp"]
+
+
 def imports(modules):
     """Which modules of the package each of its modules imports."""
-    found = {}
-    for module, source in modules.items():
-        used = set()
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom):
-                assert not node.level, f"{module}: imports are absolute"
-                base = (node.module or "").split(".")
-                names = [[*base, alias.name] for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name.split(".") for alias in node.names]
-            else:
-                continue
-            for package, *parts in names:
-                if package == "pyro_dp":
-                    known = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-                    used.add(next(name for name in known if name in modules))
-        found[module] = used
-    return found
+
+    def of(parts):
+        names = (".".join(parts[:n]) for n in range(len(parts), -1, -1))
+        return next(name for name in names if name in modules)
+
+    return {
+        module: {of(parts) for parts in imported(module, source)}
+        for module, source in modules.items()
+    }
 
 
 def wrong(modules):

@@ -1,6 +1,7 @@
 """A reader can hold classes and functions in mind. Sizes beyond the limits may only fall."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pyro_dp
@@ -38,6 +39,7 @@ LONGER = {
 }
 
 
+@functools.cache
 def trees():
     """By room."""
     root, found = Path(pyro_dp.__file__).parent, {}

@@ -6,7 +6,7 @@ import torch
 from pyro.distributions import Beta, Binomial, Pareto, Uniform, constraints
 from pyro.infer.autoguide import AutoNormal
 
-from .entry import Entry
+from .entry import plain
 
 
 def fully_pooled(at_bats):
@@ -17,6 +17,7 @@ def fully_pooled(at_bats):
 
 
 def conditioned(at_bats, hits):
+    """Pyro example baseball, with pyro.condition and the conjugate guide of tutorial svi_part_i."""
     return pyro.condition(fully_pooled, data={"obs": hits})(at_bats)
 
 
@@ -27,6 +28,7 @@ def beta_guide(at_bats, hits):
 
 
 def not_pooled(at_bats, hits):
+    """Pyro example baseball."""
     num_players = at_bats.shape[0]
     with pyro.plate("num_players", num_players):
         phi_prior = Uniform(torch.tensor(0.0), torch.tensor(1.0))
@@ -35,6 +37,7 @@ def not_pooled(at_bats, hits):
 
 
 def partially_pooled(at_bats, hits):
+    """Pyro example baseball."""
     num_players = at_bats.shape[0]
     m = pyro.sample("m", Uniform(torch.tensor(0.0), torch.tensor(1.0)))
     kappa = pyro.sample("kappa", Pareto(torch.tensor(1.0), torch.tensor(1.5)))
@@ -51,22 +54,7 @@ def data(size):
 
 
 ENTRIES = (
-    Entry(
-        "baseball, fully pooled",
-        "Pyro example baseball, with pyro.condition and the conjugate guide of tutorial svi_part_i",
-        lambda: (conditioned, beta_guide),
-        data,
-    ),
-    Entry(
-        "baseball, not pooled",
-        "Pyro example baseball",
-        lambda: (not_pooled, AutoNormal(not_pooled)),
-        data,
-    ),
-    Entry(
-        "baseball, partially pooled",
-        "Pyro example baseball",
-        lambda: (partially_pooled, AutoNormal(partially_pooled)),
-        data,
-    ),
+    plain("baseball, fully pooled", conditioned, beta_guide, data),
+    plain("baseball, not pooled", not_pooled, AutoNormal, data),
+    plain("baseball, partially pooled", partially_pooled, AutoNormal, data),
 )

@@ -5,11 +5,12 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from .entry import Entry
+from .entry import plain
 from .regression import features
 
 
 def zero_inflated(x, y):
+    """Lambert 1992; catches of fish of the UCLA statistics pages."""
     beta = pyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     gate = pyro.sample("gate", dist.Beta(1.0, 1.0))
     with pyro.plate("visitors", len(x)):
@@ -23,6 +24,7 @@ def zero_inflated_data(size):
 
 
 def negative_binomial(x, y):
+    """UCLA statistics pages: days of absence from school."""
     intercept = pyro.sample("intercept", dist.Normal(0.0, 2.0))
     beta = pyro.sample("beta", dist.Normal(torch.zeros(x.shape[1]), torch.ones(())).to_event(1))
     concentration = pyro.sample("concentration", dist.Gamma(2.0, 1.0))
@@ -38,17 +40,11 @@ def negative_binomial_data(size):
 
 
 ENTRIES = (
-    Entry(
-        "zero-inflated Poisson",
-        "Lambert 1992; catches of fish of the UCLA statistics pages",
-        lambda: (zero_inflated, AutoNormal(zero_inflated)),
-        zero_inflated_data,
-        dpsep=True,
-    ),
-    Entry(
+    plain("zero-inflated Poisson", zero_inflated, AutoNormal, zero_inflated_data, dpsep=True),
+    plain(
         "negative binomial",
-        "UCLA statistics pages: days of absence from school",
-        lambda: (negative_binomial, AutoMultivariateNormal(negative_binomial)),
+        negative_binomial,
+        AutoMultivariateNormal,
         negative_binomial_data,
         dpsep=True,
     ),

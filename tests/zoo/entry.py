@@ -1,5 +1,6 @@
 """An entry of the zoo: a model as its author writes it, and what a user hands over with it."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,3 +42,15 @@ class Entry:
             data = self.draw(size)
         pyro.util.set_rng_state(state)
         return data
+
+
+def plain(name: str, model: Callable, guide: Callable, draw: Callable, **options) -> Entry:
+    """A model that is a function, whose docstring has the source.
+
+    :param guide: its guide, or the class of its autoguide.
+    """
+
+    def make():
+        return model, guide(model) if isinstance(guide, type) else guide
+
+    return Entry(name, inspect.getdoc(model).rstrip("."), make, draw, **options)

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from .entry import Entry
+from .entry import plain
 
 SIDE = 4
 AREAS = SIDE**2
@@ -19,6 +19,7 @@ INDUCING = 10
 
 
 def icar(area, exposure, y):
+    """Morris et al. 2019, ICAR models in Stan, by area."""
     beta0 = pyro.sample("beta0", dist.Normal(0.0, 2.0))
     sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
     phi = pyro.sample("phi", dist.Normal(0.0, 10.0).expand([AREAS]).to_event(1))
@@ -45,6 +46,7 @@ def kernel(one, other, lengthscale, variance):
 
 
 def gaussian_process(x, y):
+    """Pyro tutorial gp; Seeger et al. 2003, deterministic training conditional."""
     inducing = torch.linspace(0.0, 1.0, INDUCING)
     lengthscale = pyro.sample("lengthscale", dist.LogNormal(-1.5, 0.5))
     variance = pyro.sample("variance", dist.LogNormal(0.0, 1.0))
@@ -64,18 +66,18 @@ def gaussian_process_data(size):
 
 
 ENTRIES = (
-    Entry(
+    plain(
         "spatial effects",
-        "Morris et al. 2019, ICAR models in Stan, by area",
-        lambda: (icar, AutoNormal(icar)),
+        icar,
+        AutoNormal,
         icar_data,
         edit="the effects of areas are a deterministic site",
         dpsep=True,
     ),
-    Entry(
+    plain(
         "Gaussian process",
-        "Pyro tutorial gp; Seeger et al. 2003, deterministic training conditional",
-        lambda: (gaussian_process, AutoMultivariateNormal(gaussian_process)),
+        gaussian_process,
+        AutoMultivariateNormal,
         gaussian_process_data,
         dpsep=True,
     ),

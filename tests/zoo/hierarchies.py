@@ -6,7 +6,7 @@ import torch
 from pyro.distributions import constraints, transforms
 from pyro.infer.autoguide import AutoNormal
 
-from .entry import Entry
+from .entry import plain
 
 COUNTIES = 20
 GROUPS = 8
@@ -16,6 +16,7 @@ GROUPS = 8
 
 
 def eight_schools(y, sigma):
+    """Pyro example eight_schools, with its guide; mean and spread outside of the plate."""
     mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
     tau = pyro.sample("tau", dist.HalfCauchy(scale=torch.tensor(25.0)))
     with pyro.plate("data", len(y)):
@@ -50,6 +51,7 @@ def schools_data(size):
 
 
 def radon(county, floor, log_radon=None):
+    """Gelman & Hill, chapter 12: varying intercepts."""
     mu_a = pyro.sample("mu_a", dist.Normal(0.0, 1.0))
     sigma_a = pyro.sample("sigma_a", dist.HalfCauchy(1.0))
     with pyro.plate("counties", COUNTIES):
@@ -70,6 +72,7 @@ def radon_data(size):
 
 
 def random_slopes(x, group, y):
+    """McElreath, Statistical Rethinking, chapter 14; Pyro example lkj."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     scale = pyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
     corr = pyro.sample("corr", dist.LKJCholesky(2, concentration=torch.tensor(2.0)))
@@ -91,24 +94,7 @@ def random_slopes_data(size):
 
 
 ENTRIES = (
-    Entry(
-        "eight schools",
-        "Pyro example eight_schools, with its guide; mean and spread outside of the plate",
-        lambda: (eight_schools, eight_schools_guide),
-        schools_data,
-    ),
-    Entry(
-        "radon",
-        "Gelman & Hill, chapter 12: varying intercepts",
-        lambda: (radon, AutoNormal(radon)),
-        radon_data,
-        dpsep=True,
-    ),
-    Entry(
-        "random slopes",
-        "McElreath, Statistical Rethinking, chapter 14; Pyro example lkj",
-        lambda: (random_slopes, AutoNormal(random_slopes)),
-        random_slopes_data,
-        dpsep=True,
-    ),
+    plain("eight schools", eight_schools, eight_schools_guide, schools_data),
+    plain("radon", radon, AutoNormal, radon_data, dpsep=True),
+    plain("random slopes", random_slopes, AutoNormal, random_slopes_data, dpsep=True),
 )

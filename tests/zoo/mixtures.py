@@ -10,7 +10,7 @@ from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta
 from pyro.ops.indexing import Vindex
 
-from .entry import Entry
+from .entry import Entry, plain
 
 K = 2
 T = 5
@@ -95,6 +95,7 @@ def mix_weights(beta):
 
 
 def dirichlet_process(data):
+    """Pyro tutorial dirichlet_process_mixture."""
     with pyro.plate("beta_plate", T - 1):
         beta = pyro.sample("beta", Beta(1, ALPHA))
     with pyro.plate("mu_plate", T):
@@ -144,10 +145,5 @@ ENTRIES = (
         switches_data,
         lambda: TraceEnum_ELBO(max_plate_nesting=1),
     ),
-    Entry(
-        "Dirichlet process mixture",
-        "Pyro tutorial dirichlet_process_mixture",
-        lambda: (dirichlet_process, dirichlet_process_guide),
-        points,
-    ),
+    plain("Dirichlet process mixture", dirichlet_process, dirichlet_process_guide, points),
 )

@@ -7,12 +7,13 @@ from pyro import poutine
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from .entry import Entry
+from .entry import Entry, plain
 
 WEEKS = 6
 
 
 def autoregression(y):
+    """Hamilton, Time Series Analysis, chapter 5: AR(1)."""
     num_persons, num_weeks = y.shape
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     rho = pyro.sample("rho", dist.Uniform(-1.0, 1.0))
@@ -51,10 +52,10 @@ def change_point_data(size):
 
 
 ENTRIES = (
-    Entry(
+    plain(
         "autoregression of persons",
-        "Hamilton, Time Series Analysis, chapter 5: AR(1)",
-        lambda: (autoregression, AutoMultivariateNormal(autoregression)),
+        autoregression,
+        AutoMultivariateNormal,
         autoregression_data,
         dpsep=True,
     ),

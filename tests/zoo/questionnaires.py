@@ -8,7 +8,7 @@ from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 from pyro.ops.indexing import Vindex
 
-from .entry import Entry
+from .entry import Entry, plain
 
 ITEMS = 6
 ANNOTATORS = 4
@@ -20,6 +20,7 @@ FACTORS = 2
 
 
 def two_parameter_logistic(answers):
+    """Birnbaum 1968: two-parameter logistic."""
     students = pyro.plate("students", answers.shape[0], dim=-2)
     items = pyro.plate("items", answers.shape[1], dim=-1)
     with items:
@@ -66,6 +67,7 @@ def dawid_skene_data(size):
 
 
 def factor_analysis(x):
+    """Bishop, Pattern Recognition and Machine Learning, 12.2.4."""
     dim = x.shape[1]
     mean = pyro.sample("mean", dist.Normal(torch.zeros(dim), 2.0).to_event(1))
     loadings = pyro.sample("loadings", dist.Normal(torch.zeros(dim, FACTORS), 1.0).to_event(2))
@@ -80,12 +82,7 @@ def factor_analysis_data(size):
 
 
 ENTRIES = (
-    Entry(
-        "item response",
-        "Birnbaum 1968: two-parameter logistic",
-        lambda: (two_parameter_logistic, AutoNormal(two_parameter_logistic)),
-        two_parameter_logistic_data,
-    ),
+    plain("item response", two_parameter_logistic, AutoNormal, two_parameter_logistic_data),
     Entry(
         "Dawid-Skene",
         "Dawid & Skene 1979; NumPyro example annotation",
@@ -94,10 +91,5 @@ ENTRIES = (
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
         dpsep=True,
     ),
-    Entry(
-        "factor analysis",
-        "Bishop, Pattern Recognition and Machine Learning, 12.2.4",
-        lambda: (factor_analysis, AutoNormal(factor_analysis)),
-        factor_analysis_data,
-    ),
+    plain("factor analysis", factor_analysis, AutoNormal, factor_analysis_data),
 )

@@ -14,7 +14,7 @@ from pyro.infer.autoguide import (
 )
 from torch.nn.functional import pad, softplus
 
-from .entry import Entry
+from .entry import Entry, plain
 
 
 def features(size: int, dim: int) -> torch.Tensor:
@@ -26,6 +26,7 @@ def features(size: int, dim: int) -> torch.Tensor:
 
 
 def ruggedness_model(is_cont_africa, ruggedness, log_gdp=None):
+    """Pyro tutorial intro_long, with its custom_guide."""
     a = pyro.sample("a", dist.Normal(0.0, 10.0))
     b_a = pyro.sample("bA", dist.Normal(0.0, 1.0))
     b_r = pyro.sample("bR", dist.Normal(0.0, 1.0))
@@ -61,6 +62,7 @@ def ruggedness_data(size):
 
 
 def logistic(x, y=None):
+    """Pyro docs of MCMC and SVI, whole tensors."""
     coefs = pyro.sample("coefs", dist.Normal(torch.zeros(x.shape[1]), 1.0).to_event(1))
     with pyro.plate("data", x.shape[0]):
         return pyro.sample("y", dist.Bernoulli(logits=x @ coefs), obs=y)
@@ -75,6 +77,7 @@ def logistic_data(size):
 
 
 def student_t(x, y):
+    """Gelman et al., Bayesian Data Analysis, chapter 17."""
     beta = pyro.sample("beta", dist.Normal(0, 2).expand([x.size(1)]).to_event(1))
     sigma = pyro.sample("sigma", dist.HalfCauchy(2.0))
     nu = pyro.sample("nu", dist.Gamma(2.0, 0.1))
@@ -92,6 +95,7 @@ def student_t_data(size):
 
 
 def horseshoe(x, y):
+    """Carvalho, Polson & Scott 2010; Pyro example sparse_regression."""
     dim = x.shape[1]
     tau = pyro.sample("tau", dist.HalfCauchy(torch.tensor(1.0)))
     with pyro.plate("coefficients", dim):
@@ -112,6 +116,7 @@ def horseshoe_data(size):
 
 
 def gamma(x, y):
+    """McCullagh & Nelder, chapter 8: insurance claims."""
     alpha = pyro.sample("alpha", dist.Normal(0.0, 2.0))
     beta = pyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
     shape = pyro.sample("shape", dist.Exponential(0.5))
@@ -130,6 +135,7 @@ def gamma_data(size):
 
 
 def beta(x, y):
+    """Ferrari & Cribari-Neto 2004."""
     coef = pyro.sample("coef", dist.Normal(0.0, 1.5).expand([x.shape[1]]).to_event(1))
     phi = pyro.sample("phi", dist.LogNormal(2.0, 1.0))
     mu = torch.sigmoid(x @ coef)
@@ -147,6 +153,7 @@ def beta_data(size):
 
 
 def missing(x, y, observed):
+    """Pyro docs of pyro.sample: obs_mask."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
     with pyro.plate("people", len(x)):
@@ -176,6 +183,7 @@ def missing_data(size):
 
 
 def multinomial(x, choice):
+    """McFadden 1974: choices of travellers."""
     num_classes = 3
     weight = pyro.sample("weight", dist.Normal(torch.zeros(x.shape[1], num_classes), 1).to_event(2))
     with pyro.plate("travellers", len(x)):
@@ -192,6 +200,7 @@ def multinomial_data(size):
 
 
 def ordered_probit(x, grade):
+    """McKelvey & Zavoina 1975."""
     slope = pyro.sample("slope", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     cuts = pyro.sample(
         "cuts",
@@ -232,67 +241,15 @@ def flow(model):
 
 
 ENTRIES = (
-    Entry(
-        "linear regression",
-        "Pyro tutorial intro_long, with its custom_guide",
-        lambda: (ruggedness_model, ruggedness_guide),
-        ruggedness_data,
-    ),
-    Entry(
-        "logistic regression",
-        "Pyro docs of MCMC and SVI, whole tensors",
-        lambda: (logistic, AutoMultivariateNormal(logistic)),
-        logistic_data,
-        dpsep=True,
-    ),
-    Entry(
-        "Student-t regression",
-        "Gelman et al., Bayesian Data Analysis, chapter 17",
-        lambda: (student_t, AutoNormal(student_t)),
-        student_t_data,
-        dpsep=True,
-    ),
-    Entry(
-        "horseshoe regression",
-        "Carvalho, Polson & Scott 2010; Pyro example sparse_regression",
-        lambda: (horseshoe, AutoNormal(horseshoe)),
-        horseshoe_data,
-        dpsep=True,
-    ),
-    Entry(
-        "gamma regression",
-        "McCullagh & Nelder, chapter 8: insurance claims",
-        lambda: (gamma, AutoNormal(gamma)),
-        gamma_data,
-        dpsep=True,
-    ),
-    Entry(
-        "beta regression",
-        "Ferrari & Cribari-Neto 2004",
-        lambda: (beta, AutoMultivariateNormal(beta)),
-        beta_data,
-        dpsep=True,
-    ),
-    Entry(
-        "regression with missing outcomes",
-        "Pyro docs of pyro.sample: obs_mask",
-        lambda: (missing, missing_guide),
-        missing_data,
-    ),
-    Entry(
-        "multinomial logit",
-        "McFadden 1974: choices of travellers",
-        lambda: (multinomial, AutoNormal(multinomial)),
-        multinomial_data,
-        dpsep=True,
-    ),
-    Entry(
-        "ordered probit",
-        "McKelvey & Zavoina 1975",
-        lambda: (ordered_probit, AutoNormal(ordered_probit)),
-        ordered_probit_data,
-        dpsep=True,
-    ),
+    plain("linear regression", ruggedness_model, ruggedness_guide, ruggedness_data),
+    plain("logistic regression", logistic, AutoMultivariateNormal, logistic_data, dpsep=True),
+    plain("Student-t regression", student_t, AutoNormal, student_t_data, dpsep=True),
+    plain("horseshoe regression", horseshoe, AutoNormal, horseshoe_data, dpsep=True),
+    plain("gamma regression", gamma, AutoNormal, gamma_data, dpsep=True),
+    plain("beta regression", beta, AutoMultivariateNormal, beta_data, dpsep=True),
+    plain("regression with missing outcomes", missing, missing_guide, missing_data),
+    plain("multinomial logit", multinomial, AutoNormal, multinomial_data, dpsep=True),
+    plain("ordered probit", ordered_probit, AutoNormal, ordered_probit_data, dpsep=True),
     Entry(
         "flow guide",
         "Pyro tutorial svi_flow_guide",

@@ -6,11 +6,12 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from .entry import Entry
+from .entry import plain
 from .regression import features
 
 
 def weibull(x, time, event):
+    """Klein & Moeschberger, Survival Analysis, chapter 12: Weibull."""
     beta = pyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     shape = pyro.sample("shape", dist.LogNormal(0.0, 0.5))
     scale = torch.exp(x @ beta)
@@ -29,11 +30,5 @@ def weibull_data(size):
 
 
 ENTRIES = (
-    Entry(
-        "survival with censoring",
-        "Klein & Moeschberger, Survival Analysis, chapter 12: Weibull",
-        lambda: (weibull, AutoMultivariateNormal(weibull)),
-        weibull_data,
-        dpsep=True,
-    ),
+    plain("survival with censoring", weibull, AutoMultivariateNormal, weibull_data, dpsep=True),
 )
