@@ -3,7 +3,7 @@
 Each mutation changes one text of package or examples in a scratch copy and runs the tests that
 should notice. A mutation that survives is a hole in the tests. If none of its tests could run ("NO
 TEST"), it shows nothing. A mutation names a definition, not its file, so the definition may move.
-The lists lie beside the tests, in tests/<room>/mutations.py. Calls::
+The lists lie beside the tests, in tests/<room>/mutations.txt. Calls::
 
     python tests/mutate.py mechanism accounting    # of these rooms
     python tests/mutate.py --changed main          # in files that differ from a commit
@@ -13,8 +13,8 @@ The lists lie beside the tests, in tests/<room>/mutations.py. Calls::
 
 import argparse
 import ast
-import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,25 +46,19 @@ class Mutation:
 
 
 def mutations(room: str) -> list[Mutation]:
-    """Those of a folder of the tests."""
-    path = TESTS / room / "mutations.py"
-    if not path.exists():
-        return []
-    spec = importlib.util.spec_from_file_location(f"mutations_of_{room}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if isinstance(module.MUTATIONS, list):
-        return module.MUTATIONS
-    return [
-        Mutation(name, where, old, new, tests)
-        for tests, places in module.MUTATIONS.items()
-        for where, found in places.items()
-        for name, (old, new) in found.items()
-    ]
+    """Those of a folder of the tests: each a heading with where, name and tests, and a diff."""
+    path, found = TESTS / room / "mutations.txt", []
+    text = path.read_text() if path.exists() else ""
+    for part in re.split(r"^@@ ", text, flags=re.MULTILINE)[1:]:
+        heading, *lines = part.splitlines()
+        where, name, tests = heading.split(" | ")
+        old, new = ("\n".join(each[1:] for each in lines if each[0] == sign) for sign in "-+")
+        found.append(Mutation(name, where, old, new, tests))
+    return found
 
 
 def rooms() -> list[str]:
-    return sorted(path.parent.name for path in TESTS.glob("*/mutations.py"))
+    return sorted(path.parent.name for path in TESTS.glob("*/mutations.txt"))
 
 
 def place(mutation: Mutation, root: Path) -> tuple[Path, int]:
