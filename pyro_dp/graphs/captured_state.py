@@ -21,7 +21,7 @@ from pyro_dp.graphs.places import MISSING
 from pyro_dp.graphs.references import LONGEST, References, sentence
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.torch_state import address, version
+from pyro_dp.utils.torch_state import address, set_state_of, state_of, version
 
 KEEPS = (
     "{label} changes with the data that the model or guide sees. So one record's data would reach "
@@ -163,6 +163,7 @@ class CapturedState:
         misses = [cache.cache_info().misses for cache in self.references.caches]
         with untraced():
             tensors = [(label, _Kept(t, t.numel() <= largest)) for label, t in self._tensors()]
+            generators = [(label, x, state_of(x)) for label, x in self.references.generators]
         held = self.references.held if largest >= 0 else ()
         arrays = [(n, x, x.copy()) for n, x in held if isinstance(x, np.ndarray)]
         try:
@@ -181,6 +182,9 @@ class CapturedState:
                     if kept.changed:
                         memory[label, ""] = kept.tensor.detach().clone()
                     kept.put_back()
+                for label, generator, state in generators:
+                    changes[label, ""] = state_of(generator)
+                    set_state_of(generator, state)
             for label, array, values in arrays:
                 if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
                     memory[label, ""] = array.copy()

@@ -9,6 +9,7 @@ import collections
 import dis
 import functools
 import inspect
+import random
 import sys
 import types
 from collections.abc import Callable, MutableMapping
@@ -60,6 +61,7 @@ def keeps_for_users(kind: type) -> bool:
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
 _CACHE = type(functools.cache(len))
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _MOST_THINGS = 50_000
 LONGEST = 10_000  # elements of a container that are searched
 # What autoguides keep of their first run, which is on placeholders.
@@ -75,6 +77,7 @@ class References:
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and sequences that user code itself holds.
     :ivar caches: functions with an ``lru_cache``.
+    :ivar generators: (label, generator of random numbers), without the global ones.
     """
 
     def __init__(self, *roots: Callable | tuple[str, Any]):
@@ -83,6 +86,7 @@ class References:
         self.tensors: list[tuple[str, Tensor]] = []
         self.held: list[tuple[str, Any]] = []
         self.caches: list[Any] = []
+        self.generators: list[tuple[str, Any]] = []
         self._seen: dict[int, Any] = {}  # alive, so that no id is used twice
         self._waiting = collections.deque(
             (root[1], root[0], True) if isinstance(root, tuple) else (root, _name(root), True)
@@ -128,6 +132,8 @@ class References:
         elif isinstance(thing, (staticmethod, classmethod)):
             self._wait(thing.__func__, label)
         elif not isinstance(thing, types.ModuleType):
+            if _is_generator(thing):
+                self.generators.append((label, thing))
             self._look_at_object(thing, label, users)
 
     def _wait(self, thing: Any, label: str, users: bool = True) -> None:
@@ -287,6 +293,13 @@ def _is_frame(thing: Any) -> bool:
 def _is_column(thing: Any) -> bool:
     """Rows that lie elsewhere: it has a shape, and rows can be taken of it."""
     return isinstance(getattr(thing, "shape", None), tuple) and hasattr(type(thing), "take")
+
+
+def _is_generator(thing: Any) -> bool:
+    on_devices = (torch.default_generator, *torch.cuda.default_generators)
+    shared = (random.getstate.__self__, np.random.get_state.__self__, *on_devices)  # type: ignore
+    stateful = isinstance(thing, _GENERATORS) and not isinstance(thing, random.SystemRandom)
+    return stateful and all(thing is not each for each in shared)
 
 
 def _name(thing: Any) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,33 @@ def set_torch_states(states: list[torch.Tensor]) -> None:
     torch.set_rng_state(on_host)
     if devices and torch.cuda.is_initialized():
         torch.cuda.set_rng_state_all(devices)
+
+
+def state_of(generator: Any) -> Any:
+    """The state of a generator of Python's, numpy's or torch's, which it does not write to."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+@contextlib.contextmanager
+def put_back(generators: Sequence[Any]) -> Iterator[None]:
+    """Restore the states of these generators on exit."""
+    states = [state_of(each) for each in generators]
+    try:
+        yield
+    finally:
+        for each, state in zip(generators, states, strict=True):
+            set_state_of(each, state)
 
 
 @contextlib.contextmanager

@@ -1,18 +1,22 @@
 """Draws of guides in graphs: those of Pyro's own code, of every family of distributions."""
 
 import math
+import random
 import warnings
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, start, values
+from problems import Problem, eager, new_paper_dpsvi, start, values
 from pyro.distributions import constraints
+from pyro.infer.autoguide import AutoNormal
+from releases import take
 from test_traced_step import NOISY, assert_same, contributions, new
 from torch import nn
 
-from pyro_dp import Clip, FullBatch
+from pyro_dp import Clip, Execution, FullBatch
 from pyro_dp.infer.svi.traced_step import TracedStep
 
 # Guides of a latent of three elements, from two positive parameters.
@@ -197,3 +201,37 @@ def test_a_gamma_of_records_is_a_gamma():
     object.__setattr__(svi._kept.prepared, "step", fast)
     error = (found.var(0) / 100 + expected.var(0) / 100).sqrt()
     assert ((found.mean(0) - expected.mean(0)).abs() < 5 * error + 1e-9).all()
+
+
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+@pytest.mark.parametrize("jit, at_once", [("none", False), ("none", True), ("trace", True)])
+def test_no_generator_of_numpy_or_python_sees_the_batch(jit, at_once):
+    """Whether it is global or the model's own, and how many microbatches there are."""
+    own = (random.Random(0), np.random.default_rng(0), np.random.RandomState(0))
+    reseeded = torch.Generator()
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            drawn = [each.random() for each in (random, np.random, *own)]
+            reseeded.manual_seed(own[0].getrandbits(60))
+            if not at_once:
+                x[idx].tolist()
+            pyro.sample("x", dist.Normal(w + 0.0 * sum(drawn), 1.0), obs=x[idx])
+
+    def states():
+        numpys = (np.random.get_state(), own[1].bit_generator.state, own[2].get_state())
+        return repr((random.getstate(), *numpys, own[0].getstate(), reseeded.initial_seed()))
+
+    found = []
+    for batch in ([], [1], range(20)):
+        for each, seed in zip((random, np.random, own[0], own[2]), range(4), strict=True):
+            each.seed(seed)
+        own[1].bit_generator.state = np.random.default_rng(0).bit_generator.state
+        svi = new_paper_dpsvi(model, AutoNormal(model), execution=Execution(4, jit=jit))
+        with pytest.MonkeyPatch.context() as patch:
+            take(patch, list(batch))
+            svi.step(torch.linspace(0.0, 1.0, 20))
+        assert svi._kept.prepared.term.vectorizes == at_once
+        found.append(states())
+    assert len(set(found)) == 1

@@ -11,7 +11,7 @@ from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer.autoguide import AutoNormal
 from releases import Releases, gradients, require_bound, take
 
-from pyro_dp import Execution, FullBatch
+from pyro_dp import Execution, FullBatch, Noise
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.records.record_term import Batch, RecordTerm
 
@@ -222,3 +222,34 @@ def test_a_branch_by_a_local_draw(monkeypatch, jit):
         assert isinstance(svi._kept.prepared.step, TracedStep) == (jit == "trace")
         of_w, of_v = (total.item() / -1000.0 for total in seen.sums[-1][0])
         assert abs(of_w + of_v - 300) < 3 and abs(of_w - of_v) < 6.5 * math.sqrt(300)
+
+
+@pytest.mark.filterwarnings(APART)
+@JIT
+def test_draws_after_a_branch_are_new(monkeypatch, jit):
+    """A run that can be repeated has one source for those before and after."""
+
+    def model(x):
+        w, v = weights()
+        with pyro.plate("data", len(x)):
+            mean = w + v + 0 * torch.randn(1)
+            if x.min() < 0:
+                mean = mean + torch.randn(1)
+            pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+    seen, single = [], RecordTerm.single
+
+    def kept(term, particle, index, row, draws, *args, **options):
+        found = single(term, particle, index, row, draws, *args, **options)
+        seen.extend(each.item() for each in draws.sampled)
+        return found
+
+    x = torch.linspace(1.0, -10.0, 12)
+    svi = new(
+        model, noise=Noise(1.0, source=0), sampling=FullBatch(), execution=Execution(4, jit=jit)
+    )
+    monkeypatch.setattr(RecordTerm, "single", kept)
+    for _ in range(4):  # the first ones are checked
+        seen.clear()
+        svi.step(x)
+    assert len(seen) == 2 * (x < 0).sum() and len(set(seen)) == len(seen)

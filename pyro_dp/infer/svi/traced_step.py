@@ -7,6 +7,7 @@ are inputs.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.factorisation import Form, Lookup, factorised
+from pyro_dp.graphs.references import References
 from pyro_dp.graphs.tracing import Compiler, called_by_torch, trace
 from pyro_dp.infer.padded_sum import (
     CHECKED_STEPS,
@@ -41,7 +43,7 @@ from pyro_dp.records.record_term import Batch, RecordGradients
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import MISMATCH, require_same
-from pyro_dp.utils.torch_state import forked_rng, private_rng
+from pyro_dp.utils.torch_state import forked_rng, private_rng, put_back
 
 _MOST_CHECKED = 2**22  # numbers
 _NOT_RELEASED = torch.tensor(math.nan)
@@ -65,6 +67,7 @@ class TracedStep:
         own = [*self._leaves, *eager.term.local.leaves.values()]
         self._exact = all(leaf.dtype == torch.float64 for leaf in own)
         self._unchecked = CHECKED_STEPS
+        self._generators = [x for _, x in References(eager.model, eager.guide).generators]
         with forked_rng():
             self._size = eager.size(self._first_draw())
             limit = sum_type.most_records(self._size, eager.most_records(self._size))
@@ -89,12 +92,14 @@ class TracedStep:
         self, clipped: ClippedSum, draws: PublicTables, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
         inputs, moves = self._public_inputs(draws), []
-        if self._unchecked:
-            self._check_gradients(draws)
-        with private_rng(new_stream()) if self.eager.term.samples else contextlib.nullcontext():
+        stream = functools.cache(new_stream)  # one: each use of it has other numbers
+        draws_more = self.eager.term.samples or self._unchecked
+        with private_rng(stream()) if draws_more else contextlib.nullcontext():
+            if self._unchecked:
+                self._check_gradients(draws)
             for chosen in indices.split(self._passes.size):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves += self._add_pass(clipped, draws, inputs, chosen, new_stream)
+                    moves += self._add_pass(clipped, draws, inputs, chosen, stream)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
         return moves
@@ -105,10 +110,10 @@ class TracedStep:
         draws: PublicTables,
         inputs: list[Tensor],
         chosen: Tensor,
-        new_stream: NewStream,
+        stream: NewStream,
     ) -> list[LocalGradients]:
         def by_pyro(chosen: Tensor, sampled: Sequence[list[Tensor]] = ()) -> LocalGradients:
-            with private_rng(new_stream()):
+            with private_rng(stream()):
                 own = (self._particles(draws), chosen, sampled)
                 return self.eager.add_microbatch(clipped, *own)
 
@@ -257,7 +262,8 @@ class TracedStep:
         self._with_gradient = with_gradient
 
     def _particles(self, public: PublicTables) -> list[Particle]:
-        return self.eager.draw(self._modes(public))
+        with put_back(self._generators):  # how often this runs depends on the batch
+            return self.eager.draw(self._modes(public))
 
     def _check_sums(self, clipped: ClippedSum, public: PublicTables, chosen: Tensor) -> None:
         # Pyro's code holds the gradients of all records at once. A large model affords only a few.
