@@ -489,7 +489,11 @@ def peeking_start(x, y):
         (logistic, peeking_start, r"value.*'loc' depends on the data[^.]*start[^.]*random\.$"),
         (logistic_whole, peeking_start, "initial value of parameter 'loc'"),
         # The autoguide's start gives it away; the fault is in the prior, and the text names it.
-        (peeking_prior, None, r"'AutoNormal.locs.w'.*Neither may read the data"),
+        (
+            peeking_prior,
+            AutoDiagonalNormal(peeking_prior),
+            r"'AutoDiagonalNormal.loc'.*Neither may read the data",
+        ),
     ],
 )
 def test_reading_data_outside_the_plate(model, guide, named):
