@@ -70,7 +70,17 @@ def put_back(generators: Sequence[Any]) -> Iterator[None]:
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
     """Within: the global generators are seeded privately. The state, which is public, is restored
     on exit."""
-    with forked_rng():
+    with forked_rng(), private_torch(stream):
+        np.random.seed(stream.integers(2**32, size=8, dtype=np.uint32))
+        random.seed(int(stream.integers(2**63)))
+        yield
+
+
+@contextlib.contextmanager
+def private_torch(stream: np.random.Generator) -> Iterator[None]:
+    """The same for torch alone, in a tenth of the time."""
+    before = torch_states()
+    try:
         # The whole Mersenne Twister state: manual_seed() would keep 32 bits of its argument.
         words = stream.integers(2**32, size=_MT19937_WORDS, dtype=np.uint64)
         state = torch.Generator().manual_seed(0).get_state()
@@ -78,9 +88,9 @@ def private_rng(stream: np.random.Generator) -> Iterator[None]:
         torch.set_rng_state(state)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(int(stream.integers(2**63)))
-        np.random.seed(stream.integers(2**32, size=8, dtype=np.uint32))
-        random.seed(int(stream.integers(2**63)))
         yield
+    finally:
+        set_torch_states(before)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -43,7 +43,7 @@ from pyro_dp.records.record_term import Batch, RecordGradients
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import MISMATCH, require_same
-from pyro_dp.utils.torch_state import forked_rng, private_rng, put_back
+from pyro_dp.utils.torch_state import forked_rng, private_rng, private_torch, put_back
 
 _MOST_CHECKED = 2**22  # numbers
 _NOT_RELEASED = torch.tensor(math.nan)
@@ -93,8 +93,9 @@ class TracedStep:
     ) -> list[LocalGradients]:
         inputs, moves = self._public_inputs(draws), []
         stream = functools.cache(new_stream)  # one: each use of it has other numbers
+        private = private_rng if self._unchecked else private_torch  # a graph draws by torch alone
         draws_more = self.eager.term.samples or self._unchecked
-        with private_rng(stream()) if draws_more else contextlib.nullcontext():
+        with private(stream()) if draws_more else contextlib.nullcontext():
             if self._unchecked:
                 self._check_gradients(draws)
             for chosen in indices.split(self._passes.size):
