@@ -14,13 +14,14 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.dpsep import DPSEP
-from pyro_dp.infer.ep.problem import EPProblem, record_term
+from pyro_dp.infer.ep.problem import EPProblem, NoRows, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.posterior.evidence import Evidence
-from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_global, read_guide
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.svi.fitted_rows import FittedRows
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
 from pyro_dp.mechanism.iterative import whole_step
@@ -34,8 +35,11 @@ from pyro_dp.mechanism.settings import (
     Sampling,
     old_names_explained,
 )
+from pyro_dp.records.local_parameters import NOTE
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
+from pyro_dp.records.messengers import Outside
 from pyro_dp.records.new_records import NewRecords
+from pyro_dp.records.quadrature import without_latents
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import (
     ConfigurationError,
@@ -49,6 +53,7 @@ from pyro_dp.utils.errors import (
 _MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"
 _TURNS = "Records see products of latents that no deterministic site outside the plate names"
+_PER_RECORD = "The guide has parameters per record, which no peers share"
 _MANY = "There are too many latents for a matrix of curvatures"
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. The reason: {reason}. DPSEP has "
@@ -98,21 +103,34 @@ class Looks(DPSEP):
         for warning in self._warnings():
             warn_user(warning)
 
+    def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
+        """As :meth:`DPSVI.state_dict`. Rows per record are no part of it: a run ends with them."""
+        return super().state_dict()
+
     def _conclude(self, status: str | None = None) -> None:
         super()._conclude(status)
         guide = self._known.problem.guide if self._known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
+        if self._known:
+            self._known.problem.rows.fit()
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
-        term = record_term(self.model, self.guide, records, self.execution.microbatch_size)
-        if term.answers:
-            raise NoEvidence(_BRANCHES)
+        own, microbatch = (self.model, self.guide, records), self.execution.microbatch_size
+        guide, read, rows = self.guide, read_guide, NoRows()
         try:
-            problem = EPProblem.of(term, self.model, self.guide, "auto", read_guide)
-            problem = problem.as_seen(self.model, records, "auto", self.execution.microbatch_size)
+            model = without_latents(self.model, records.plate)
+            if records.plate.continuous:
+                rows = FittedRows.find(*own, microbatch)
+            if rows.names:  # an integral replaces the guide's sites inside the plate
+                guide, read = Outside(records.plate)(guide), lambda *_: read_global(*own)
+            term = record_term(model, guide, records, microbatch)
+            if term.answers:
+                raise NoEvidence(_BRANCHES)
+            problem = EPProblem.of(term, model, guide, "auto", read)
+            problem = problem.as_seen(model, records, "auto", microbatch)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
         moments, size = problem.moments, len(problem.places)
@@ -121,7 +139,11 @@ class Looks(DPSEP):
         if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
             raise NoEvidence(_MANY)
         problem.check()
-        return problem
+        if rows.names and not self._releases.peers.alone:
+            raise NoEvidence(_PER_RECORD)
+        if rows.names:
+            self.accountant.note(NOTE.format(names=rows.names))
+        return replace(problem, rows=rows)
 
 
 class DPSVI(Readable, Forecasted):

@@ -290,7 +290,8 @@ def find_local_parameters(
 
     :raises ModelError: records use rows of their own, but not only those at their index.
     """
-    plate, found = records.plate, LocalParameters(records.plate.size)
+    plate = records.plate
+    found = LocalParameters(plate.size, is_whole=records.slice_data)
     for name, leaf in marked.leaves.items():
         found.add(name, leaf, marked.dims[name])
     if plate.size == 1:
@@ -322,7 +323,6 @@ def find_local_parameters(
             )
         found.add(name, leaf, dim)
         vars(leaf).pop("_pyro_subsample", None)  # plates note here which rows they took
-    found.is_whole = records.slice_data
     return found
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyro
@@ -44,12 +44,14 @@ class PrivatePlate:
     :param size: N, a public constant.
     :param subsample_size: the batch size that the plate declares (N if none).
     :param enumerates: whether the model marks latents to sum out.
+    :param continuous: how many numbers each continuous latent inside it has, for one element.
     """
 
     name: str
     size: int
     subsample_size: int
     enumerates: bool = False
+    continuous: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def holds(self, site: Mapping) -> bool:
         """Whether a site lies within the plate."""
@@ -232,12 +234,17 @@ def _plate_of(
     size, subsample = frame.full_size, frame.size
     if size is None or size < 0:  # a plate without a size has any number of rows
         size = subsample = max(lengths, default=0)
-    marked = any(
-        site["infer"].get("enumerate")
-        for site in trace.nodes.values()
-        if site["type"] == "sample" and not site["is_observed"]
-    )
-    return PrivatePlate(frame.name, int(size), int(subsample), marked)
+    latents = {n: s for n, s in random_sites(trace).items() if not s["is_observed"]}
+    marked = any(site["infer"].get("enumerate") for site in latents.values())
+    plate = PrivatePlate(frame.name, int(size), int(subsample), marked)
+    own = {n: s["fn"] for n, s in latents.items() if plate.holds(s) and _is_continuous(s["fn"])}
+    return replace(plate, continuous={n: fn.event_shape.numel() for n, fn in own.items()})
+
+
+def _is_continuous(fn: Any) -> bool:
+    with contextlib.suppress(NotImplementedError):
+        return not fn.support.is_discrete
+    return False
 
 
 def _observed(trace: poutine.Trace) -> Sites:

@@ -256,4 +256,5 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
     torch.cumprod: _cumulative_product,
     Tensor.cumprod: _cumulative_product,
+    Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
 }

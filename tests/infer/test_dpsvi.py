@@ -337,7 +337,7 @@ def test_rows_of_records_start_anew_after_the_attempt():
     def model(y):
         centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
         with pyro.plate("data", len(y)):
-            effect = pyro.sample("effect", dist.Normal(centre, 1.0))
+            effect = pyro.sample("effect", dist.StudentT(1.0, centre, 1.0))  # without a mean
             pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
 
     def guide(y):

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from pyro_dp.graphs.tracing import tracing
 from pyro_dp.records.global_draw import Particle, unflat
 from pyro_dp.records.losses import record_loss
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.quadrature import integrated, num_nodes
 from pyro_dp.records.record_term import RecordTerm
 
 
@@ -27,13 +29,32 @@ class Likelihood:
     _likes: dict[str, Any] = field(default_factory=dict)  # results on placeholders
 
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
-        """Scalar; enumerated latents of the record are summed out."""
-        with self.term.shown(self.particle, unflat(z, self.particle.latents), index, row) as shown:
-            return -record_loss(self.term.loss, *shown)
+        """Scalar; latents of the record are summed or integrated out."""
+
+        def at(z: Tensor) -> Tensor:
+            latents = unflat(z, self.particle.latents)
+            with self.term.shown(self.particle, latents, index, row) as shown:
+                return -record_loss(self.term.loss, *shown)
+
+        return integrated(at, z) if self._plate.continuous else at(z)
 
     def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
         """Observed sites of one record."""
         return self.term.observations(self.particle, unflat(z, self.particle.latents), index, row)
+
+    @property
+    def sums(self) -> bool:
+        """Whether latents of a record are summed or integrated out."""
+        return self.term.enumerates or bool(self._plate.continuous)
+
+    @property
+    def num_nodes(self) -> int:
+        """How many terms the sum of an integral has."""
+        return num_nodes(self._plate)
+
+    @property
+    def _plate(self) -> PrivatePlate:
+        return self.term.records.plate
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +84,7 @@ class Likelihood:
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     return self._remembered(key, batched(z, indices, rows))
             except Exception:  # which record it is, the loop finds out
-                if tracing():
+                if tracing() or (self._plate.continuous and key not in self._likes):
                     raise
         results = []
         for b, index in enumerate(indices):

@@ -18,6 +18,7 @@ from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior, model_prior
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.plate import innermost
+from pyro_dp.records.quadrature import without_latents
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
@@ -37,8 +38,28 @@ _NO_ROWS = (
     "Parameters {names} have a row per record, which expectation propagation cannot fit: use "
     "DPSVI. (If they are another inference's, call pyro.clear_param_store().)"
 )
+_HIDE = (
+    "The guide draws latents of records, which DPSEP integrates out. Hide them from the guide, as "
+    "in AutoNormal(poutine.block(model, hide=['name'])), or use DPSVI."
+)
+_ONE_BY_ONE = (
+    "Records have continuous latents, and run one at a time. They are integrated out only where "
+    "torch.vmap can take all records at once: use DPSVI."
+)
 MOMENTS = ("auto", "linear", "stein")
 _FEW = 20  # latents, for which a matrix of each record is no burden
+
+
+class NoRows:
+    """The guide has no parameters with a row per record."""
+
+    @property
+    def names(self) -> str:
+        """Those of the parameters, for messages."""
+        return ""
+
+    def fit(self) -> None:
+        """There is nothing to fit."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,7 @@ class EPProblem:
     :param moments: sites of records, on the latents that records see.
     :param places: indices of those latents among all, (d_s,).
     :param widths: how many coordinates each of their sites has.
+    :param rows: the guide's parameters per record, which the run ends with.
     """
 
     guide: GaussianGuide | FittedGuide | DeterministicSites
@@ -59,6 +81,7 @@ class EPProblem:
     moments: LinearMoments | SteinMoments
     places: Tensor
     widths: list[int]
+    rows: NoRows = NoRows()
 
     @property
     def groups(self) -> list[Tensor]:
@@ -95,6 +118,7 @@ class EPProblem:
         microbatch_size: int | None,
     ) -> "EPProblem":
         """:raises ModelError: model, guide and records do not fit, or not with these moments."""
+        model = without_latents(model, records.plate)
         term = record_term(model, guide, records, microbatch_size)
         problem = EPProblem.of(term, model, guide, moments)
         problem = problem.as_seen(model, records, moments, microbatch_size)
@@ -117,16 +141,19 @@ class EPProblem:
         :raises ModelError: model and guide do not fit, or not with these moments.
         """
         records = term.records
-        if term.local:
+        continuous = records.plate.continuous
+        if term.local and not continuous:
             raise ModelError(_NO_ROWS.format(names=term.local.listed))
+        if continuous and not term.vectorizes:
+            raise ModelError(_ONE_BY_ONE)
         if term.samples:
-            raise ModelError(_NO_DRAWS)
+            raise ModelError(_HIDE if continuous else _NO_DRAWS)
         if term.answers:  # curvatures are not taken apart
             warnings.warn(_BRANCHES, stacklevel=2)
             term = replace(term, vectorizes=False, answers=())
         with forked_rng():
             gaussian = read(model, guide, records)
-            particle = draw_particle(term.loss, model, guide, records)
+            particle = draw_particle(term.loss, model, guide, records, local=term.local)
             dtypes = {name: u.dtype for name, u in particle.latents.items()}
             mean, covariance = gaussian.read()
             prior = model_prior(model, gaussian.latents, mean, records, dtypes)

@@ -67,7 +67,7 @@ class FewPredictors:
     """
 
     def __init__(self, likelihood: Likelihood, z: Tensor, count: int):
-        if not likelihood.term.vectorizes or likelihood.term.enumerates:
+        if not likelihood.term.vectorizes or likelihood.sums:
             raise NotLinear("it is not a sum of densities")
         records = likelihood.term.records
         self._likelihood = likelihood

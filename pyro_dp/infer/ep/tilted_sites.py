@@ -65,7 +65,7 @@ class LinearMoments:
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
-        if likelihood.term.enumerates:
+        if likelihood.sums:
             raise NotLinear("latents of a record are summed out")
         records = likelihood.term.records
         index = torch.zeros((), dtype=torch.long, device=records.device)
@@ -200,7 +200,7 @@ class SteinMoments:
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
         records = likelihood.term.records
-        numbers = _NUM_DRAWS * (len(z) ** 2 + records.row_size)  # a record's
+        numbers = _NUM_DRAWS * likelihood.num_nodes * (len(z) ** 2 + records.row_size)  # a record's
         few = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
         self.microbatch_size = rows_on(records.device, numbers) or few
         half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian_guide import (
     GaussianGuide,
+    GlobalGaussian,
     OnPlaceholders,
     base,
     check_names,
@@ -44,6 +45,8 @@ class FittedGuide:
         model and guide do not fit.
     """
 
+    _read = staticmethod(GaussianGuide._read)
+
     def __init__(self, model: Callable, guide: Callable, records: Records):
         automatic = isinstance(guide, AutoGuide)
         if automatic and not isinstance(guide, AutoDelta):
@@ -52,6 +55,7 @@ class FittedGuide:
         values, prior, self._parameters = self._runs.sites(model, guide)
         if not self._parameters:
             raise ModelError("The guide has no parameters to fit.")
+        values = self._read(values, records.plate)
         check_names(values, prior, records.plate)
         self.latents = tuple(latents_of(values, prior, automatic=True))
         self.size = self.latents[-1].stop
@@ -146,6 +150,9 @@ class FittedGuide:
             loss.backward()
             return loss
 
+        closure()
+        leaves = [leaf for leaf in leaves if leaf.grad is not None]
+        best = [leaf.detach().clone() for leaf in leaves]
         before = math.inf
         for _ in range(_ROUNDS):
             torch.optim.LBFGS(leaves, max_iter=_FAR, line_search_fn="strong_wolfe").step(closure)
@@ -193,6 +200,12 @@ class FittedGuide:
         return torch.stack(draws)
 
 
+class FittedGlobal(FittedGuide):
+    """The global latents of such a guide."""
+
+    _read = staticmethod(GlobalGaussian._read)
+
+
 def read_guide(model: Callable, guide: Callable, records: Records) -> GaussianGuide | FittedGuide:
     """The guide itself if it is one Gaussian, and otherwise one that can be fitted to a Gaussian.
 
@@ -202,3 +215,11 @@ def read_guide(model: Callable, guide: Callable, records: Records) -> GaussianGu
         return GaussianGuide(model, guide, records)
     except ModelError:
         return FittedGuide(model, guide, records)
+
+
+def read_global(model: Callable, guide: Callable, records: Records) -> GaussianGuide | FittedGuide:
+    """The same for the global latents of a guide. Latents of records may have any form."""
+    try:
+        return GlobalGaussian(model, guide, records)
+    except ModelError:
+        return FittedGlobal(model, guide, records)

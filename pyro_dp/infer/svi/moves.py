@@ -12,7 +12,7 @@ from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.infer.svi.averaged_guide import IterateAverages
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
-from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, usual_rate
+from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, row_step_size, usual_rate
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 from pyro_dp.utils.validation import require_count, require_tensors, same
 
@@ -214,7 +214,7 @@ class PlannedMoves(Moves):
         if self.chooses:
             self.optimizer.set(lr=plan.step_size(step))  # which a state must know
         if self.local is None:
-            self.rows.set_step_size(plan.row_step_size(step - 1))
+            self.rows.set_step_size(row_step_size((step - 1) / plan.num_steps))
         if self.averages is not None:
             self.averages.add(step, parameters, gradients, noise)
 

@@ -23,6 +23,18 @@ def usual_rate(size: int) -> float:
     return max(_SAMPLE_RATE, min(1.0, _RECORDS / size))
 
 
+def row_step_size(done: float) -> float:
+    """The step size of parameters per record, whose gradients have no privacy noise.
+
+    It falls in the second half of the run. Rows of discrete latents travel far, and longest after
+    the global latents have settled.
+
+    :param done: the fraction of steps that were taken.
+    """
+    first, last = _OF_ROWS
+    return float(first * (last / first) ** max(0.0, 2 * done - 1))
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """Step sizes of an Adam that fall geometrically, to a hundredth, or to a tenth with noise.
@@ -77,16 +89,6 @@ class StepPlan:
         if not self.sees_parameters:
             return _OF_MANY
         return _OF_NETWORKS if self.noise else _OF_QUIET_NETWORKS
-
-    def row_step_size(self, step: int) -> float:
-        """The step size of parameters per record, whose gradients have no privacy noise.
-
-        It falls in the second half of the run. Rows of discrete latents travel far, and longest
-        after the global latents have settled.
-
-        :param step: from 0.
-        """
-        return self._between(*_OF_ROWS, max(0.0, 2 * step - self.num_steps))
 
     def _between(self, first: float, last: float, step: float) -> float:
         return float(first * (last / first) ** (step / self.num_steps))

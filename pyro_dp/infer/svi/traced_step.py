@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +68,6 @@ class TracedStep:
         own = [*self._leaves, *eager.term.local.leaves.values()]
         self._exact = all(leaf.dtype == torch.float64 for leaf in own)
         self._unchecked = CHECKED_STEPS
-        self._generators = [x for _, x in References(eager.model, eager.guide).generators]
         with forked_rng():
             self._size = eager.size(self._first_draw())
             limit = sum_type.most_records(self._size, eager.most_records(self._size))
@@ -262,8 +262,13 @@ class TracedStep:
         self._pull_back = compiler(trace(pull_back, inputs), inputs)
         self._with_gradient = with_gradient
 
+    @functools.cached_property
+    def _generators(self) -> list[Any]:
+        """Those of model and guide, which :meth:`_particles` runs more often in some batches."""
+        return [x for _, x in References(self.eager.model, self.eager.guide).generators]
+
     def _particles(self, public: PublicTables) -> list[Particle]:
-        with put_back(self._generators):  # how often this runs depends on the batch
+        with put_back(self._generators):
             return self.eager.draw(self._modes(public))
 
     def _check_sums(self, clipped: ClippedSum, public: PublicTables, chosen: Tensor) -> None:

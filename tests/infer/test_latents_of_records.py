@@ -1,0 +1,288 @@
+"""Continuous latents of records: integrated out where that is possible, beside closed forms."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
+from pyro_dp.infer.dpsvi import Looks
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.quadrature import _at, _Values, integrated, num_nodes, without_latents
+
+PLATE = PrivatePlate("data", 1, 1, continuous={"own": 1})
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def normal(z, y):
+    with pyro.plate("data", 1):
+        own = pyro.sample("own", dist.Normal(z[0] * ONE, z[1].exp()))
+        pyro.sample("y", dist.Normal(own, 0.7), obs=y)
+
+
+def count(z, y):
+    with pyro.plate("data", 1):
+        own = pyro.sample("own", dist.Gamma(z[1].exp() * ONE, z[0].exp()))
+        pyro.sample("y", dist.Poisson(own), obs=y)
+
+
+def player(z, y):
+    m, k = z[0].sigmoid(), z[1].exp()
+    with pyro.plate("data", 1):
+        own = pyro.sample("own", dist.Beta(m * k * ONE, (1 - m) * k))
+        pyro.sample("y", dist.Binomial(400, own), obs=y)
+
+
+def players_marginal(z, y):
+    m, k = z[0].sigmoid(), z[1].exp()
+    return dist.BetaBinomial(m * k, (1 - m) * k, 400).log_prob(y)
+
+
+CLOSED = {
+    "normal": (normal, lambda z, y: dist.Normal(z[0], (z[1].exp() ** 2 + 0.49).sqrt()).log_prob(y)),
+    "count": (count, lambda z, y: dist.GammaPoisson(z[1].exp(), z[0].exp()).log_prob(y)),
+    "player": (player, players_marginal),
+}
+
+
+def marginal(model, plate=PLATE):
+    """By the integral of the product's own code."""
+
+    def log_prob(z, y):
+        trace = poutine.trace(without_latents(model, plate)).get_trace(z, y)
+        return trace.log_prob_sum()
+
+    return lambda z, y: integrated(lambda z: log_prob(z, y), z)
+
+
+@pytest.mark.parametrize(
+    ("name", "y"),
+    [
+        ("normal", -3.0),
+        ("normal", 40.0),
+        ("count", 0.0),
+        ("count", 7.0),
+        ("count", 3000.0),  # it says much more of its latent than the prior does
+        ("player", 0.0),
+        ("player", 130.0),
+    ],
+)
+def test_closed_forms(name, y):
+    model, exact = CLOSED[name]
+    z, y = torch.tensor([-0.4, 0.9], dtype=torch.float64), y * ONE
+    with pyro.validation_enabled(False):
+        found, expected = marginal(model), lambda z, y: exact(z, y).sum()
+        for transform in (lambda f: f, torch.func.grad, lambda f: torch.func.jacrev(grad(f))):
+            one, other = transform(found)(z, y), transform(expected)(z, y)
+            torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
+
+
+grad = torch.func.grad
+
+
+def test_two_latents():
+    plate = PrivatePlate("data", 1, 1, continuous={"level": 1, "slope": 1})
+
+    def model(z, y):
+        with pyro.plate("data", 1):
+            level = pyro.sample("level", dist.Normal(z[0] * ONE, 1.0))
+            slope = pyro.sample("slope", dist.Normal(level, z[1].exp()))
+            pyro.sample("y", dist.Normal(level + 2 * slope, 0.5), obs=y)
+
+    z, y = torch.tensor([0.3, -0.2], dtype=torch.float64), 4.0 * ONE
+    variance = 9 + 4 * z[1].exp() ** 2 + 0.25
+    expected = dist.Normal(3 * z[0], variance.sqrt()).log_prob(y).sum()
+    with pyro.validation_enabled(False):
+        torch.testing.assert_close(marginal(model, plate)(z, y), expected, rtol=1e-4, atol=1e-4)
+    assert num_nodes(plate) == num_nodes(PLATE) ** 2
+
+
+def test_records_are_integrated_one_by_one():
+    """Under torch.vmap each record has a grid of its own."""
+    z, y = torch.tensor([-0.4, 0.9], dtype=torch.float64), torch.tensor([[0.0], [7.0], [3000.0]])
+    with pyro.validation_enabled(False):
+        found = marginal(count)
+        each = torch.stack([found(z, one) for one in y.double()])
+        torch.testing.assert_close(torch.vmap(found, (None, 0))(z, y.double()), each)
+
+
+def test_values_are_put_back():
+    values = _Values({"own": ONE})
+    with pytest.raises(ZeroDivisionError), _at(values):
+        raise ZeroDivisionError
+    seen = poutine.trace(without_latents(normal, PLATE)).get_trace(torch.zeros(2), 0.0 * ONE)
+    assert seen.nodes["own"]["value"].item() == 0.0  # the prior's mean
+
+
+# Runs.
+
+SIZE = 600
+
+
+def persons(y):
+    """Shapes are written out, as enumeration would not allow."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("persons", len(y)):
+        own = pyro.sample("own", dist.Normal(mean, scale))
+        each = dist.Normal(own[:, None], 0.5).expand([len(y), 3]).to_event(1)
+        pyro.sample("y", each, obs=y)
+
+
+def persons_data() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(SIZE, 4, generator=generator)
+    return 0.8 + 1.3 * noise[:, :1] + 0.5 * noise[:, 1:]
+
+
+def exact_posterior(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of mean and log scale, on a grid."""
+    grid = torch.stack(
+        torch.meshgrid(torch.linspace(0.4, 1.2, 161), torch.linspace(0.0, 0.6, 161), indexing="ij"),
+        dim=-1,
+    ).reshape(-1, 2)
+    variance = (2 * grid[:, 1:]).exp() + 0.25 / 3
+    terms = dist.Normal(grid[:, :1], variance.sqrt()).log_prob(y.mean(1)).sum(1)
+    prior = dist.Normal(0.0, 1.0).log_prob(grid[:, 0]) + dist.Normal(0.0, 0.5).log_prob(grid[:, 1])
+    weights = (terms + prior).double().softmax(0).unsqueeze(1)
+    mean = (weights * grid).sum(0)
+    return mean, (weights * (grid - mean) ** 2).sum(0).sqrt()
+
+
+def budget():
+    return PrivacyAccountant(epsilon=100.0, delta=1e-5)
+
+
+def fitted(model, guide, *data, method=DPSVI):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    found = method(model, guide, accountant=budget(), noise=Noise(source=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found.run(*data, progress=False)
+    return found
+
+
+def test_posterior_and_rows():
+    """Rows of the guide end at each record's own posterior, which is Normal here."""
+    y = persons_data()
+    svi = fitted(persons, AutoNormal(persons), y)
+    assert isinstance(svi._inference, Looks) and svi.posterior().status.is_ok
+    mean, sd = exact_posterior(y)
+    found = svi.posterior()
+    torch.testing.assert_close(found.mean, mean.double(), atol=0.3 * sd.max().item(), rtol=0.0)
+    torch.testing.assert_close(found.stddev, sd.double(), rtol=0.1, atol=0.0)
+    at, scale = found.mean[0], found.mean[1].exp()
+    precision = scale**-2 + 3 / 0.25
+    expected = (at / scale**2 + y.sum(1) / 0.25) / precision
+    rows = {n: pyro.param(f"AutoNormal.{n}.own").detach().double() for n in ("locs", "scales")}
+    assert (rows["locs"] - expected).abs().mean() < 0.3 * precision**-0.5
+    torch.testing.assert_close(rows["scales"].mean(), precision**-0.5, rtol=0.1, atol=0.0)
+    assert any("AutoNormal.locs.own" in note for note in svi.accountant.notes)
+
+
+def test_rows_are_fitted_anew_from_a_state():
+    y = persons_data()
+    svi = fitted(persons, AutoNormal(persons), y)
+    state = svi.state_dict(include_private_local_state=True)
+    kept = (x for x in pytree.tree_leaves(state) if isinstance(x, Tensor))
+    assert not any(SIZE in x.shape for x in kept)
+    before = pyro.param("AutoNormal.locs.own").detach().clone()
+    pyro.clear_param_store()
+    resumed = DPSVI(persons, AutoNormal(persons), accountant=budget())
+    resumed.load_state_dict(state)
+    resumed.run(y, progress=False)
+    after = pyro.param("AutoNormal.locs.own").detach()
+    assert (after - before).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("method", [DPSEP, DPSVI])
+def test_guides_of_global_latents(method):
+    """They need no rows."""
+    guide = AutoNormal(poutine.block(persons, hide=["own"]))
+    found = fitted(persons, guide, persons_data(), method=method).posterior()
+    mean, sd = exact_posterior(persons_data())
+    torch.testing.assert_close(found.mean, mean.double(), atol=0.3 * sd.max().item(), rtol=0.0)
+    assert found.quantiles([0.5]).keys() == {"mean", "scale"}
+
+
+def amortised(y):
+    pyro.sample("mean", dist.Normal(pyro.param("m", torch.tensor(0.0)), 0.1))
+    pyro.sample("scale", dist.LogNormal(pyro.param("s", torch.tensor(0.0)), 0.1))
+    slope = pyro.param("slope", torch.tensor(0.5))
+    with pyro.plate("persons", len(y)):
+        pyro.sample("own", dist.Normal(slope * y.mean(1), 0.3))
+
+
+def of_three(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("persons", len(y)):
+        own = pyro.sample("own", dist.Normal(mean, 1.0).expand([3]).to_event(1))
+        pyro.sample("y", dist.Normal(own, 0.5).to_event(1), obs=y)
+
+
+def without_mean(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("persons", len(y)):
+        own = pyro.sample("own", dist.Cauchy(mean, 1.0))
+        pyro.sample("y", dist.Normal(own, 0.5), obs=y[:, 0])
+
+
+def weighted(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("persons", len(y)), poutine.scale(scale=2.0):
+        own = pyro.sample("own", dist.Normal(mean, 1.0))
+        pyro.sample("y", dist.Normal(own, 0.5), obs=y[:, 0])
+
+
+def several(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("persons", len(y), dim=-2), pyro.plate("times", 3, dim=-1):
+        own = pyro.sample("own", dist.Normal(mean, 1.0))
+        pyro.sample("y", dist.Normal(own, 0.5), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "reason"),
+    [
+        (persons, amortised, "Records share parameters of the guide"),
+        (of_three, None, "more than two continuous latents"),
+        (several, None, "more than two continuous latents"),
+        (without_mean, None, "no finite mean"),
+        (weighted, None, "a scale or a mask"),
+    ],
+)
+def test_gradient_steps_elsewhere(model, guide, reason):
+    svi = DPSVI(model, guide or AutoNormal(model), accountant=budget(), num_steps=1)
+    svi.step(persons_data())
+    assert not isinstance(svi._inference, Looks) and reason in svi._reason
+
+
+def test_dpsep_says_why():
+    guide = AutoNormal(poutine.block(without_mean, hide=["own"]))
+    ep = DPSEP(without_mean, guide, accountant=budget())
+    with pytest.raises(ModelError, match="no finite mean and variance"):
+        ep.step(persons_data())
+    with pytest.raises(ModelError, match="Hide them from the guide"):
+        DPSEP(persons, AutoNormal(persons), accountant=budget()).step(persons_data())
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip": 1.0}])
+def test_a_second_run_takes_up_rows(settings):
+    def guide(y):
+        rows = pyro.param("rows", lambda: torch.zeros(len(y)))
+        pyro.sample("mean", dist.Normal(pyro.param("m", torch.tensor(0.0)), 0.1))
+        pyro.sample("scale", dist.LogNormal(pyro.param("s", torch.tensor(0.0)), 0.1))
+        with pyro.plate("persons", len(y)):
+            pyro.sample("own", dist.Normal(rows, 0.3))
+
+    pyro.clear_param_store()
+    for _ in range(2):
+        svi = DPSVI(persons, guide, accountant=budget(), num_steps=2, **settings)
+        svi.step(persons_data())
