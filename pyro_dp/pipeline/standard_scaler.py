@@ -79,7 +79,7 @@ class DPStandardScaler:
     def fit(self, X: Any, y: Any = None) -> "DPStandardScaler":
         """Release means and variances of the rows X, (N, d). y is not used.
 
-        Nothing was spent after an exception.
+        Nothing was spent after one of these exceptions.
 
         :raises ModelError: the data do not fit.
         :raises ConfigurationError: a setting is out of range.

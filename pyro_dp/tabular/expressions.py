@@ -93,10 +93,9 @@ def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callabl
 def _parsed(text: str) -> Any:
     """Its tree; None if it is no expression."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return tree if _levels(tree) <= _DEEPEST else None
 
 
 def _levels(tree: ast.AST) -> int:
@@ -161,7 +160,7 @@ def _require_expression(name: str, expression: Any, known: Collection[str]) -> N
             f"derived[{name!r}] must be an expression as text, of {_LONGEST} characters at most."
         )
     tree = _parsed(expression)
-    if tree is None or not all(map(_is_known, ast.walk(tree))):
+    if tree is None or _levels(tree) > _DEEPEST or not all(map(_is_known, ast.walk(tree))):
         raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
     used = _variables(tree)
     unknown = [each for each in used if each not in known]

@@ -80,6 +80,12 @@ def test_numbers_are_scaled_by_their_bounds():
     assert design("0 + income:age").scaled == {"age": (0.0, 80.0)}
 
 
+def test_a_sum_may_be_long():
+    """A formula that 0.3 saved has no limit of depth, as derived columns have."""
+    summed = design(f"I({' + '.join(250 * ['age'])})").matrix(rows())
+    np.testing.assert_allclose(summed, design("age").matrix(rows()), atol=1e-12)
+
+
 def test_levels_of_the_schema():
     names = design("income").names
     assert names == ["Intercept", "income[T.mid]", "income[T.high]", "income[T.other]"]
