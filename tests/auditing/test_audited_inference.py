@@ -167,8 +167,8 @@ class TestOneStep:
         """Single-record steps, each record once; records are at the bounds -C, the canary at +C.
 
         The attacker knows the order, so only the canary's step matters, a Gaussian with mu = 2. So
-        is one on all records, which stands for it here. At 2,000 runs the bound is 2.6 on average
-        with a standard deviation of 0.2.
+        is one on all records, which stands for it here. At 1,000 runs the bound is 2.5 on average
+        with a standard deviation of 0.3.
         """
         claim = ledger((SubsampledGaussian(1.0, 1 / 100), 100), neighboring="replace_one")
         data = (-LONG * torch.eye(DIM)[[0] * SIZE], torch.ones(SIZE))
