@@ -181,7 +181,6 @@ class TestContract(InferenceContract):
         in_turns(_KINDS, ["centred", "as they are"], ["full", "diagonal", "shared"])
     )
     kinds = ("logistic, centred, full", "mixture, centred, full")
-    noisy_steps = 61  # A step has nine numbers.
     bound = "Clip.bound"
     bad_settings = (
         ({"damping": 0.0}, "damping"),
