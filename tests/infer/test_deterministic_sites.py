@@ -106,7 +106,7 @@ def test_without_noise_the_likelihood_is_that_of_the_centred_model(model):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_posterior_is_that_of_the_centred_model():
     ours, theirs = posterior(not_centred), posterior(centred)
     assert str(ours.status) == "ok"
@@ -118,7 +118,7 @@ def test_the_posterior_is_that_of_the_centred_model():
     assert abs(draws["scale"].log().mean() - others["scale"].log().mean()) < 0.2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_noise_widens_the_intervals_and_the_plain_ones_stay():
     quiet, loud = posterior(not_centred), posterior(not_centred, noise=0.5)
     assert (loud.noise_share > 0).all()
@@ -153,7 +153,7 @@ def test_reparameterised_models_have_their_site_back():
     assert [each.name for each in found(model).evidence.latents] == ["effect"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_latents_that_records_see_themselves_stay():
     sep = found(partly)
     assert {each.name for each in sep.evidence.latents} == {"mu", "own"}
