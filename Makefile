@@ -16,7 +16,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python tests/prose.py
 
-# A ladder: one case of each test but no fits; a fourth of the cases; slow tests, too; all cases.
+# A ladder: one case of each test but no fits; fits, too; a fourth of the cases, slow tests, too; all.
 quick: lint
 	$(PYTEST) --rung quick
 

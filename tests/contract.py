@@ -114,15 +114,16 @@ class ReleaseContract:
     # Subclasses do not override these.
 
     def pytest_generate_tests(self, metafunc):
+        def case(variant, *late):
+            marks = pytest.mark.slow if variant in self.slow else ()
+            return pytest.param(variant, *late, marks=marks)
+
         if "late" in metafunc.fixturenames:
-            first = [
-                pytest.param(variant, False, marks=pytest.mark.slow if variant in self.slow else ())
-                for variant in self.variants
-            ]
-            later = [(kind, True) for kind in self.kinds]
+            first = [case(variant, False) for variant in self.variants]
+            later = [case(kind, True) for kind in self.kinds]
             metafunc.parametrize(("variant", "late"), first + later)
         elif "kind" in metafunc.fixturenames:
-            metafunc.parametrize("kind", self.kinds)
+            metafunc.parametrize("kind", [case(kind) for kind in self.kinds])
 
     def new(self, variant=None, seed=0, **options):
         """A new one with an accountant and a seed of its own, and noise, from one public start."""

@@ -13,6 +13,7 @@ The lists lie beside the tests, in tests/<room>/mutations.txt. Calls::
 
 import argparse
 import ast
+import functools
 import os
 import re
 import shutil
@@ -67,8 +68,7 @@ def place(mutation: Mutation, root: Path) -> tuple[Path, int]:
     :raises LookupError: there is not exactly one such text.
     """
     found = []
-    for path in (each for name in SOURCES for each in (root / name).rglob("*.py")):
-        source = path.read_text()
+    for path, source in _sources(root):
         if mutation.old not in source:  # so that few are parsed
             continue
         for start, end in _spans(source, mutation.where):
@@ -80,6 +80,12 @@ def place(mutation: Mutation, root: Path) -> tuple[Path, int]:
     return found[0]
 
 
+@functools.lru_cache(maxsize=1)
+def _sources(root: Path) -> list[tuple[Path, str]]:
+    paths = (each for name in SOURCES for each in (root / name).rglob("*.py"))
+    return [(path, path.read_text()) for path in paths]
+
+
 def _spans(source: str, name: str) -> list[tuple[int, int]]:
     """From where to where something of this name is defined, in characters."""
     line_starts = [0]
@@ -87,9 +93,14 @@ def _spans(source: str, name: str) -> list[tuple[int, int]]:
         line_starts.append(line_starts[-1] + len(line))
     return [
         (line_starts[first - 1], line_starts[last])
-        for found, first, last in _definitions(ast.parse(source).body)
+        for found, first, last in _parsed(source)
         if found == name
     ]
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(source: str) -> list[tuple[str, int, int]]:
+    return [*_definitions(ast.parse(source).body)]
 
 
 def _definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, int, int]]:

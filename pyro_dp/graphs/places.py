@@ -74,8 +74,9 @@ class PublicAttributes(Place):
     """The attributes of a library's object that users set, without its own caches."""
 
     hidden = "_"  # names that do not count begin with it
-    write: Callable = staticmethod(object.__setattr__)
-    delete: Callable = staticmethod(object.__delattr__)
+    # Not by object's methods, which thread locals refuse.
+    write: Callable = staticmethod(lambda owner, name, value: owner.__dict__.update({name: value}))
+    delete: Callable = staticmethod(lambda owner, name: owner.__dict__.pop(name))
 
     def values(self) -> dict[str, Any]:
         return {k: x for k, x in vars(self.owner).items() if not k.startswith(self.hidden)}
@@ -95,6 +96,8 @@ class PublicAttributes(Place):
 
 class Slots(PublicAttributes):
     """Attributes that are declared by ``__slots__``."""
+
+    write, delete = staticmethod(object.__setattr__), staticmethod(object.__delattr__)
 
     def values(self) -> dict[str, Any]:
         found = {name: getattr(self.owner, name, MISSING) for name in slots_of(type(self.owner))}

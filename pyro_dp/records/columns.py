@@ -23,7 +23,7 @@ from pyro_dp.records.column import (
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.torch_state import forked_rng
+from pyro_dp.utils.torch_state import forked_rng, seed_torch
 
 _ITERABLE = (
     "Argument {name!r} is a {kind}, which has no length or no items by number. Pass a dataset with "
@@ -134,7 +134,7 @@ class _Items:
             raise ModelError(_STACK.format(name="source", kind=kind)) from None
 
     def _item(self, index: int) -> Any:
-        torch.manual_seed(index)
+        seed_torch(index)
         np.random.seed(index % 2**32)
         random.seed(index)
         return self._dataset[index]

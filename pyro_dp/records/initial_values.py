@@ -25,7 +25,7 @@ from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import FewIndices, on_varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
-from pyro_dp.utils.torch_state import forked_rng
+from pyro_dp.utils.torch_state import forked_rng, seed_torch
 
 _STARTS = (
     "The initial value of parameter {name!r} depends on the data, and would be public: start it at "
@@ -152,7 +152,7 @@ def _terms_afterwards(
 ) -> dict[tuple[str, str], Tensor]:
     args, kwargs = records.arguments(records.placeholder())
     first = torch.zeros(1, dtype=torch.long, device=records.device)
-    torch.manual_seed(0)
+    seed_torch(0)
     with OneRecord(records.plate, first), contextlib.suppress(Exception):  # later checks say why
         return {
             (part, name): site["log_prob"].detach()

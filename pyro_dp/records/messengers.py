@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.torch_state import forked_rng
+from pyro_dp.utils.torch_state import forked_rng, seed_torch
 
 
 @dataclass(eq=False, repr=False)
@@ -99,7 +99,7 @@ class Outside(Messenger):
         if msg["type"] == "sample" and self.plate.holds(msg):
             if msg["value"] is None:
                 with forked_rng(), torch.no_grad(), untraced():
-                    torch.manual_seed(self.seed)
+                    seed_torch(self.seed)
                     msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
                 msg["done"] = True
             msg["stop"] = True

@@ -25,6 +25,7 @@ from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
 from pyro_dp.utils.errors import ModelError, PrivacyError
 from pyro_dp.utils.linalg import agree, close
+from pyro_dp.utils.torch_state import seed_torch
 
 _COUNT = 3
 _COUPLED = (
@@ -108,7 +109,7 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
     records = term.records
 
     def at(index: int, row: list[Tensor], **options) -> tuple[dict[str, Tensor], Tensor]:
-        torch.manual_seed(0)  # the same draws wherever the index points
+        seed_torch(0)  # the same draws wherever the index points
         position = torch.tensor(index, device=records.device)
         return term.single(particle, position, row, LocalDraws(), **options)
 

@@ -66,6 +66,17 @@ def put_back(generators: Sequence[Any]) -> Iterator[None]:
             set_state_of(each, state)
 
 
+def seed_torch(seed: int) -> None:
+    """Seed these generators.
+
+    ``torch.manual_seed`` keeps stack traces for devices that are not in use, which takes longer
+    than a model's draws.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 @contextlib.contextmanager
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
     """Within: the global generators are seeded privately. The state, which is public, is restored

@@ -82,7 +82,7 @@ class TestContract(InferenceContract):
     """The budget is shared out among as many looks as the contract's runs have steps."""
 
     variants = kinds = tuple(_KINDS)
-    slow = ("linear", "nested", "products")
+    slow = ("linear", "mixture", "nested", "products")
     younger = (*InferenceContract.younger, "extremes")
     sampled = whole = {}
     at_once = True

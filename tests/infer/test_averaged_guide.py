@@ -15,6 +15,7 @@ from pyro.infer.autoguide import (
 
 from pyro_dp import DPSVI, Execution, Noise, PrivacyAccountant
 
+pytestmark = pytest.mark.long
 GUIDES = AutoNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal
 
 

@@ -84,6 +84,11 @@ def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **option
     return inference
 
 
+@functools.cache
+def posterior(model, **options):
+    return found(model, **options).posterior()
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
 
 
@@ -101,9 +106,9 @@ def test_without_noise_the_likelihood_is_that_of_the_centred_model(model):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_posterior_is_that_of_the_centred_model():
-    ours, theirs = found(not_centred).posterior(), found(centred).posterior()
+    ours, theirs = posterior(not_centred), posterior(centred)
     assert str(ours.status) == "ok"
     draws, others = ours.draws(4000), theirs.draws(4000)
     effect = draws["mu"].unsqueeze(1) + draws["scale"].unsqueeze(1) * draws["z"]
@@ -113,9 +118,9 @@ def test_the_posterior_is_that_of_the_centred_model():
     assert abs(draws["scale"].log().mean() - others["scale"].log().mean()) < 0.2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_noise_widens_the_intervals_and_the_plain_ones_stay():
-    quiet, loud = found(not_centred).posterior(), found(not_centred, noise=0.5).posterior()
+    quiet, loud = posterior(not_centred), posterior(not_centred, noise=0.5)
     assert (loud.noise_share > 0).all()
     assert (loud.variance > 0.99 * loud.plain.variance).all()
     torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
@@ -148,11 +153,11 @@ def test_reparameterised_models_have_their_site_back():
     assert [each.name for each in found(model).evidence.latents] == ["effect"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_latents_that_records_see_themselves_stay():
     sep = found(partly)
     assert {each.name for each in sep.evidence.latents} == {"mu", "own"}
-    assert str(sep.posterior().names) == str(found(not_centred).posterior().names)
+    assert str(sep.posterior().names) == str(posterior(not_centred).names)
 
 
 @pytest.mark.long
@@ -164,9 +169,8 @@ def test_a_site_with_a_row_for_each_record_is_no_coordinate():
 
 @pytest.mark.long
 def test_looks_at_other_coordinates_are_explained():
-    sep = found(not_centred)
-    shares = sep.explain().shares
-    assert all(len(share) == len(sep.posterior().mean) for share in shares.values())
+    shares = found(not_centred).explain().shares
+    assert all(len(share) == len(posterior(not_centred).mean) for share in shares.values())
     torch.testing.assert_close(sum(shares.values()), torch.ones_like(shares["data"]))
 
 

@@ -100,9 +100,10 @@ def test_exact_for_linear_regression(guide):
     posterior = sep.posterior()
     torch.testing.assert_close(posterior.mean, mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(posterior.covariance_matrix, covariance, rtol=1e-6, atol=1e-6)
-    draws = Predictive(linear, guide=sep.guide, num_samples=4000)(x, y)["w"].reshape(4000, 3)
-    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(4000))
-    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.1, atol=0.0)
+    draws = Predictive(linear, guide=sep.guide, num_samples=1000)(x, y)["w"].reshape(1000, 3)
+    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(1000))
+    # 5.4 standard errors
+    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.12, atol=0.0)
 
 
 def runs(sep, data, count):

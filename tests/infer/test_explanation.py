@@ -271,6 +271,7 @@ def test_dpsep_after_its_first_release():
     assert sum(sep.explain().shares.values()).allclose(torch.ones(3))
 
 
+@pytest.mark.long
 def test_gradient_steps():
     """A few steps know nothing of their noise, and more of them divide the width by causes."""
     svi = fitted(DPSVI, num_steps=10, noise=1.0)

@@ -61,7 +61,7 @@ def test_without_noise_it_is_the_exact_posterior():
     assert (found.widths[1] < 1.2 * exact).all() and (found.widths > 0.95 * exact).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nothing_is_charged_or_moved():
     """Ledger, guide, parameter store, generators and arguments stay what they are."""
     accountant = PrivacyAccountant(epsilon=1.0)

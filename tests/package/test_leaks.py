@@ -23,7 +23,6 @@ from pyro_dp.mechanism.settings import FullBatch, Noise
 
 pd = pytest.importorskip("pandas")
 COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "leaks.py"
-pytestmark = pytest.mark.every_case
 
 
 @functools.cache
@@ -36,6 +35,7 @@ def command():
 
 
 @pytest.mark.long
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", LEAKS)
 def test_no_leak(name):
     """Its verdict is the kept one, too."""
@@ -190,6 +190,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_planted_leaks_are_found(fault):
     verdict = judge(planted(fault))
@@ -213,6 +214,7 @@ def test_errors_about_odd_records_are_for_the_curator():
     assert verdict.kind == "refused"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "text, quoted",
     [

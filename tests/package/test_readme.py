@@ -31,7 +31,7 @@ def examples(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     """DPSVI (latents per record, a loss of one's own), DPSEP, VIPS, a journal."""
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
     assert scope["draws"]["y"].shape == (100, 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_examples_of_frames(tmp_path, monkeypatch, as_users_run_it):
     """The test shows that they run; tests of tabular check their results."""
     monkeypatch.chdir(tmp_path)
