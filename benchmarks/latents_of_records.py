@@ -6,7 +6,7 @@ have an ability each. Players have a chance of a hit, and 30 to 60 attempts. N i
 add or remove one record. Parameters are drawn from the prior, and data from the model. So honest
 95% intervals cover 95% of them. A cell has --seeds data sets.
 
-"Before" has the gradient steps that these models took in version 0.2, with num_steps=1000.
+"Before" has gradient steps, which these models took before.
 
     python benchmarks/latents_of_records.py
 """

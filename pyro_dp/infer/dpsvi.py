@@ -155,9 +155,11 @@ class DPSVI(Readable, Forecasted):
 
     * *Looks.* A run makes some ten looks at all records, as :class:`DPSEP` does. They serve
       generalised linear models, also with hierarchical priors, and other smooth likelihoods of up
-      to 20 latents. The guide is Gaussian, an ``AutoDelta``, or written by hand for the global
-      latents. Unless it is Gaussian, it is fitted to the posterior after the last look
-      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
+      to 20 latents. One or two continuous latents of each record are integrated out
+      (:mod:`pyro_dp.records.quadrature`). The guide is Gaussian, an ``AutoDelta``, or written by
+      hand. Unless it is Gaussian, it is fitted to the posterior after the last look
+      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`), and so are its rows of
+      parameters per record. The result does not depend on
       ``optim``, ``loss``, ``num_steps``, the sample rate or ``jit``.
     * *Gradients* (Algorithm 1 of DPVI). Each step samples records. Their gradients are clipped to
       norm C and summed, with noise N(0, (sigma C)^2 I). The public sample rate divides the sum. All
@@ -166,8 +168,8 @@ class DPSVI(Readable, Forecasted):
       one. Intervals of Gaussian global latents include the noise in that mean. If the steps have
       not settled, the status is ``check``, and a :class:`ConvergenceWarning` ends the run.
 
-    Every other model takes gradients: latents per record, networks, flows, and records that see
-    products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
+    Every other model takes gradients: three or more latents per record, amortised guides, networks,
+    flows, and records that see products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
     made at it.) Any model takes gradients if you use one of their settings. These are a noise
     multiplier above 0, a ``clip``, a :class:`RowAdam` and a loss of your own.
 

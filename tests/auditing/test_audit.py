@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 
 from pyro_dp import ApproximateDP, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
 from pyro_dp.accounting.trade_off import TradeOff
-from pyro_dp.auditing.bounds import least_advantage, runs_bound
+from pyro_dp.auditing.bounds import least_advantage, middle_threshold, runs_bound
 from pyro_dp.auditing.result import with_noise
 from pyro_dp.utils.errors import ConfigurationError
 
@@ -55,6 +55,18 @@ class TestRepeatedRuns:
         result = run(mechanism, num_trials=60_000, score=lambda value: value[0], claim=claim)
         assert result.contradicts_claim
         assert claim.get_epsilon() < result.bound < gaussian(0.5)[1].get_epsilon()
+
+    def test_thresholds_are_chosen_on_other_runs(self, monkeypatch):
+        """Those that are counted would flatter the threshold that they choose."""
+        seen = []
+
+        def spied(scores, included):
+            seen.append(scores)
+            return middle_threshold(scores, included)
+
+        monkeypatch.setitem(audit.__globals__, "middle_threshold", spied)
+        run(lambda x, y: x.sum(0), num_trials=100, score=lambda value: value[0])
+        assert [len(scores) for scores in seen] == [20]
 
     def test_no_noise(self):
         result = run(lambda x, y: x.sum(0))

@@ -32,9 +32,11 @@ from pyro.infer.autoguide import (
 from releases import Releases
 from run_contract import STEPS
 from sums import exact_sums
+from zoo import ZOO
 
 from pyro_dp import (
     DPSEP,
+    DPSVI,
     ClippingWarning,
     ConfigurationError,
     ConvergenceWarning,
@@ -276,6 +278,20 @@ def test_counts_that_vary_more_than_the_model_says(dispersion, level):
     if level == "check":
         assert "times too narrow" in status.reason
         assert "outcomes vary more" in str(sep.explain())
+
+
+@pytest.mark.long
+def test_a_mixture_of_the_right_model_has_no_dispersion():
+    """Curvatures of its records cancel in the sum, so norms are large beside it."""
+    entry = ZOO["discrete mixture"]
+    pyro.set_rng_seed(0)
+    data = entry.data(5000)
+    pyro.set_rng_seed(1)
+    model, guide = entry.make()
+    accountant = PrivacyAccountant(epsilon=4.0)
+    sep = DPSVI(model, guide, accountant=accountant, noise=Noise(source=1))
+    sep.run(*data, progress=False)
+    assert sep.posterior().status.is_ok
 
 
 def test_noise_makes_no_dispersion():

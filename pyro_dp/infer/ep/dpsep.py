@@ -87,7 +87,8 @@ class DPSEP(StochasticEP[EPState]):
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out if they are marked with
-        ``infer={"enumerate": "parallel"}``. The plate can hold no other latents.
+        ``infer={"enumerate": "parallel"}``. One or two continuous ones are integrated out
+        (:mod:`pyro_dp.records.quadrature`), and the guide leaves them out.
     :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
         ``AutoLowRankMultivariateNormal``, or a hand-written one of ``Normal`` and
         ``MultivariateNormal`` sites. Its initial values are the first q. If an autoguide starts by

@@ -80,9 +80,11 @@ def _dispersion(state: EPState) -> float:
     If the model holds, the two are equal (the information identity; White 1982). Norms of
     bounded residuals do not depend on the outcome, and say nothing.
 
-    Records' curvatures count as if they were all alike.
+    Records' curvatures count as if they were all alike. In a mixture or an integral they are not,
+    and cancel in the sum.
     """
-    if not state.histograms.counts or state.plan.residuals == Residuals.BOUNDED:
+    says_little = state.plan.residuals == Residuals.BOUNDED or not state.problem.moments.concave
+    if not state.histograms.counts or says_little:
         return 0.0
     frame, pooled = state.required_frame, state.required_pooled
     point = state.posterior.mean[state.problem.places]

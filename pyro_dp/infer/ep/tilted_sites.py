@@ -36,6 +36,7 @@ from pyro_dp.utils.linalg import agree, cholesky, product
 from pyro_dp.utils.torch_state import rows_in_cache, rows_on
 
 _NUM_DRAWS = 16
+_FEWER_DRAWS = 8  # of an integral: intervals were as wide, to 1 in 500, as with 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
 _NUM_VARIED = 3  # rows on which sites are compared
@@ -200,10 +201,11 @@ class SteinMoments:
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
         records = likelihood.term.records
-        numbers = _NUM_DRAWS * likelihood.num_nodes * (len(z) ** 2 + records.row_size)  # a record's
+        count = _NUM_DRAWS if likelihood.num_nodes == 1 else _FEWER_DRAWS
+        numbers = count * likelihood.num_nodes * (len(z) ** 2 + records.row_size)  # for each record
         few = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
         self.microbatch_size = rows_on(records.device, numbers) or few
-        half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
+        half = torch.randn(count // 2, len(z), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(records.device)
         index = torch.zeros(1, dtype=torch.long, device=records.device)
         rows = [row.unsqueeze(0) for row in records.placeholder()]
