@@ -169,9 +169,10 @@ class DPSVI(Readable, Forecasted):
       not settled, the status is ``check``, and a :class:`ConvergenceWarning` ends the run.
 
     Every other model takes gradients: three or more latents per record, amortised guides, networks,
-    flows, and records that see products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
-    made at it.) Any model takes gradients if you use one of their settings. These are a noise
-    multiplier above 0, a ``clip``, a :class:`RowAdam` and a loss of your own.
+    flows, and records that see products of latents. (Name a product by ``pyro.deterministic``
+    outside the plate, and looks are made at it.) Any model takes gradients if you use one of their
+    settings. These are a noise multiplier above 0, a ``clip``, a :class:`RowAdam` and a loss of
+    your own.
 
     **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
     delta)-differentially private for one element of the private plate, for finite data. Epsilon is

@@ -1,6 +1,7 @@
 """The private plate: whose elements are the records, and how it is found."""
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -238,7 +239,7 @@ def _plate_of(
     marked = any(site["infer"].get("enumerate") for site in latents.values())
     plate = PrivatePlate(frame.name, int(size), int(subsample), marked)
     own = {n: s["fn"] for n, s in latents.items() if plate.holds(s) and _is_continuous(s["fn"])}
-    return replace(plate, continuous={n: fn.event_shape.numel() for n, fn in own.items()})
+    return replace(plate, continuous={n: math.prod(fn.event_shape) for n, fn in own.items()})
 
 
 def _is_continuous(fn: Any) -> bool:

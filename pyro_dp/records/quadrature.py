@@ -1,10 +1,10 @@
 """Continuous latents of records, integrated out on a few nodes.
 
-Each record x has a latent w, with a density given the global latents z. The likelihood of z is the
-integral of p(w | z) p(x | w, z) over w. The trapezoidal rule takes this integral in unconstrained
-space. Its grid covers the posterior of w for this record. The function is smooth, and vanishes at
-both ends. Then the rule's error falls exponentially with the number of nodes. The source is
-Trefethen & Weideman (2014, SIAM Review 56).
+The likelihood of the global latents is an integral over the latent of the record. The integrand is
+the density of the latent times that of the data. The trapezoidal rule takes this integral in
+unconstrained space. Its grid covers the posterior of the latent for this record. The integrand is
+smooth, and vanishes at both ends. So the rule's error falls exponentially with the number of nodes
+(Trefethen & Weideman 2014, SIAM Review 56).
 """
 
 import contextlib

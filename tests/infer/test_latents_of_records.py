@@ -1,18 +1,23 @@
 """Continuous latents of records: integrated out where that is possible, beside closed forms."""
 
 import warnings
+from dataclasses import replace
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
+from sums import exact_sums
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.dpsvi import Looks
+from pyro_dp.infer.ep.look_plan import Frame
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.quadrature import _at, _Values, integrated, num_nodes, without_latents
 
@@ -210,6 +215,32 @@ def test_guides_of_global_latents(method):
     mean, sd = exact_posterior(persons_data())
     torch.testing.assert_close(found.mean, mean.double(), atol=0.3 * sd.max().item(), rtol=0.0)
     assert found.quantiles([0.5]).keys() == {"mean", "scale"}
+
+
+def test_extreme_records_keep_the_bound():
+    """A record's part is within the bound, or it counts as nothing if it is not finite."""
+    extreme = [1e3, -1e8, 1e30, 3e38, float("1e-40"), 0.0]
+    y = torch.tensor(extreme).unsqueeze(1).expand(-1, 3) * torch.tensor([1.0, -1.0, 1.0])
+    guide = AutoNormal(poutine.block(persons, hide=["own"]))
+    pyro.clear_param_store()
+    ep = DPSEP(persons, guide, accountant=PrivacyAccountant(), noise=5.0)
+    prepared, known = ep._prepare((y,), {}), ep._approximation
+    bound, at = 0.02, known.posterior
+    frame = Frame(torch.diag(torch.tensor([30.0, 0.1])), 0.7, bound, 0.1 * bound)
+    blocks = replace(known, frame=frame).blocks
+    parts = []
+    for record in range(len(y)):
+        clipped = ClippedSum(blocks)
+        stream = np.random.default_rng(0)
+        prepared.sites.add(clipped, (at, frame), torch.tensor([record]), stream)
+        parts.append(exact_sums(clipped)[0])
+    assert all(part.isfinite().all() for part in parts)
+    assert max(part.norm() for part in parts) <= bound * (1 + 1e-9)
+    assert parts[-1].norm() > 0
+    together = ClippedSum(blocks)
+    stream = np.random.default_rng(0)
+    prepared.sites.add(together, (at, frame), torch.arange(len(y)), stream)
+    torch.testing.assert_close(exact_sums(together)[0], sum(parts))
 
 
 def amortised(y):

@@ -36,7 +36,7 @@ from pyro_dp.utils.linalg import agree, cholesky, product
 from pyro_dp.utils.torch_state import rows_in_cache, rows_on
 
 _NUM_DRAWS = 16
-_FEWER_DRAWS = 8  # of an integral: intervals were as wide, to 1 in 500, as with 16
+_FEWER_DRAWS = 8  # if latents are integrated out; widths were those of 16 draws, to 1 in 500
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
 _NUM_VARIED = 3  # rows on which sites are compared
