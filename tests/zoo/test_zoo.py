@@ -12,7 +12,7 @@ from pyro.infer import SVI
 from releases import Releases, take
 from torch.utils import _pytree as pytree
 
-from pyro_dp import Clip, Execution, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, Clip, Execution, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.svi.traced_step import TracedStep
 
 from . import ZOO
@@ -136,3 +136,14 @@ def outlier(table):
     """Make record values extreme if they are real numbers; labels stay."""
     if table.dtype.kind == "f":
         table[RECORD] = 1e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_first_step_with_nothing_set(name):
+    entry = ZOO[name]
+    pyro.set_rng_seed(0)
+    data = entry.data(60)
+    model, guide = entry.make()
+    svi = DPSVI(model, guide, loss=entry.loss(), accountant=PrivacyAccountant(epsilon=4.0))
+    assert math.isnan(svi.step(*data))

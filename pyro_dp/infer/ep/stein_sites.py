@@ -18,6 +18,7 @@ predictors are not as on public rows gets the site that :class:`SteinMoments` gi
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -119,7 +120,7 @@ class FewPredictors:
             split = [_components(site) for site in sites]
             self.families = [Family(each, _MOST_NUMBERS) for each, _ in split]
         self._sizes = [0 if logits is None else logits.shape[-1] for _, logits in split]
-        shapes = [innermost(each["fn"]).batch_shape.numel() for each, _ in split]
+        shapes = [math.prod(innermost(each["fn"]).batch_shape) for each, _ in split]
         if shapes != [max(size, 1) for size in self._sizes] or sum(map(bool, self._sizes)) > 1:
             raise NotLinear("a site has several elements")
         self._size = max(self._sizes)
