@@ -31,7 +31,7 @@ from tqdm.auto import tqdm
 from pyro_dp import DPSVI, Noise, PrivacyAccountant, RowAdam
 
 RESULTS = Path(__file__).parent / "results" / "latents_of_records.csv"
-SIZE, FIRST_SEED, QUESTIONS = 5_000, 300, 8
+SIZE, FIRST_SEED, QUESTIONS = 5_000, 400, 8
 EPSILONS = 4.0, 1.0, 0.3
 
 

@@ -17,11 +17,11 @@ from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.problem import EPProblem, NoRows, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
+from pyro_dp.infer.fitted_rows import FittedRows
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_global, read_guide
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.fitted_rows import FittedRows
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
 from pyro_dp.mechanism.iterative import whole_step

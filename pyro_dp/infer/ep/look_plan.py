@@ -41,7 +41,8 @@ class _Kind(NamedTuple):
 
     :param aligned: squared alignment of the parts that clipping cuts off; 1 if all of them point to
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
-        Symmetric residuals cancel if the model is right.
+        Symmetric residuals cancel if the model is right. If a spread is unknown, far records decide
+        it, and noise may hide two thirds of what is cut off.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
         likelihood has one curvature everywhere, and every look makes it clearer.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
@@ -60,6 +61,7 @@ _KINDS = {
     Residuals.BOUNDED: _Kind(aligned=1 / 8_000, doubted=4.0, bend=4.0, longest=1.0),
     Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
     Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
+    Residuals.INTEGRATED: _Kind(aligned=9.0, doubted=4.0, bend=2.5, longest=1.0),
     Residuals.OTHER: _Kind(aligned=1.0, doubted=4.0, bend=2.5, longest=1.0),
 }
 

@@ -216,7 +216,8 @@ class SteinMoments:
         families = [] if self.design is None else self.design.families
         # Other kinds need a closed form.
         scaled = residuals_of(families) == Residuals.SCALED
-        self.residuals = Residuals.SCALED if scaled else Residuals.OTHER
+        other = Residuals.OTHER if likelihood.num_nodes == 1 else Residuals.INTEGRATED
+        self.residuals = Residuals.SCALED if scaled else other
         self.concave = bool(families) and all(family.is_concave for family in families)
 
     @property
