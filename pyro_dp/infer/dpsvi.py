@@ -54,6 +54,7 @@ _MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"
 _TURNS = "Records see products of latents that no deterministic site outside the plate names"
 _PER_RECORD = "The guide has parameters per record, which no peers share"
+_QUIET = "Records have continuous latents, and looks without noise at them may not settle"
 _MANY = "There are too many latents for a matrix of curvatures"
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. The reason: {reason}. DPSEP has "
@@ -123,6 +124,8 @@ class Looks(DPSEP):
         try:
             model = without_latents(self.model, records.plate)
             if records.plate.continuous:
+                if self._reservation.noise_multiplier == 0:
+                    raise NoEvidence(_QUIET)
                 rows = FittedRows.find(*own, microbatch)
             if rows.names:  # an integral replaces the guide's sites inside the plate
                 guide, read = Outside(records.plate)(guide), lambda *_: read_global(*own)

@@ -295,6 +295,12 @@ def test_gradient_steps_elsewhere(model, guide, reason):
     assert not isinstance(svi._inference, Looks) and reason in svi._reason
 
 
+def test_gradient_steps_without_noise():
+    svi = DPSVI(persons, AutoNormal(persons), accountant=PrivacyAccountant(), noise=0.0)
+    svi.step(persons_data())
+    assert not isinstance(svi._inference, Looks) and "without noise" in svi._reason
+
+
 def test_dpsep_says_why():
     guide = AutoNormal(poutine.block(without_mean, hide=["own"]))
     ep = DPSEP(without_mean, guide, accountant=budget())
