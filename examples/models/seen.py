@@ -38,14 +38,16 @@ SEEN = {
         "Five bands around a sine. That of DPSVI at epsilon 1 is the widest.",
     ),
     "baseball": Seen(
-        "All fits agree on the mean. `DPSVI` has a spread that is somewhat too wide, even without "
-        "noise.",
-        "Densities of the chance of a hit among players. That of SVI is nearest to the truth.",
+        "All fits agree on the mean. With privacy, `DPSVI` integrates each player's chance out. Its "
+        "spread is closest to the truth. `SVI` and the fit without noise take gradient steps.",
+        "Densities of the chance of a hit among players. Those of the private fits are nearest to "
+        "the truth.",
     ),
     "eight_schools": Seen(
-        "The fits without noise and at epsilon = 4 agree. At epsilon = 1 the mean is further off. "
-        "The guide has no covariances, so all intervals are too narrow, that of `SVI` included.",
-        "Intervals of mean and spread of the schools' effects. Those of the mean are too low.",
+        "With privacy, `DPSVI` integrates each school's effect out, and its spread is closest to "
+        "the truth. All fits put the mean low, as these data do. The guide has no covariances. So "
+        "the intervals of gradient steps are too narrow, those of `SVI` included.",
+        "Intervals of mean and spread of the schools' effects. Those of the mean are low.",
     ),
     "gaussian_mixture": Seen(
         "`SVI` and both private fits find both humps, and `posterior()` has intervals for the two "
