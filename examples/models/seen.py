@@ -38,8 +38,8 @@ SEEN = {
         "Five bands around a sine. That of DPSVI at epsilon 1 is the widest.",
     ),
     "baseball": Seen(
-        "All fits agree on the mean. With privacy, `DPSVI` integrates each player's chance out. Its "
-        "spread is closest to the truth. `SVI` and the fit without noise take gradient steps.",
+        "All fits agree on the mean. With privacy, `DPSVI` integrates each player's chance out. "
+        "Its spread is closest to the truth. `SVI` and the fit without noise take gradient steps.",
         "Densities of the chance of a hit among players. Those of the private fits are nearest to "
         "the truth.",
     ),
