@@ -24,6 +24,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from common import write_section
+from gradient_intervals import patients
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -48,14 +49,6 @@ class Row:
     times_as_wide: float = 0.0  # as without noise
     status: str = ""
     seconds: float = 0.0
-
-
-def patients(y):
-    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    with pyro.plate("patients", len(y)):
-        own = pyro.sample("own", dist.Normal(mean, scale))
-        pyro.sample("y", dist.Normal(own.unsqueeze(-1), 0.5).expand([len(y), 3]).to_event(1), obs=y)
 
 
 def visitors(x, visits):
