@@ -41,6 +41,7 @@ from pyro_dp.records.messengers import Outside
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.quadrature import without_latents
 from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import RaisedOnRecords
 from pyro_dp.utils.errors import (
     ConfigurationError,
     ConvergenceWarning,
@@ -134,6 +135,8 @@ class Looks(DPSEP):
                 raise NoEvidence(_BRANCHES)
             problem = EPProblem.of(term, model, guide, "auto", read)
             problem = problem.as_seen(model, records, "auto", microbatch)
+        except RaisedOnRecords:
+            raise
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
         moments, size = problem.moments, len(problem.places)

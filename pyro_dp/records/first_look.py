@@ -32,7 +32,7 @@ from pyro_dp.records.column import ArrayColumn, Column, TensorColumn, like
 from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import PrivatePlate, find_plate, is_random, latents_alone, random_sites
 from pyro_dp.records.records import Reading, Records
-from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import address, forked_rng
@@ -98,6 +98,7 @@ def refuse_captured_data(references: References, records: Records) -> None:
         _refuse(place.label, torch.tensor(place.floats(), dtype=torch.float64), records)
 
 
+@looking_at_records()
 def refuse_numbers(values: dict[str, Tensor], records: Records) -> None:
     """:raises ModelError: a parameter starts at numbers of the data; names it."""
     for name, value in values.items():

@@ -23,7 +23,7 @@ from pyro_dp.records.messengers import Inside, OneRecord, Outside, no_sites
 from pyro_dp.records.plate import PrivatePlate, random_sites
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Arguments, Records
-from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.records.site_checks import (
     Runs,
     check_inside,
@@ -62,7 +62,8 @@ def build_record_term(
     :raises ModelError: names the site, parameter or argument that does not fit, and the remedy.
     """
     examples = torch.tensor(records.examples(), device=records.device)
-    records.require_finite(records.rows(examples))  # that checks run on; of all, at the end
+    with looking_at_records():
+        records.require_finite(records.rows(examples))  # that checks run on; of all, at the end
     with forked_rng():
         marked = marked_parameters(records.plate.size)
         with marked.shown(marked.constants()):

@@ -79,6 +79,19 @@ class RaisedOnPlaceholders(ModelError):
     """User code failed on placeholders."""
 
 
+class RaisedOnRecords(ModelError):
+    """The records failed a check. It is for the curator: no choice may follow from it."""
+
+
+@contextlib.contextmanager
+def looking_at_records() -> Iterator[None]:
+    """:raises RaisedOnRecords: instead of a :class:`ModelError`."""
+    try:
+        yield
+    except ModelError as error:
+        raise RaisedOnRecords(str(error)) from None
+
+
 @contextlib.contextmanager
 def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[None]:
     """Run a model or guide.

@@ -16,7 +16,7 @@ from pyro_dp.records.losses import enumerates
 from pyro_dp.records.messengers import OneRecord, Outside, Redrawn
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
-from pyro_dp.records.sandbox import guarded, whole_tensors
+from pyro_dp.records.sandbox import guarded, looking_at_records, whole_tensors
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
@@ -107,9 +107,10 @@ def check_outside(outside: Runs) -> None:
     except ModelError:  # rows that vary may lie outside the model's domain
         on_others = public
     _require_same_sites(public, on_others, problem)
-    for i in records.examples():
-        on_data = outside.on(records.arguments(records.row(i)))
-        _require_same_sites(outside.public, on_data, problem)
+    with looking_at_records():
+        for i in records.examples():
+            on_data = outside.on(records.arguments(records.row(i)))
+            _require_same_sites(outside.public, on_data, problem)
     other_draws = replace(outside, view=lambda plate: Outside(plate, seed=1)).public
     _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
     if outside.local:

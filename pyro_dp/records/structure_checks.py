@@ -5,7 +5,7 @@ budget is spent (:mod:`pyro_dp.records.record_term_builder`).
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.losses import NotVectorizable
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
+from pyro_dp.records.sandbox import looking_at_records
 from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
@@ -116,6 +117,15 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         at(0, records.placeholder(), public=True)  # an error of the loss itself keeps its text
+    _require_isolated(term, at)
+
+
+@looking_at_records()
+def _require_isolated(term: RecordTerm, at: Callable) -> None:
+    """
+    :param at: gradients and loss of an index with a row.
+    """
+    records = term.records
     first = records.row(0)
     gradients, loss = at(0, first)
     for i in records.examples(12):
@@ -171,10 +181,11 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
         )
         return term
     term = replace(term, vectorizes=True, answers=tuple(decisions.answers))
-    examples = Batch(indices, records.rows(indices), local_rows=local)
-    reason = _why_not_vectorized(term, particle, examples)
-    if reason is not None:
-        raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
+    with looking_at_records():
+        examples = Batch(indices, records.rows(indices), local_rows=local)
+        reason = _why_not_vectorized(term, particle, examples)
+        if reason is not None:
+            raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
     if term.answers:  # other records may use more: nothing that can be reached is dropped
         if term.at_once(particle, examples).apart.any():
             warnings.warn(_APART, stacklevel=2)
@@ -229,6 +240,7 @@ def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) 
     return all(close(ours, theirs, tolerance) for ours, theirs in pairs)
 
 
+@looking_at_records()
 def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
     """All numbers are finite, and observations lie in the support of their distributions.
 

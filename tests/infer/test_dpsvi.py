@@ -133,6 +133,18 @@ def test_other_models_take_gradients(model, reason):
         svi.evidence  # noqa: B018
 
 
+@pytest.mark.parametrize(("place", "value"), [(0, math.nan), (30, math.nan), (30, 0.5)])
+def test_a_record_does_not_choose_the_method(place, value):
+    """Else the ledger would tell that a record had failed a check."""
+    svi, (x, y) = swap(), regression_data(60)
+    refused = y.clone()
+    refused[place] = value
+    with pytest.raises(ModelError, match="for the curator only"):
+        svi.step(x, refused)
+    svi.step(x, y)
+    assert type(svi._inference) is Looks
+
+
 def test_a_setting_of_gradients_is_the_reason():
     svi = swap(clip=1.0, num_steps=3)
     svi.run(*regression_data(60), progress=False)
