@@ -145,3 +145,11 @@ def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):
     rest = [0, 1, 3]
     torch.testing.assert_close(found.residual[rest], whole.residual[rest])
     torch.testing.assert_close(found.precision[rest], whole.precision[rest])
+
+
+def test_a_curvature_near_the_largest_number_is_a_broken_record():
+    """An error would tell that there is such a record."""
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    curvature = torch.stack([1.5e308 * ones, torch.eye(3).double()])
+    found = tilted_sites._site(ones[:2], curvature, torch.eye(3).double())
+    assert found.residual.isnan().all(1).tolist() == [True, False]

@@ -310,9 +310,10 @@ def _span_alike(one: Tensor, other: Tensor) -> bool:
 def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
     """The site of g (B, d) and B (B, d, d) at a cavity of covariance L L'."""
     inner = root.mT @ curvature @ root
+    inner = (inner + inner.mT) / 2  # which may overflow
     broken = ~(gradient.isfinite().all(1) & inner.isfinite().all(2).all(1))  # (B,)
     inner = torch.where(broken[:, None, None], 0.0, inner)  # eigh would raise for all
-    values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
+    values, vectors = torch.linalg.eigh(inner)
     values = values.clamp(max=LARGEST_REDUCTION)
     back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)  # L^-T Q
     precision = (back * (values / (1 - values)).unsqueeze(1)) @ back.mT
