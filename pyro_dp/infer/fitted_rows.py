@@ -11,6 +11,7 @@ from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.step_plan import row_step_size
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
+from pyro_dp.records.record_term_builder import initialise_parameters
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng
@@ -35,6 +36,9 @@ class FittedRows(NoRows):
         model: Callable, guide: Callable, records: Records, microbatch_size: int | None
     ) -> "NoRows":
         """:raises ModelError: the guide's sites inside the plate have other parameters, too."""
+        with forked_rng():
+            # Before any other run, which a new autoguide would keep in memory of its parameters.
+            initialise_parameters(model, guide, records)
         sites, *_ = OnPlaceholders(records).sites(model, guide)
         if not any(map(records.plate.holds, sites.values())):
             return NoRows()

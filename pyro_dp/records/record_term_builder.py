@@ -17,7 +17,11 @@ from torch import Tensor
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.initial_values import initialise
-from pyro_dp.records.local_parameters import find_local_parameters, marked_parameters
+from pyro_dp.records.local_parameters import (
+    LocalParameters,
+    find_local_parameters,
+    marked_parameters,
+)
 from pyro_dp.records.losses import record_loss, single_particle, user_code
 from pyro_dp.records.messengers import Inside, OneRecord, Outside, no_sites
 from pyro_dp.records.plate import PrivatePlate, random_sites
@@ -65,9 +69,7 @@ def build_record_term(
     with looking_at_records():
         records.require_finite(records.rows(examples))  # that checks run on; of all, at the end
     with forked_rng():
-        marked = marked_parameters(records.plate.size)
-        with marked.shown(marked.constants()):
-            initialise(model, guide, records)
+        marked = initialise_parameters(model, guide, records)
         local = find_local_parameters(model, guide, records, marked)
         # With the objects that the first run made.
         state = CapturedState(model, guide, *user_code(loss), *records.constants)
@@ -86,6 +88,17 @@ def build_record_term(
         term = on_fastest_path(term, particle)
         check_values(term, particle, microbatch_size or min(records.block, _AT_A_TIME))
         return _with_released(term, particle), particle.parameters
+
+
+def initialise_parameters(model: Callable, guide: Callable, records: Records) -> LocalParameters:
+    """Initialise the parameters.
+
+    :returns: those that hold private rows of an earlier run.
+    """
+    marked = marked_parameters(records.plate.size)
+    with marked.shown(marked.constants()):
+        initialise(model, guide, records)
+    return marked
 
 
 def _loop_over_all(

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.dpsvi import Looks
 from pyro_dp.infer.ep.look_plan import Frame
+from pyro_dp.infer.posterior.gaussian_guide import OnPlaceholders
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.quadrature import _at, _Values, integrated, num_nodes, without_latents
@@ -177,7 +178,8 @@ def fitted(model, guide, *data, method=DPSVI):
 def test_posterior_and_rows():
     """Rows of the guide end at each record's own posterior, which is Normal here."""
     y = persons_data()
-    svi = fitted(persons, AutoNormal(persons), y)
+    guide = AutoNormal(persons)
+    svi = fitted(persons, guide, y)
     assert isinstance(svi._inference, Looks) and svi.posterior().status.is_ok
     mean, sd = exact_posterior(y)
     found = svi.posterior()
@@ -190,6 +192,9 @@ def test_posterior_and_rows():
     assert (rows["locs"] - expected).abs().mean() < 0.3 * precision**-0.5
     torch.testing.assert_close(rows["scales"].mean(), precision**-0.5, rtol=0.1, atol=0.0)
     assert any("AutoNormal.locs.own" in note for note in svi.accountant.notes)
+    assert not guide.prototype_trace.nodes["own"]["value"].any()  # the guide remembers no row
+    with OnPlaceholders(svi._inference._kept.prepared.records).public():  # nor do public runs
+        assert pyro.param("AutoNormal.locs.own").unique().numel() == 1
 
 
 def test_rows_are_fitted_anew_from_a_state():

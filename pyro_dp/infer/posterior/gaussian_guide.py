@@ -25,6 +25,7 @@ from torch.distributions.constraints import Constraint
 
 from pyro_dp.infer.posterior.gaussian import low_rank
 from pyro_dp.records.global_draw import Latent, latents_of
+from pyro_dp.records.local_parameters import marked_parameters
 from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
@@ -284,7 +285,7 @@ class _Reads(Messenger):
 
 
 class OnPlaceholders:
-    """Runs of model and guide that see no record.
+    """Runs of model and guide that see no record, and no row that was learnt from one.
 
     :ivar arguments: args and kwargs, with placeholders for the records.
     :ivar auxiliary: the Gaussians that an autoguide draws before it sets the latents to their
@@ -303,7 +304,8 @@ class OnPlaceholders:
     def public(self) -> Iterator[None]:
         """Inside, user code may run on these arguments."""
         doing = "Running guide and model on placeholder data"
-        with self._few.shown(), guarded(doing, public=True):
+        rows = marked_parameters(self._plate.size)
+        with rows.shown(rows.constants()), self._few.shown(), guarded(doing, public=True):
             yield
 
     def sites(self, model: Callable, guide: Callable) -> tuple[Sites, Sites, list["_Parameter"]]:
