@@ -61,7 +61,8 @@ def keeps_for_users(kind: type) -> bool:
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
 _CACHE = type(functools.cache(len))
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 _MOST_THINGS = 50_000
 LONGEST = 10_000  # elements of a container that are searched
 # What autoguides keep of their first run, which is on placeholders.

@@ -41,14 +41,16 @@ def set_torch_states(states: list[torch.Tensor]) -> None:
 
 def state_of(generator: Any) -> Any:
     """The state of a generator of Python's, numpy's or torch's, which it does not write to."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
+    bits = getattr(generator, "bit_generator", generator)
+    if isinstance(bits, np.random.BitGenerator):
+        return bits.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def set_state_of(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
+    bits = getattr(generator, "bit_generator", generator)
+    if isinstance(bits, np.random.BitGenerator):
+        bits.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:

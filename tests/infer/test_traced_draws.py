@@ -208,26 +208,28 @@ def test_a_gamma_of_records_is_a_gamma():
 def test_no_generator_of_numpy_or_python_sees_the_batch(jit, at_once):
     """Whether it is global or the model's own, and how many microbatches there are."""
     own = (random.Random(0), np.random.default_rng(0), np.random.RandomState(0))
-    reseeded = torch.Generator()
+    reseeded, bits = torch.Generator(), np.random.PCG64(0)
 
     def model(x):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
         with pyro.plate("data", len(x)) as idx:
             drawn = [each.random() for each in (random, np.random, *own)]
             reseeded.manual_seed(own[0].getrandbits(60))
+            bits.random_raw()
             if not at_once:
                 x[idx].tolist()
             pyro.sample("x", dist.Normal(w + 0.0 * sum(drawn), 1.0), obs=x[idx])
 
     def states():
         numpys = (np.random.get_state(), own[1].bit_generator.state, own[2].get_state())
-        return repr((random.getstate(), *numpys, own[0].getstate(), reseeded.initial_seed()))
+        others = own[0].getstate(), reseeded.initial_seed(), bits.state
+        return repr((random.getstate(), *numpys, *others))
 
     found = []
     for batch in ([], [1], range(20)):
         for each, seed in zip((random, np.random, own[0], own[2]), range(4), strict=True):
             each.seed(seed)
-        own[1].bit_generator.state = np.random.default_rng(0).bit_generator.state
+        own[1].bit_generator.state = bits.state = np.random.PCG64(0).state
         svi = new_paper_dpsvi(model, AutoNormal(model), execution=Execution(4, jit=jit))
         with pytest.MonkeyPatch.context() as patch:
             take(patch, list(batch))
