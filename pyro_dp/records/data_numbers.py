@@ -28,19 +28,19 @@ class DataNumbers:
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
-        if not self._columns or not _is_telling(value).any():
+        telling = _telling(value.flatten().double()) if self._columns else value.new_empty(0)
+        if not len(telling):
             return None
-        flat = value.flatten().double()
         for what, numbers, rounding in self._statistics:
-            if _holds_all(flat, numbers, max(rounding, _rounding(value.dtype))):
+            if _holds_all(telling, numbers, max(rounding, _rounding(value.dtype))):
                 return what
         return "rows" if any(holds_rows(value, column) for column in self._columns) else None
 
     @cached_property
     def _statistics(self) -> list[tuple[str, Tensor, float]]:
-        """Each kind, its values, and how far they may be rounded."""
+        """Each kind, its telling values, and how far they may be rounded."""
         return [
-            (what, numbers.flatten().cpu(), _rounding(column.dtype))
+            (what, _telling(numbers.flatten().cpu()), _rounding(column.dtype))
             for column in self._columns
             for what, numbers in _statistics_of(column)
         ]
@@ -118,8 +118,12 @@ def holds_rows(value: Tensor, column: Column) -> bool:
 
 def _is_telling(values: Tensor) -> Tensor:
     """Whether a number is not round: 0, 1, 0.5 or 0.25 are nobody's."""
-    values = values.double()
-    return values.isfinite() & ((values * 1000 - (values * 1000).round()).abs() > 1e-3)
+    scaled = values.double() * 1000
+    return scaled.round().sub_(scaled).abs_() > 1e-3  # not if infinite
+
+
+def _telling(values: Tensor) -> Tensor:
+    return values[_is_telling(values)]
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -128,7 +132,6 @@ def _rounding(dtype: torch.dtype) -> float:
 
 def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
     """Whether each of the wanted numbers is among the values, and not by chance."""
-    wanted, values = wanted[_is_telling(wanted)], values[_is_telling(values)]
     by_chance = min(1.0, len(values) * 2 * rounding)  # for one of them
     if not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE:
         return False

@@ -48,9 +48,8 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
         a parameter starts at numbers of the data.
     """
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
-    size = _rows_for_all(model, guide, records)
+    size, first = _on_public_rows(model, guide, records)
     run = partial(_first_run, model, guide, records, size)
-    first = run(_public(records, size))
     other = on_varied(lambda integers: run(records.varied(size, seed=1, integers=integers)))
     if other is not None:
         _require_same(first, other, [f"{each._pyro_name}." for each in new])
@@ -69,29 +68,27 @@ def _public(records: Records, length: int) -> Arguments:
     return records.arguments(records.placeholder(), length=length)
 
 
-def _rows_for_all(model: Callable, guide: Callable, records: Records) -> int:
-    """How many public rows a first run needs: N, or fewer if then all starts at the same values.
+def _on_public_rows(model: Callable, guide: Callable, records: Records) -> tuple[int, "FirstRun"]:
+    """A first run, and how many rows it needs: N, or fewer if then all starts at the same values.
 
     They need to be N where something has a row per record, or starts at a function of their number.
     """
     size, shown = records.plate.size, records.shown
-    if shown == size or copied(model, guide) is None:
-        return size
-    try:
-        runs = [
-            _first_run(model, guide, records, length, _public(records, length)).values
-            for length in (shown, shown - 1)
-        ]
-    except ModelError:
-        return size
-    one, other = runs
-    alike = one.keys() == other.keys() and all(
-        value.shape == other[name].shape
-        and size not in value.shape
-        and (agree(value, other[name]) or not records.slice_data)
-        for name, value in one.items()
-    )
-    return shown if alike else size
+
+    def run(length: int) -> FirstRun:
+        return _first_run(model, guide, records, length, _public(records, length))
+
+    if shown < size and copied(model, guide) is not None:
+        with contextlib.suppress(ModelError):
+            first, other = run(shown), run(shown - 1).values
+            if first.values.keys() == other.keys() and all(
+                value.shape == other[name].shape
+                and size not in value.shape
+                and (agree(value, other[name]) or not records.slice_data)
+                for name, value in first.values.items()
+            ):
+                return shown, first
+    return size, run(size)
 
 
 def initialised(guide: Callable) -> bool:

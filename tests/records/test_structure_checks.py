@@ -387,6 +387,23 @@ def test_observations_outside_the_support():
         attempt(data=(x, 2 * y - 1))
 
 
+def test_a_support_that_the_record_sets():
+    """All records are looked at, also one beyond the examples, whose support its own row sets."""
+    x = torch.rand(500) + 1.0
+    y = x / 2
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("z", dist.Normal(w * x[idx], 1.0), obs=y[idx])
+            pyro.sample("y", dist.Uniform(torch.zeros(()), x[idx]), obs=y[idx])
+
+    attempt(model, data=(x, y))
+    y[333] = x[333] + 1e-3
+    with pytest.raises(ModelError, match="'y'.*outside the support"):
+        attempt(model, data=(x, y))
+
+
 def test_masked_observations_may_be_anything():
     def model(x, y, present):
         w = weights()
