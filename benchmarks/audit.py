@@ -208,7 +208,7 @@ class WhitenedRelease:
             noise=1.0,
         )
         prepared = sep._prepare((x, y), {})
-        known = replace(sep._approximation, frame=self.frame)
+        known = replace(sep._current.approximation, frame=self.frame)
         # Without the canary, its slot is empty.
         batch = torch.arange(len(x)) if x[0].any() else torch.arange(1, len(x))
         clipped = clipping.ClippedSum(known.blocks)

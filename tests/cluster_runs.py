@@ -593,7 +593,7 @@ def train(
     if mine and failure.how == "NaN":
         own[0][0] = torch.nan
     own_method = getattr(inference, "_inference", inference)
-    while not own_method._finished:
+    while not own_method._reservation.plan.finished:
         if mine and failure.how == "changed" and inference._steps == LATER:
             own = (own[0] + 1.0, own[1])
         elif mine and failure.how == "shorter" and inference._steps == LATER:
@@ -602,7 +602,7 @@ def train(
         if rank == 0 and inference._steps % 2 == 0:
             torch.save(inference.state_dict(), checkpoint.with_suffix(".new"))
             os.replace(checkpoint.with_suffix(".new"), checkpoint)
-    return own_method._finished
+    return own_method._reservation.plan.finished
 
 
 @dataclass

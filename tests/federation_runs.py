@@ -286,7 +286,7 @@ def dropouts() -> dict[str, Any]:
 
 def _lose_release(inference: VIPS | DPSEP) -> None:
     """As a step that fails between ledger and noise."""
-    reserved = inference._to_reserve(1.0)
+    reserved = inference._reservation.reserved(1.0)
     event = next(iter(reserved)) if isinstance(inference, DPSEP) else inference._releases.last
     with inference.accountant.next_position(inference._reservation.begin(), 1.0, reserved):
         inference.accountant.record(event)

@@ -100,7 +100,7 @@ class DPEM(IterativeMechanism):
         :raises ModelError: the data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
-        self._refuse_steps_beyond_calibration()
+        self._reservation.require_step()
         self._require_rows(x)
         sampler = RecordSampler(self.sampling.kind, len(x), self.sampling.rate or 1.0)
         clipped = self._releases.sum_type(self._blocks(), x.device)
@@ -115,18 +115,18 @@ class DPEM(IterativeMechanism):
     def state_dict(self) -> dict[str, Any]:
         """Estimate, step count and accountant: public or released; loads with weights only."""
         estimate = {name: getattr(self, name).clone() for name in _ESTIMATE}
-        return self._state() | estimate | {"radius": self.radius}
+        return self._reservation.state() | estimate | {"radius": self.radius}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as ``DPSVI.load_state_dict``, and raises the same."""
-        self._require_state(state, (*_ESTIMATE, "radius"))
+        self._reservation.require(state, self._name, (*_ESTIMATE, "radius"))
         if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
         estimate = {name: state[name] for name in _ESTIMATE}
         for name, value in require_tensors("load_state_dict: the estimate", estimate).items():
             if value.shape != getattr(self, name).shape:
                 raise ConfigurationError("start has another shape than in the saved run.")
-        self._load_state(state)
+        self._reservation.load(state)
         for name, value in estimate.items():
             setattr(self, name, value.clone())
 

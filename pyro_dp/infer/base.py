@@ -11,13 +11,11 @@ from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
 from pyro_dp.infer.preparation import P, Preparation
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.new_records import NewRecords
-from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
@@ -41,8 +39,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     """Base of the inferences from a Pyro model with a private plate.
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
-
-    :param clipped: the bit of each record, whether it was clipped, that joins the release.
     """
 
     _usual_jit = "trace"
@@ -51,8 +47,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self,
         model: Callable,
         guide: Callable,
-        *,
-        clipped: ClippedFractions | None = None,
         **settings: Any,
     ):
         for name, function in (("model", model), ("guide", guide)):
@@ -71,39 +65,15 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self.guide = guide
         jit = self.execution.jit
         self._kept = Preparation[P](self._usual_jit if jit == "auto" else jit)
-        self._fractions = clipped or ClippedFractions()
-
-    @property
-    def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of all N records whose part was clipped, with its standard error.
-
-        It is the mean over the last half of the steps so far (of n steps, the last n - n // 2). A
-        step sums its records' bits, +1/2 within the bound and -1/2 beyond it, with noise. The
-        sample rate and N divide the sum. A record whose part is NaN or infinite counts as half
-        clipped. The standard error is that of noise and sampling, which are public. None before the
-        first step, with ``Clip(report=False)``, and with an infinite bound.
-        """
-        return self._fractions.mean()
-
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {"clipped_fractions": self._fractions.state()}
-
-    def _require_state(self, state: Any, names: Sequence[str]) -> None:
-        super()._require_state(state, names)
-        require_fractions(state.get("clipped_fractions"))
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        super()._load_state(state)
-        self._fractions.load(state.get("clipped_fractions"))
 
     def _prepare(self, args: tuple, kwargs: dict) -> P:
-        self._refuse_steps_beyond_calibration()
+        self._reservation.require_step()
         return self._look_at(args, kwargs)
 
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""
         known = self._kept.current(args, kwargs)
-        known = known if known is not None and self._is_current(known) else None
+        known = known if known is not None and known.is_current() else None
         if self._looks_anew(known is None):
             try:
                 known = self._look_anew(args, kwargs)
@@ -131,16 +101,14 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         first = self._kept.first(self._steps)
         if first is not None:
             first.require_same_data(records)
-        rate = self._rate(records.plate)
-        sampler = RecordSampler(self.sampling.kind, records.plate.size, rate, records.count)
+        size, plan = records.plate.size, self._reservation.plan
+        rate = self.sampling.rate or plan.rate(records.plate.subsample_size, size)
+        sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
         return self._kept.keep(self._build(records, sampler), self._steps)
 
     def _new_records(self) -> NewRecords | None:
         first = self._kept.first(self._steps)
         return None if first is None else NewRecords(self.model, self.guide, first)
-
-    def _rate(self, plate: PrivatePlate) -> float:
-        return self.sampling.rate or plate.subsample_size / plate.size
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> P:
@@ -161,13 +129,10 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         numbers = [each for each in constants if isinstance(each, (int, float, str))]
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
-    def _is_current(self, prepared: P) -> bool:
-        return True
-
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
-        left = None if self.num_steps is None else self.num_steps - self._steps
-        indices = self._releases.sample(prepared.sampler, position, prepared.ahead, left)
+        own = prepared.sampler, position, prepared.ahead, self._reservation.plan.left
+        indices = self._releases.sample(*own)
         device = prepared.records.device
         # Their number decides shapes, which the host must know: it draws them.
         return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)

@@ -86,9 +86,10 @@ class Looks(DPSEP):
 
         :returns: nan.
         """
-        if self._loaded is not None:
+        if self._current.loaded is not None:
             self._look_at(args, kwargs)  # takes up the state
-        if self._steps and self._finished:
+        plan = self._reservation.plan
+        if self._steps and plan.finished:
             self._look_at(args, kwargs)  # other data are refused
             return math.nan
         self._prepare(args, kwargs)
@@ -96,7 +97,7 @@ class Looks(DPSEP):
         if loops and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
         super().step(*args, **kwargs)
-        if loops and self._finished:
+        if loops and plan.finished:
             self.finish()
         return math.nan
 
@@ -111,12 +112,13 @@ class Looks(DPSEP):
 
     def _conclude(self, status: str | None = None) -> None:
         super()._conclude(status)
-        guide = self._known.problem.guide if self._known else None
+        known = self._current.known
+        guide = known.problem.guide if known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-        if self._known:
-            self._known.problem.rows.fit()
+        if known:
+            known.problem.rows.fit()
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""

@@ -4,7 +4,6 @@ import abc
 import functools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
@@ -13,13 +12,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import Event
-from pyro_dp.accounting.origins import PLANNED, Origin
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.peers import Alone, Stopped
-from pyro_dp.mechanism.releases import Releases, gaussian
+from pyro_dp.mechanism.plan import Steps
+from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.reservation import Reservation
 from pyro_dp.mechanism.run_result import (
     BY_CALLBACK,
@@ -35,11 +34,9 @@ from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import (
     ConfigurationError,
-    PrivacyBudgetExceeded,
     PrivacyError,
     warn_user,
 )
-from pyro_dp.utils.validation import require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
@@ -76,7 +73,7 @@ class IterativeMechanism(abc.ABC):
     Subclasses implement ``step``. The arguments are those of :class:`DPSVI`.
 
     :param bound: the largest norm of one record's part of the first release.
-    :param plans: whether the first step chooses ``num_steps``, where it is None.
+    :param plan: makes that of the steps, from ``num_steps`` and the kind of sampling.
     """
 
     def __init__(
@@ -88,14 +85,14 @@ class IterativeMechanism(abc.ABC):
         noise: Noise | float | None = None,
         sampling: Sampling | float | None = None,
         execution: Execution | None = None,
-        plans: bool = False,
+        plan: Callable[[int | None, str], Steps] = Steps,
     ):
         self._name = self._known_as or type(self).__name__  # to users
-        self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
         self.noise, self.sampling = Noise.read(noise), Sampling.read(sampling)
         self.execution = Execution.read(execution)
-        own = (accountant, self.num_steps, self.noise, self.sampling, self.execution)
-        require_fit(*own, bound=bound, plans=plans)
+        steps = plan(num_steps, self.sampling.kind)
+        own = (accountant, steps.num_steps, self.noise, self.sampling, self.execution)
+        require_fit(*own, bound=bound, plans=steps.chooses)
         self._bound = bound
         peers = _peers(self.execution.peers, accountant)
         self._releases = Releases(accountant, peers, self.noise)
@@ -105,12 +102,10 @@ class IterativeMechanism(abc.ABC):
         self._reservation = Reservation(
             accountant,
             peers,
+            steps,
             self.noise.multiplier,
-            self._to_release,
-            self._plan_kind,
             functools.partial(Origin.now, self._method or self._name, seeded=seeded, secure=secure),
         )
-        self._steps = 0
 
     last_run: RunResult | None = None
     """The result of the last :meth:`run`, even if it was interrupted; None before the first.
@@ -118,7 +113,6 @@ class IterativeMechanism(abc.ABC):
     A state does not hold it.
     """
     _measure = "change"  # the name of a step's result
-    _plan_kind = PLANNED  # the plan of a run that reserves its releases
     _method = ""  # in reports, if that is not the name
     _known_as = ""  # to users, if that is not the name of the class
     # Functions for nonprivate(), by the names of its methods. The ledger notes a call first. The
@@ -129,6 +123,20 @@ class IterativeMechanism(abc.ABC):
     def accountant(self) -> PrivacyAccountant:
         """It pays for all releases."""
         return self._reservation.accountant
+
+    @property
+    def num_steps(self) -> int | None:
+        """Number of planned steps; None: there is no plan, or not yet."""
+        return self._reservation.plan.num_steps
+
+    @num_steps.setter
+    def num_steps(self, num_steps: int | None) -> None:
+        self._reservation.plan.num_steps = num_steps
+
+    @property
+    def _steps(self) -> int:
+        """Number of steps done."""
+        return self._reservation.plan.done
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -168,9 +176,10 @@ class IterativeMechanism(abc.ABC):
         """
         require_callbacks(callbacks)
         peers, interrupts = self._releases.peers, self._releases.interrupts
+        plan = self._reservation.plan
         with peers.together():
             num_steps = peers.step(functools.partial(self._planned, args, kwargs))
-            self._reservation.plan()
+            self._reservation.begin_run()
             result = RunResult(self._name, self._measure, self._steps, num_steps)
             self.last_run = result
             bar = tqdm(
@@ -181,7 +190,7 @@ class IterativeMechanism(abc.ABC):
                 disable=not progress or self.accountant.silent or not peers.counts,
             )
             with interrupts.installed(), result.timed(), bar:
-                while not self._finished:
+                while not plan.finished:
                     try:
                         with interrupts.within():
                             start = time.perf_counter()
@@ -196,7 +205,7 @@ class IterativeMechanism(abc.ABC):
                         bar.set_postfix_str(f"{self._measure} {step.value:.4g}", refresh=False)
                     bar.update()
                     stops = [wants_to_stop(callback, step) for callback in callbacks]
-                    if any(stops) and not self._finished:
+                    if any(stops) and not plan.finished:
                         peers.stop()
                         result.stopped = BY_CALLBACK
                         result.read_clipped(step)
@@ -221,14 +230,10 @@ class IterativeMechanism(abc.ABC):
         """``num_steps`` of a run that can begin, or go on."""
         if self.num_steps is None:
             raise ConfigurationError("run() needs num_steps: pass it, or call step() yourself.")
-        self._refuse_steps_beyond_calibration()
-        if self._finished:
+        self._reservation.require_step()
+        if self._reservation.plan.finished:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
         return self.num_steps
-
-    @property
-    def _finished(self) -> bool:
-        return self.num_steps is not None and self._steps >= self.num_steps
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(f"A {self._name} holds the data: save its state_dict() instead.")
@@ -278,45 +283,6 @@ class IterativeMechanism(abc.ABC):
         """About a finished run, from released numbers."""
         return []
 
-    def _state(self) -> dict[str, Any]:
-        return {"version": 1, "steps": self._steps} | self._reservation.state()
-
-    def _require_state(self, state: Any, names: Sequence[str]) -> None:
-        """
-        :param names: names in a state beside those of :meth:`_state`.
-        :raises ConfigurationError: it is not a state of this inference.
-        """
-        known = {"steps", "noise_multiplier", "accountant", *names}
-        if not (
-            isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
-        ):
-            raise ConfigurationError(f"load_state_dict: this is no state_dict() of {self._name}.")
-        self._reservation.require(state)
-        require_count("steps", state["steps"], least=0)
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        self._reservation.load(state)
-        self._steps = state["steps"]
-
-    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
-        assert self.num_steps is not None  # calibration and runs have a number
-        return Counter({gaussian(sigma, rate, self.sampling.kind): self.num_steps - self._steps})
-
-    def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        """The run's reservation with its next release; None: it does not change."""
-        ours = self._reservation
-        return self._to_release(rate, ours.calibrate(rate)) if ours.whole else None
-
-    def _lose_release(self) -> None:
-        self._reservation.lose()
-
-    def _refuse_steps_beyond_calibration(self) -> None:
-        if self._reservation.calibrates and self._finished:
-            raise PrivacyBudgetExceeded(
-                f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
-                "anew with the remaining budget."
-            )
-
     def _looks_anew(self, needed: bool) -> bool:
         """Whether the data are looked at now, as they are new here, or on another rank.
 
@@ -337,6 +303,7 @@ class IterativeMechanism(abc.ABC):
                 "The number of steps taken": self._steps,
             }
         )
+        ours.plan.agree(peers)
         return True
 
     def _public(self) -> Sequence[Tensor]:
@@ -350,19 +317,19 @@ class IterativeMechanism(abc.ABC):
 
         :param noise_multiplier: None: that of the steps, and the release counts as one.
         """
-        rate, sigma = sampler.sample_rate, noise_multiplier
+        ours, rate, sigma = self._reservation, sampler.sample_rate, noise_multiplier
         if sigma is None:
-            sigma = self._reservation.calibrate(rate)
+            sigma = ours.plan.noise(ours.calibrate(rate))
         event = self._releases.begin(clipped, sigma, sampler)
         # Two threads with equal seeds must not find the same position, and draw the same noise.
-        ours = self._reservation.begin(), self._next_bound(), self._to_reserve(rate)
-        with self.accountant.next_position(*ours) as position:
+        entry = ours.begin(), self._next_bound(), ours.reserved(rate)
+        with self.accountant.next_position(*entry) as position:
             public = self._public()
             try:
                 released = self._releases.make(clipped, event, position, self._steps, public)
             except BaseException:
                 if self.accountant.position != position:
-                    self._lose_release()
+                    ours.lose()
                 raise
-        self._steps += noise_multiplier is None
+        ours.plan.done += noise_multiplier is None
         return [block.div_(rate) for block in released]  # which have memory of their own

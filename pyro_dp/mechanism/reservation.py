@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,14 @@ from pyro_dp.accounting.origins import OPEN, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
 from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.plan import Steps
 from pyro_dp.utils.errors import (
     ClusterError,
     ConfigurationError,
     PrivacyBudgetExceeded,
     PrivacyError,
 )
-from pyro_dp.utils.validation import same
+from pyro_dp.utils.validation import require_count, same
 
 _RESULTS_LOST = (
     " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
@@ -29,9 +30,8 @@ _RESULTS_LOST = (
 class Reservation:
     """A run's part of the budget.
 
+    :param plan: its steps.
     :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
-    :param left: the releases that are left, from the sample rate and sigma.
-    :param plan: the kind of plan, for the ledger, if releases are reserved.
     :param now: makes the run's origin, from its reservation and plan.
     :ivar whole: the next release reserves all that are left.
     :ivar lost: number of releases that the ledger counts, but without a result.
@@ -41,19 +41,21 @@ class Reservation:
         self,
         accountant: PrivacyAccountant,
         peers: Alone,
+        plan: Steps,
         noise_multiplier: float | None,
-        left: Callable[[float, float], Counter[Event]],
-        plan: str,
         now: Callable[..., Origin],
     ):
-        self.accountant, self._peers = accountant, peers
+        self.accountant, self._peers, self.plan = accountant, peers, plan
         self.noise_multiplier = noise_multiplier
         self.calibrates = noise_multiplier is None
-        self.whole = self.calibrates
-        self._left, self._plan, self._now = left, plan, now
+        self.whole = self.calibrates or plan.whole
+        self._now = now
         self.name = new_name()
         self.origin: Origin | None = None  # from the first release on
         self.lost = 0
+
+    def require_step(self) -> None:
+        self.plan.require_step(self.noise_multiplier, self.calibrates)
 
     def calibrate(self, rate: float) -> float:
         """sigma. If needed, it is calibrated once, to the rest of the budget."""
@@ -69,13 +71,17 @@ class Reservation:
     def least(self, rate: float) -> float:
         """The smallest noise with which the releases that are left fit the rest of the budget."""
         try:
-            return self.accountant.least_noise(partial(self._left, rate), self.name)
+            return self.accountant.least_noise(partial(self.plan.releases, rate), self.name)
         except PrivacyBudgetExceeded as error:
             text = _RESULTS_LOST.format(lost=self.lost) if self.lost else ""
             raise PrivacyBudgetExceeded(f"{error}{text}") from None
 
-    def held(self, noise_multiplier: float) -> float:
-        """The part that the ledger holds for this run, of one such release on all records."""
+    def catch_up(self) -> None:
+        self.plan.catch_up(self.lost, self._held, self._peers)
+
+    def _held(self) -> float:
+        """The part that the ledger holds for this run, of one release on all records."""
+        noise_multiplier = self.calibrate(1.0)
         return math.fsum(
             count * (noise_multiplier / event.noise_multiplier) ** 2
             for origin, events in self.accountant.reserved
@@ -84,12 +90,16 @@ class Reservation:
             if isinstance(event, SubsampledGaussian)
         )
 
-    def plan(self) -> None:
+    def reserved(self, rate: float) -> Counter[Event] | None:
+        """With the next release; None: it does not change."""
+        return self.plan.reserved(rate, self.calibrate(rate), self.whole)
+
+    def begin_run(self) -> None:
         self.whole = self.whole or not self.calibrates
 
     def begin(self) -> Origin:
         if self.origin is None:
-            plan = self._plan if self.whole else OPEN
+            plan = self.plan.kind if self.whole else OPEN
             self.origin = self._now(reservation=self.name, plan=plan)
         return self.origin
 
@@ -103,7 +113,9 @@ class Reservation:
         Owners do not calibrate again: another one may not have paid, and noise must be equal.
         """
         self.lost += 1
-        if self.calibrates and not self._peers.own_ledgers:
+        if self.plan.whole:
+            self.plan.lose()
+        elif self.calibrates and not self._peers.own_ledgers:
             self.noise_multiplier = None
         else:
             self.whole = False  # one step more would not fit the budget: the last is refused
@@ -118,16 +130,28 @@ class Reservation:
                 "`if cluster.rank == 0: torch.save(...)`, and load it on all."
             )
         return {
+            "version": 1,
+            "steps": self.plan.done,
             "noise_multiplier": self.noise_multiplier,
             "reservation": self.name,
             "accountant": self.accountant.state_dict(),
         }
 
-    def require(self, state: dict[str, Any]) -> None:
-        """:raises ConfigurationError: it is the state of another run."""
+    def require(self, state: Any, inference: str, names: Sequence[str]) -> None:
+        """
+        :param inference: its name, to users.
+        :param names: those of the state's parts, beside those of :meth:`state`.
+        :raises ConfigurationError: it is no state, or that of another run.
+        """
+        known = {"steps", "noise_multiplier", "accountant", *names}
+        if not (
+            isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
+        ):
+            raise ConfigurationError(f"load_state_dict: this is no state_dict() of {inference}.")
         if not self.calibrates and not same(state["noise_multiplier"], self.noise_multiplier):
             raise ConfigurationError("noise_multiplier differs from that of the saved run.")
         require_short_text("reservation", state.get("reservation", self.name))
+        require_count("steps", state["steps"], least=0)
 
     def load(self, state: dict[str, Any]) -> None:
         """Load the ledger first: it refuses a state that would lower it.
@@ -140,9 +164,10 @@ class Reservation:
         self.lost = self.accountant.num_releases - counted
         self._peers.due = True
         self._take_over(state.get("reservation", self.name))
-        self.whole = self.calibrates
-        again = self.calibrates and self.lost
+        self.whole = self.calibrates or self.plan.whole
+        again = self.calibrates and self.lost and not self.plan.whole
         self.noise_multiplier = None if again else state["noise_multiplier"]
+        self.plan.load(state["steps"], self.lost)
 
     def _take_over(self, name: str) -> None:
         if name != self.name:

@@ -295,6 +295,10 @@ class Prepared:
     records: Records
     sampler: RecordSampler
 
+    def is_current(self) -> bool:
+        """Whether the parameters are still those that this was built for."""
+        return True
+
     @cached_property
     def ahead(self) -> DrawnAhead:
         """Samples of several steps at once, where that spares passes over the data."""

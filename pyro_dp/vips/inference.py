@@ -9,7 +9,6 @@ the mixture of the statistics, and the posterior is a function of it.
 """
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from pyro_dp.infer.preparation import Preparation
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
+from pyro_dp.mechanism.plan import Steps
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
@@ -49,6 +49,31 @@ from pyro_dp.vips.site_posterior import SitePosterior
 from pyro_dp.vips.statistics_sum import MixedStatistics, Progress, StatisticsSum, require_step_size
 
 _STATE = ("size", "statistics", "static")
+
+
+class _Plan(Steps):
+    """Steps, and before them the release of static statistics.
+
+    :param moves: whether the steps have releases.
+    :param opens: whether the other release is still to come.
+    """
+
+    def __init__(self, moves: bool, opens: Callable[[], bool], num_steps: int, sampling: str):
+        super().__init__(num_steps, sampling)
+        self._moves, self._opens = moves, opens
+
+    def releases(self, rate: float, sigma: float) -> Counter[Event]:
+        events = super().releases(rate, sigma) if self._moves else Counter[Event]()
+        if self._opens():
+            events[SubsampledGaussian(self.in_one(sigma), rate, self.sampling)] += 1
+        return events
+
+    def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event] | None:
+        if whole or not (self._moves and self._opens()):
+            return super().reserved(rate, sigma, whole)
+        # The first step has two releases: refuse both where only one of them fits the budget.
+        both = (self.in_one(sigma), sigma)
+        return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)
 
 
 class VIPS(IterativeMechanism, Explained, Predicted):
@@ -109,8 +134,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     0.5
     """
 
-    num_steps: int
-
     @old_names_explained()
     def __init__(
         self,
@@ -135,6 +158,13 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         self._declared = dict(model.statistics)
+        full = sampled.rate == 1.0
+        once = {name: each for name, each in self._declared.items() if full and each.static}
+        each = {n: x for n, x in self._declared.items() if n not in once}
+
+        def opens() -> bool:
+            return bool(once) and not (self._found and self._found.static)
+
         super().__init__(
             accountant=accountant,
             num_steps=num_steps,
@@ -142,10 +172,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise=noise,
             sampling=sampled,
             execution=Execution.read(execution).only("VIPS", "microbatch_size", "peers"),
+            plan=partial(_Plan, bool(each), opens),
         )
-        full = sampled.rate == 1.0
-        once = {name: each for name, each in self._declared.items() if full and each.static}
-        each = {n: x for n, x in self._declared.items() if n not in once}
         # Models of users run behind a wall; those of this package are written for one.
         self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
@@ -181,7 +209,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
-        self._refuse_steps_beyond_calibration()
+        self._reservation.require_step()
         if not self._each and self._steps:
             raise ConfigurationError(
                 f"All statistics of {type(self.model).__name__} are static: there is no second "
@@ -191,7 +219,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         assert self._found is not None  # from the first look on
         if self._once and not self._found.static:
             sigma = self._reservation.calibrate(prepared.sampler.sample_rate)
-            sigma = _of_static(sigma, self.num_steps)
+            sigma = self._reservation.plan.in_one(sigma)
             static = self._released(self._once, self._once.static_sum, prepared, sigma)
             self._found = replace(self._found, static=static)
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
@@ -200,7 +228,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             total = partial(self._each.expected_sum, self._posterior, local)
             estimates = estimates.joined(self._released(self._each, total, prepared))
         else:
-            self._steps += 1
+            self._reservation.plan.done += 1
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
         after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
@@ -254,11 +282,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
         found = dict.fromkeys((*_STATE, "start")) if self._found is None else self._found.state()
-        return self._state() | found
+        return self._reservation.state() | found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
-        self._require_state(state, _STATE)
+        self._reservation.require(state, self._name, _STATE)
         found = static = start = posterior = None
         if state["static"] is not None:
             once = self._once.statistics if self._once else {}
@@ -270,25 +298,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             mixed = MixedStatistics.from_state(state["statistics"], self._declared)
             found = Progress(size, mixed, static, start)
             posterior = _m_step(self.model, mixed, size)
-        self._load_state(state)
+        self._reservation.load(state)
         self._kept = Preparation("none")  # to look at the data anew
         self._found, self._posterior, self._aware = found, posterior, None
-
-    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
-        events = super()._to_release(rate, sigma) if self._each else Counter[Event]()
-        if self._once and not (self._found and self._found.static):
-            of_static = _of_static(sigma, self.num_steps)
-            events[SubsampledGaussian(of_static, rate, self.sampling.kind)] += 1
-        return events
-
-    def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        static = self._found and self._found.static
-        if self._reservation.whole or not (self._once and self._each) or static:
-            return super()._to_reserve(rate)
-        # The first step has two releases: refuse both where only one of them fits the budget.
-        sigma = self._reservation.calibrate(rate)
-        both = (_of_static(sigma, self.num_steps), sigma)
-        return Counter(SubsampledGaussian(each, rate, self.sampling.kind) for each in both)
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
@@ -356,7 +368,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :param sigma: its noise multiplier; None: that of a step.
         """
         sampler, position = prepared.sampler, self.accountant.position
-        left = self.num_steps - self._steps
+        left = self._reservation.plan.left
         indices = self._releases.sample(sampler, position, prepared.ahead, left)
         released = self._release(total(prepared.records, indices), sampler, sigma)
         sigma = self.noise_multiplier if sigma is None else sigma
@@ -404,11 +416,6 @@ def _exact_norms(
 def _m_step(model: ConjugateModel, mixed: MixedStatistics, size: int) -> Any:
     with _finite():
         return model.posterior(mixed.values, mixed.noise, size)
-
-
-def _of_static(sigma: float, num_steps: int) -> float:
-    """Noise multiplier of the release of static statistics, from that of a step."""
-    return sigma / math.sqrt(num_steps)
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:

@@ -258,7 +258,7 @@ def test_a_likelihood_that_is_not_concave():
     found, truth = sep.posterior(), torch.tensor([1.0, -2.0, math.log(0.5), math.log(4.0)])
     assert found.status.is_ok and (found.stddev < 0.2).all()
     assert ((found.mean - truth).abs() < 4 * found.stddev).all()
-    known = sep._approximation
+    known = sep._current.approximation
     last = replace(known.looks[-1], curvature=-known.looks[-1].curvature)
     judged = status(replace(known, looks=(*known.looks[:-1], last)))
     assert judged.level == "check" and "is not concave in 4 of 4 directions" in judged.reason
@@ -410,7 +410,7 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
         sampling=FullBatch(plate=plate),
     )
     prepared = sep._prepare((x, y), {})
-    known = sep._approximation
+    known = sep._current.approximation
     frame = Frame(torch.eye(3) if root is None else root, 0.7, bound, 0.1 * min(bound, 1.0))
     blocks = replace(known, frame=frame).blocks
     found = []
@@ -436,7 +436,7 @@ def test_the_opening_counts_each_record_once():
     x, y = regression_data(size=8)
     guide = AutoMultivariateNormal(logistic)
     sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=5.0)
-    prepared, known = sep._prepare((x, y), {}), sep._approximation
+    prepared, known = sep._prepare((x, y), {}), sep._current.approximation
     clipped = sep._clipped_sum(prepared, known.at(8), torch.arange(8), 0)
     assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
 
@@ -504,7 +504,7 @@ def test_what_was_clipped_is_known_without_a_bit():
     x, y = gaussian_data()
     sep = fitted(linear, (x, y), epsilon=3.0)
     assert sep._fractions.blocks == []
-    clipped, bound = sep.clipped_fraction, sep._known.frame.bound
+    clipped, bound = sep.clipped_fraction, sep._current.known.frame.bound
     assert "clipped" in repr(sep)
     with pytest.warns(NotPrivateWarning):
         norms = nonprivate(sep).gradient_norms(x, y)

@@ -111,7 +111,7 @@ def test_norms_of_sites():
         norms = nonprivate(inference).gradient_norms(x, y)
     assert norms.shape == (60,)
     # Without noise and clipping a step releases the sum of the sites: check one record's alone.
-    cavity = inference._approximation.at(60)
+    cavity = inference._current.approximation.at(60)
     clipped = inference._clipped_sum(inference._kept.prepared, cavity, torch.tensor([5]), 0)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())
     again = sep(kind=PaperDPSEP, clip=1e-3, execution=Execution(7))

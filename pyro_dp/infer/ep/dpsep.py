@@ -5,46 +5,36 @@ Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infe
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import Event, SubsampledGaussian
-from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
+from pyro_dp.infer.ep.look_shares import LEAST_SHARE, LookShares
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_sum import WhitenedSum
-from pyro_dp.infer.ep.stochastic_ep import PreparedSites, StochasticEP
+from pyro_dp.infer.ep.stochastic_ep import Current, PreparedSites, StochasticEP
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
-from pyro_dp.mechanism.messages import Flag, Share
-from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
+from pyro_dp.utils.errors import ConfigurationError
 
-_LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 _ALL_RECORDS = (
     "DPSEP looks at all records: leave sampling out, or name the plate by FullBatch(plate=...). "
     "PaperDPSEP samples."
-)
-_DONE = "The run is finished: read posterior(). A new run needs new budget."
-_ALL_LOST = (
-    "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
-    "state, or failed. They are paid for, and their results are lost. The present result can be "
-    "used as it is."
 )
 
 
@@ -122,7 +112,6 @@ class DPSEP(StochasticEP[EPState]):
     1.70, ok
     """
 
-    _plan_kind = ADAPTIVE
     _remedy = "Use other units, or DPSVI."
     _differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
     _state_names = (
@@ -151,26 +140,27 @@ class DPSEP(StochasticEP[EPState]):
         sampling = FullBatch() if sampling is None else sampling
         if not isinstance(sampling, FullBatch):
             raise ConfigurationError(_ALL_RECORDS)
+        noise, current = Noise.read(noise), Current[EPState]()
         super().__init__(
             model,
             guide,
+            current=current,
+            clipped=ClippedFractions(),
+            plan=partial(LookShares, current),
             moments=moments,
             accountant=accountant,
+            num_steps=1 + MOST_LOOKS if noise.multiplier != 0 else MOST_WITHOUT_NOISE,
             bound=1.0,
             noise=noise,
             sampling=sampling,
             execution=execution,
-            plans=True,
         )
-        self.num_steps = 1 + MOST_LOOKS if self.noise.multiplier != 0 else MOST_WITHOUT_NOISE
-        self._reservation.whole = True  # also in a loop: Theorem 1 needs mu beforehand
-        self._behind = False  # its state is older than the ledger
 
     @whole_step
     def step(self, *args: Any, **kwargs: Any) -> float:
         """As :meth:`StochasticEP.step`: one look, or the opening."""
         change = super().step(*args, **kwargs)
-        if self._finished:
+        if self._reservation.plan.finished:
             self._fit()
         return change
 
@@ -183,7 +173,7 @@ class DPSEP(StochasticEP[EPState]):
             the prior's covariance.
         :raises ConfigurationError: no step was taken yet.
         """
-        sites = self._approximation.problem.guide
+        sites = self._current.approximation.problem.guide
         if not isinstance(sites, DeterministicSites):
             return super().posterior(noise_aware)
         found = sites.posterior(self.evidence)
@@ -191,19 +181,15 @@ class DPSEP(StochasticEP[EPState]):
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
         parts = super()._noise_parts()
-        if isinstance(self._approximation.problem.guide, DeterministicSites):
+        if isinstance(self._current.approximation.problem.guide, DeterministicSites):
             return {name: part.mean() for name, part in parts.items()}  # over the sites
         return parts
 
-    def _fit(self) -> float:
-        """Bring the guide to the posterior, if looks were made at deterministic sites.
-
-        :returns: distance of their means, in standard deviations.
-        """
-        sites = self._approximation.problem.guide if self._known and self._known.looks else None
-        if isinstance(sites, DeterministicSites):
-            return sites.fit(self.evidence)
-        return 0.0
+    def _fit(self) -> None:
+        """Bring the guide to the posterior, if looks were made at deterministic sites."""
+        known = self._current.known
+        if known and known.looks and isinstance(known.problem.guide, DeterministicSites):
+            known.problem.guide.fit(self.evidence)
 
     def _conclude(self, status: str | None = None) -> None:
         super()._conclude(status)
@@ -215,7 +201,7 @@ class DPSEP(StochasticEP[EPState]):
 
         :raises ConfigurationError: there was no look yet.
         """
-        known = self._approximation
+        known = self._current.approximation
         if not known.looks:
             raise ConfigurationError("There is no evidence before the first look.")
         sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
@@ -235,31 +221,29 @@ class DPSEP(StochasticEP[EPState]):
 
         It comes from the histograms of norms. The standard error is that of their noise.
         """
-        return None if self._known is None else self._known.clipped
+        known = self._current.known
+        return None if known is None else known.clipped
 
     def _status(self) -> Status:
-        return status(self._approximation)
-
-    @property
-    def _finished(self) -> bool:
-        return self._known is not None and self._known.finished
+        return status(self._current.approximation)
 
     def _next_bound(self) -> float:
-        if self._known is None:  # a rank of a cluster that has looked compares its own
-            saved = (self._loaded or {}).get("frame")
+        known = self._current.known
+        if known is None:  # a rank of a cluster that has looked compares its own
+            saved = (self._current.loaded or {}).get("frame")
             return saved["bound"] if isinstance(saved, Mapping) else math.inf
-        frame = self._known.frame
+        frame = known.frame
         return math.inf if frame is None else frame.bound
 
     def _prepare(self, args: tuple, kwargs: dict) -> PreparedSites:
         prepared = super()._prepare(args, kwargs)
-        self._refuse_steps_beyond_calibration()  # a state taken up here may have no look left
+        self._reservation.require_step()  # a state taken up here may have no look left
         return prepared
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
-        loaded = self._loaded is not None
+        loaded = self._current.loaded is not None
         (self._look_at if loaded else self._prepare)(args, kwargs)
-        if loaded and self._finished:  # the state is taken up, and nothing is left to release
+        if loaded and self._reservation.plan.finished:  # taken up, and nothing is left to release
             return self._steps
         return super()._planned(args, kwargs)
 
@@ -276,15 +260,14 @@ class DPSEP(StochasticEP[EPState]):
         )
 
     def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:
-        if self._approximation.frame is None:
+        if self._current.approximation.frame is None:
             prepared = replace(prepared, sites=prepared.sites.opening())
         return super()._clipped_sum(prepared, at, indices, position)
 
     def _updated(self) -> Callable[..., tuple[float, EPState]]:
-        if self._behind:
-            self._catch_up()
-        known = self._approximation
-        share = max(known.share, _LEAST_SHARE)
+        self._reservation.catch_up()
+        known = self._current.approximation
+        share = max(known.share, LEAST_SHARE)
 
         def updated(
             released: Sequence[Tensor], at: Any, *, multiplier: float, sample_rate: float
@@ -293,65 +276,6 @@ class DPSEP(StochasticEP[EPState]):
 
         return updated
 
-    def _release(
-        self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None
-    ) -> list[Tensor]:
-        """A look, which takes its share of the budget."""
-        sigma = _noise(self._reservation.calibrate(1.0), self._approximation.share)
-        released = super()._release(clipped, sampler, sigma)
-        self._steps += 1
-        return released
-
-    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
-        left = 1.0 if self._known is None else 1.0 - self._known.spent
-        return Counter({_sum_of_all(sigma, left): 1})
-
-    def _to_reserve(self, rate: float) -> Counter[Event]:
-        """The next look, and all later ones as one release."""
-        sigma, known = self._reservation.calibrate(rate), self._approximation
-        shares = known.share, 1.0 - known.spent - known.share
-        return Counter(_sum_of_all(sigma, share) for share in shares if share > _LEAST_SHARE)
-
-    def _lose_release(self) -> None:
-        """Count the lost look as spent. The looks to come share the rest."""
-        self._reservation.lost += 1
-        known = self._approximation
-        spent = min(known.spent + known.share, 1.0)
-        self._known = replace(known, spent=spent, share=min(known.share, 1.0 - spent))
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        """mu is that of the whole run. Releases in the ledger beyond the state are spent."""
-        super()._load_state(state)
-        ours = self._reservation
-        ours.noise_multiplier, ours.whole = state["noise_multiplier"], True
-        self._behind = ours.lost > 0
-
-    def _looks_anew(self, needed: bool) -> bool:
-        anew = super()._looks_anew(needed)
-        if anew:
-            flags = self._releases.peers.exchange(Flag(self._behind))
-            self._behind = any(each.value for each in flags)
-        return anew
-
-    def _catch_up(self) -> None:
-        """Catch up with the ledger, which has releases after the loaded state.
-
-        Ranks go on with the largest share that one of them has spent.
-        """
-        known, ours, spent = self._approximation, self._reservation, self._approximation.spent
-        if ours.lost:
-            left = ours.held(ours.calibrate(1.0))
-            if left <= _LEAST_SHARE:
-                raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=ours.lost))
-            spent = max(spent, 1.0 - left)
-        spent = max(each.value for each in self._releases.peers.exchange(Share(spent)))
-        share = min(known.share, 1.0 - spent)
-        self._known, self._behind = replace(known, spent=spent, share=share), False
-
-    def _refuse_steps_beyond_calibration(self) -> None:
-        if self._finished and self._reservation.noise_multiplier != 0:
-            raise PrivacyBudgetExceeded(_DONE)
-
     def _shown(self) -> dict[str, Any]:
         shown = super()._shown()
         del shown["num_steps"]  # the most there may be
@@ -359,15 +283,6 @@ class DPSEP(StochasticEP[EPState]):
 
     def _shaping_settings(self) -> dict[str, Any]:
         return {"max_factor_norm": None}  # states of PaperDPSEP have a number
-
-
-def _noise(sigma: float, share: float) -> float:
-    """Noise multiplier of a release that takes this share of the budget."""
-    return sigma / math.sqrt(max(share, _LEAST_SHARE))
-
-
-def _sum_of_all(sigma: float, share: float) -> SubsampledGaussian:
-    return SubsampledGaussian(_noise(sigma, share), 1.0, "full")
 
 
 def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:

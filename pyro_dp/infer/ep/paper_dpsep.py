@@ -15,7 +15,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.ep.stochastic_ep import StochasticEP
+from pyro_dp.infer.ep.stochastic_ep import Current, StochasticEP
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
 from pyro_dp.mechanism.settings import (
@@ -126,6 +126,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
             model,
             guide,
             moments=self.factors.moments,
+            current=Current(),
             clipped=ClippedFractions(*[SHARE] * (self.clip.report and bound < math.inf)),
             accountant=accountant,
             num_steps=num_steps,
@@ -138,7 +139,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
         self._weight = self.factors.weight or (1.0 if bound == math.inf else 2.0 / bound)
 
     def _status(self) -> Status:
-        return self._approximation.status(self.clipped_fraction)
+        return self._current.approximation.status(self.clipped_fraction)
 
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> Approximation:
         assert self.num_steps is not None
@@ -168,7 +169,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
         if callable(damping):
             damping = value_at("damping", damping, self._steps)
             require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
-        return partial(self._approximation.updated, damping=damping)
+        return partial(self._current.approximation.updated, damping=damping)
 
     @property
     def _others(self) -> tuple[Any, ...]:
@@ -183,6 +184,6 @@ class PaperDPSEP(StochasticEP[Approximation]):
         }
 
     def _shown(self) -> dict[str, Any]:
-        known = self._known
+        known = self._current.known
         precision = self.factors.precision if known is None else known.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

@@ -25,6 +25,7 @@ from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
 from pyro_dp.infer.preparation import note_earlier_values
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
@@ -60,6 +61,27 @@ class PreparedSites(Prepared):
     problem: EPProblem
     sites: SiteSum
 
+    def is_current(self) -> bool:
+        return self.problem.guide.is_current()
+
+
+class Current(Generic[A]):
+    """The approximation of a run, or a saved state of it.
+
+    :ivar known: the approximation, from the first look on.
+    :ivar loaded: a saved state, until the first step takes it up.
+    """
+
+    known: A | None = None
+    loaded: dict[str, Any] | None = None
+
+    @property
+    def approximation(self) -> A:
+        """:raises ConfigurationError: there is none yet."""
+        if self.known is None:
+            raise ConfigurationError(_NOT_STARTED if self.loaded is None else _NOT_TAKEN_UP)
+        return self.known
+
 
 class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     """Each step releases one sum of sites, which moves the posterior and the guide.
@@ -83,13 +105,15 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         guide: Callable,
         *,
         moments: str,
+        current: Current[A],
+        clipped: ClippedFractions,
         **settings: Any,
     ):
         require_choice("moments", moments, MOMENTS)
         super().__init__(model, guide, **settings)
         self.moments = moments
-        self._known: A | None = None  # from the first look on
-        self._loaded: dict[str, Any] | None = None  # until the first step
+        self._current: Current[A] = current
+        self._fractions = clipped
 
     @abc.abstractmethod
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> A:
@@ -131,7 +155,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         """
         prepared = self._prepare(args, kwargs)
         updated = self._updated()
-        position, known = self.accountant.position, self._approximation
+        position, known = self.accountant.position, self._current.approximation
         at = known.at(prepared.records.plate.size)
         batch = self._draw_records(prepared, position)
         clipped = self._clipped_sum(prepared, at, batch, position)
@@ -156,14 +180,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
                 "The posterior left the finite numbers, and stays where it was. The release was "
                 f"spent. {self._remedy}"
             ) from None
-        self._known = approximation
+        self._current.known = approximation
         return change
-
-    @property
-    def _approximation(self) -> A:
-        if self._known is None:
-            raise ConfigurationError(_NOT_STARTED if self._loaded is None else _NOT_TAKEN_UP)
-        return self._known
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> Posterior:
@@ -175,16 +193,28 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             first order. The total never exceeds the prior's covariance.
         :raises ConfigurationError: no step was taken yet.
         """
-        known = self._approximation
+        known = self._current.approximation
         _, plain = known.moments(False)
         mean, covariance = known.moments(noise_aware)
         return Posterior(
             known.problem.guide.latents, mean, covariance, plain=plain, status=self._status()
         )
 
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """The fraction of all N records whose part was clipped, with its standard error.
+
+        It is the mean over the last half of the steps so far (of n steps, the last n - n // 2). A
+        step sums its records' bits, +1/2 within the bound and -1/2 beyond it, with noise. The
+        sample rate and N divide the sum. A record whose part is NaN or infinite counts as half
+        clipped. The standard error is that of noise and sampling, which are public. None before the
+        first step, with ``Clip(report=False)``, and with an infinite bound.
+        """
+        return self._fractions.mean()
+
     @torch.no_grad()
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        return self._approximation.noise_parts()
+        return self._current.approximation.noise_parts()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a new object needs to continue this run, as :meth:`DPSVI.state_dict`.
@@ -193,9 +223,14 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        if self._known is None:
+        known = self._current.known
+        if known is None:
             raise ConfigurationError("There is no state before the first step.")
-        return self._state() | {"settings": self._shaping_settings()} | self._approximation.state()
+        own = {
+            "clipped_fractions": self._fractions.state(),
+            "settings": self._shaping_settings(),
+        }
+        return self._reservation.state() | own | known.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, as :meth:`DPSVI.load_state_dict`, and raise the same.
@@ -203,26 +238,27 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         A new object takes up the state when ``run`` or ``step`` sees the data. If all looks are
         done, ``run`` costs nothing.
         """
-        self._require_state(state, ("settings",))
+        self._reservation.require(state, self._name, ("settings",))
         for name, value in self._shaping_settings().items():
             if state["settings"].get(name) != value:
                 raise ConfigurationError(self._differs.format(name=name))
-        self._require_state(state, self._state_names)
-        known = self._known
-        if known is None:
-            self._load_state(state)
-            self._loaded = state
+        self._reservation.require(state, self._name, self._state_names)
+        require_fractions(state.get("clipped_fractions"))
+        known = self._current.known
+        resumed = known and _resumed(known, state, known.posterior.eta.device)
+        self._reservation.load(state)
+        self._fractions.load(state.get("clipped_fractions"))
+        if resumed is None:
+            self._current.loaded = state
         else:
-            resumed = _resumed(known, state, known.posterior.eta.device)
-            self._load_state(state)
-            self._known = resumed
-            known.problem.guide.write(*resumed.moments(True))
+            self._current.known = resumed
+            resumed.problem.guide.write(*resumed.moments(True))
 
     def _conclude(self, status: str | None = None) -> None:
         super()._conclude(str(self._status()))
 
     def _shown(self) -> dict[str, Any]:
-        known = self._known
+        known = self._current.known
         moments = self.moments if known is None else known.problem.moments.name
         return {"moments": moments} | super()._shown()
 
@@ -236,7 +272,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = self._kept.values_before(self.guide)
         problem = self._problem(records)
-        known = self._known
+        known = self._current.known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
         if known is not None and problem.moments.name != known.problem.moments.name:
@@ -248,10 +284,10 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             approximation = self._start(problem, records.plate.size, new=not used)
         else:
             approximation = replace(known, problem=problem)
-        if self._loaded is not None:
-            approximation = _resumed(approximation, self._loaded, records.device)
+        if self._current.loaded is not None:
+            approximation = _resumed(approximation, self._current.loaded, records.device)
             problem.guide.write(*approximation.moments(True))
-        self._known, self._loaded = approximation, None
+        self._current.known, self._current.loaded = approximation, None
         sites = self._site_sum(problem, approximation)
         at = approximation.at(records.plate.size)
         trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
@@ -259,20 +295,17 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return PreparedSites(records, sampler, problem, sites)
 
     def _public(self) -> Sequence[Tensor]:
-        q = self._approximation.posterior
+        q = self._current.approximation.posterior
         return [*super()._public(), q.eta, q.precision]
-
-    def _is_current(self, prepared: PreparedSites) -> bool:
-        return prepared.problem.guide.is_current()
 
     def _clipped_sum(
         self, prepared: PreparedSites, at: Any, indices: Indices, position: int
     ) -> ClippedSum:
         """Sites of these records, clipped and summed, one microbatch after the other."""
-        clipped = self._releases.sum_type(self._approximation.blocks, prepared.records.device)
-        prepared.sites.add(
-            clipped, at, indices, self._releases.randomness.stream("local", position)
-        )
+        blocks = self._current.approximation.blocks
+        clipped = self._releases.sum_type(blocks, prepared.records.device)
+        stream = self._releases.randomness.stream("local", position)
+        prepared.sites.add(clipped, at, indices, stream)
         return clipped
 
 
@@ -280,7 +313,7 @@ def _exact_norms(
     ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
 ) -> Tensor:
     """Norms of the records' sites before they are clipped, (N,)."""
-    at = ep._approximation.at(prepared.records.plate.size)
+    at = ep._current.approximation.at(prepared.records.plate.size)
     with torch.no_grad(), private_rng(stream):
         return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 

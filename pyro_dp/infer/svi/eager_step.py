@@ -26,6 +26,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms
@@ -326,10 +327,11 @@ class PreparedGradient(Prepared):
     term: RecordTerm
     parameters: dict[str, Tensor]
     step: GradientStep
+    optimizer: PublicOptimizer
 
     def is_current(self) -> bool:
         store = pyro.get_param_store()
-        return all(
+        return not self.optimizer.failed and all(
             store.param_name(leaf) == name and leaf.requires_grad
             for name, leaf in (self.parameters | self.term.local.leaves).items()
         )

@@ -13,6 +13,7 @@ from pyro_dp.infer.svi.averaged_guide import IterateAverages
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, row_step_size, usual_rate
+from pyro_dp.mechanism.plan import Steps
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 from pyro_dp.utils.validation import require_count, require_tensors, same
 
@@ -64,6 +65,19 @@ def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
     return next(iter(own), None), next(iter(rows), None)
 
 
+class PlannedSteps(Steps):
+    """No step may follow the plan, whose number the first step may choose."""
+
+    chooses = True
+
+    def rate(self, subsample: int, size: int) -> float:
+        return super().rate(subsample, size) if subsample < size else usual_rate(size)
+
+    def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
+        if self.finished:
+            raise ConfigurationError(_DONE.format(steps=self.num_steps))
+
+
 class Moves:
     """The user's optimizer, as a paper has it: the guide holds the last iterate.
 
@@ -71,7 +85,7 @@ class Moves:
     :param local: the user's, of rows of parameters per record; None: each has usual settings.
     """
 
-    plans = False  # whether the noise is for a planned number of steps
+    steps: type[Steps] = Steps
     names: tuple[str, ...] = ()  # a state must have these parts
     averages: IterateAverages | None = None  # None: the guide holds the last iterate
 
@@ -84,13 +98,6 @@ class Moves:
 
     def _row_adam(self, name: str) -> RowAdam:
         return self.local or RowAdam.like(self.optimizer.optim, name)
-
-    def rate(self, size: int) -> float:
-        """The sample rate for N records, if neither user nor plate set it."""
-        return 1.0
-
-    def refuse_more(self, num_steps: int | None) -> None:
-        """:raises ConfigurationError: no step may follow the plan."""
 
     def require(self, parameters: Mapping[str, Tensor]) -> None:
         """Take up loaded values.
@@ -178,7 +185,7 @@ class PlannedMoves(Moves):
     Step sizes follow from the plan, unless the user sets them.
     """
 
-    plans = True
+    steps = PlannedSteps
     names = ("averages", "num_steps")
 
     def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
@@ -188,12 +195,6 @@ class PlannedMoves(Moves):
 
     def _row_adam(self, name: str) -> RowAdam:
         return self.local or RowAdam()
-
-    def rate(self, size: int) -> float:
-        return usual_rate(size)
-
-    def refuse_more(self, num_steps: int | None) -> None:
-        raise ConfigurationError(_DONE.format(steps=num_steps))
 
     def begin(self, num_steps: int | None) -> int:
         num_steps = num_steps or USUAL_STEPS

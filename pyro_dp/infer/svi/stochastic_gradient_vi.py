@@ -33,14 +33,13 @@ from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_his
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.step_plan import StepPlan
-from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
+from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction, require_fractions
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.records.local_parameters import FIXED, NOTE
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
-from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import (
@@ -100,8 +99,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             guide,
             bound=self._policy.bound,
             noise=noise,
-            plans=self._moves.plans,
-            clipped=self._policy.fractions,
+            plan=self._moves.steps,
             **settings,
         )
 
@@ -123,7 +121,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         If C is chosen, the first one releases the norms alone, moves nothing, and returns nan.
         """
         prepared = self._prepare(args, kwargs)
-        loops = self._moves.plans and self.last_run is None  # over step()
+        loops = self._moves.steps.chooses and self.last_run is None  # over step()
         if loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
         policy = self._policy
@@ -243,7 +241,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         known = self._kept.prepared
         parameters = (known.parameters if known else {}) | self._moves.waiting
         local = known.term.local.leaves if known else {}
-        state = self._state() | {
+        state = self._reservation.state() | {
+            "clipped_fractions": self._policy.fractions.state(),
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
             "bound": self._policy.bound,
@@ -262,13 +261,17 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if isinstance(state, dict):
             state = without_history(state)
         names = (*self._moves.names, *self._policy.names)
-        self._require_state(state, ("parameters", "optimizer", "bound", *names))
+        names = ("parameters", "optimizer", "bound", *names)
+        self._reservation.require(state, self._name, names)
+        require_fractions(state.get("clipped_fractions"))
         policy = resumed(self._policy, state)
         self._moves.require_state(state, self.num_steps)
-        self._load_state(state)
+        self._reservation.load(state)
+        self._policy.fractions.load(state.get("clipped_fractions"))
         self._moves.load(state)
         self._policy = policy
-        self.num_steps = state.get("num_steps") or self.num_steps
+        plan = self._reservation.plan
+        plan.num_steps = state.get("num_steps") or plan.num_steps
 
     @property
     def optim(self) -> PyroOptim:
@@ -320,13 +323,10 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         kind = None if step is None else type(step)
         if not self._releases.peers.all_have(kind):
             step = None
-        self.num_steps = self._moves.begin(self.num_steps)
-        return PreparedGradient(records, sampler, term, parameters, step or eager)
-
-    def _rate(self, plate: PrivatePlate) -> float:
-        rate = super()._rate(plate)
-        chosen = self.sampling.rate is None
-        return self._moves.rate(plate.size) if chosen and rate == 1.0 else rate
+        self._reservation.plan.num_steps = self._moves.begin(self.num_steps)
+        return PreparedGradient(
+            records, sampler, term, parameters, step or eager, self._moves.optimizer
+        )
 
     @property
     def _others(self) -> tuple[Any, ...]:
@@ -334,17 +334,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             return (self.loss,)
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
-    def _refuse_steps_beyond_calibration(self) -> None:
-        if self._finished:
-            self._moves.refuse_more(self.num_steps)
-        super()._refuse_steps_beyond_calibration()
-
     def _public(self) -> Sequence[Tensor]:
         known = self._kept.prepared
         return [*super()._public(), *(known.parameters.values() if known else ())]
-
-    def _is_current(self, prepared: PreparedGradient) -> bool:
-        return not self._moves.optimizer.failed and prepared.is_current()
 
     def _warnings(self) -> list[Warning]:
         status = self._status

@@ -1,0 +1,100 @@
+"""The budget of DPSEP's looks: each takes a share of it, and their number is not fixed."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.origins import ADAPTIVE
+from pyro_dp.infer.ep.ep_state import EPState
+from pyro_dp.infer.ep.stochastic_ep import Current
+from pyro_dp.mechanism.messages import Flag, Share
+from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.plan import Steps
+from pyro_dp.utils.errors import PrivacyBudgetExceeded
+
+LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
+_DONE = "The run is finished: read posterior(). A new run needs new budget."
+_ALL_LOST = (
+    "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
+    "state, or failed. They are paid for, and their results are lost. The present result can be "
+    "used as it is."
+)
+
+
+class LookShares(Steps):
+    """Looks, which share the budget as the run's state says.
+
+    :param current: that state.
+    """
+
+    kind = ADAPTIVE
+    whole = True  # also in a loop: Theorem 1 needs mu beforehand
+
+    def __init__(self, current: Current[EPState], num_steps: int | None, sampling: str):
+        super().__init__(num_steps, sampling)
+        self._current = current
+        self._behind = False  # the state is older than the ledger
+
+    @property
+    def finished(self) -> bool:
+        return self._current.known is not None and self._current.known.finished
+
+    def noise(self, sigma: float) -> float:
+        return _noise(sigma, self._current.approximation.share)
+
+    def releases(self, rate: float, sigma: float) -> Counter[Event]:
+        left = 1.0 if self._current.known is None else 1.0 - self._current.known.spent
+        return Counter({_sum_of_all(sigma, left): 1})
+
+    def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event]:
+        """The next look, and all later ones as one release."""
+        known = self._current.approximation
+        shares = known.share, 1.0 - known.spent - known.share
+        return Counter(_sum_of_all(sigma, share) for share in shares if share > LEAST_SHARE)
+
+    def lose(self) -> None:
+        """Count the lost look as spent. The looks to come share the rest."""
+        known = self._current.approximation
+        spent = min(known.spent + known.share, 1.0)
+        self._current.known = _with_spent(known, spent)
+
+    def load(self, steps: int, lost: int) -> None:
+        """Releases in the ledger beyond the state are spent."""
+        super().load(steps, lost)
+        self._behind = lost > 0
+
+    def agree(self, peers: Alone) -> None:
+        self._behind = any(each.value for each in peers.exchange(Flag(self._behind)))
+
+    def catch_up(self, lost: int, held: Callable[[], float], peers: Alone) -> None:
+        """Ranks go on with the largest share that one of them has spent."""
+        if not self._behind:
+            return
+        known = self._current.approximation
+        spent = known.spent
+        if lost:
+            left = held()
+            if left <= LEAST_SHARE:
+                raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=lost))
+            spent = max(spent, 1.0 - left)
+        spent = max(each.value for each in peers.exchange(Share(spent)))
+        self._current.known, self._behind = _with_spent(known, spent), False
+
+    def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
+        if self.finished and noise_multiplier != 0:
+            raise PrivacyBudgetExceeded(_DONE)
+
+
+def _with_spent(known: EPState, spent: float) -> EPState:
+    return replace(known, spent=spent, share=min(known.share, 1.0 - spent))
+
+
+def _noise(sigma: float, share: float) -> float:
+    """Noise multiplier of a release that takes this share of the budget."""
+    return sigma / math.sqrt(max(share, LEAST_SHARE))
+
+
+def _sum_of_all(sigma: float, share: float) -> SubsampledGaussian:
+    return SubsampledGaussian(_noise(sigma, share), 1.0, "full")
