@@ -450,7 +450,7 @@ def uncentred_features(x, y):
 @pytest.mark.parametrize(
     ("model", "guide", "options", "message"),
     [
-        (hierarchical, AutoNormal, {}, "effect"),
+        (hierarchical, AutoNormal, {}, "draws latents of records"),
         (uncentred_features, AutoNormal, {}, "other rows|other records"),
         (logistic, AutoDelta, {}, "AutoDelta"),
         (kinked, AutoNormal, {}, "kinks"),

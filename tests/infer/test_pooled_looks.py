@@ -10,6 +10,7 @@ from pyro_dp.infer.posterior.looks import Look, next_step, pooled, power, with_l
 
 DIM, SIZE, BEND = 4, 1000, 2.0
 REPEATS = 400
+PRIOR = torch.tensor([1.0, 1.0, 1.0, 1e4])  # precisions
 
 
 @pytest.fixture
@@ -155,11 +156,23 @@ def test_a_step_over_a_saddle_goes_up(rng):
     saddle = torch.tensor([100.0, 100.0, 100.0, -50.0])
     for values, expected in ((concave, score / 100), (saddle, score / saddle.abs())):
         exact = Look(zero, score, values.diag(), torch.eye(DIM), 0.0, 0.0)
-        step = next_step(pooled([exact], SIZE, BEND), exact).mean
+        step = next_step(pooled([exact], SIZE, BEND), exact, PRIOR).mean
         torch.testing.assert_close(step, expected, rtol=0.05, atol=0.0)
     noisy = Look(zero, score, concave.diag(), torch.eye(DIM), 0.0, 100.0)
     found = pooled([noisy], SIZE, BEND)
-    assert (next_step(found, noisy).mean < (found.estimate - zero) / 2).all()
+    assert (next_step(found, noisy, PRIOR).mean < (found.estimate - zero) / 2).all()
+
+
+def test_a_step_leaves_a_saddle_without_a_score():
+    """Half a standard deviation of the prior, unless the negative curvature may be noise."""
+    zero, values = torch.zeros(DIM), torch.tensor([100.0, 100.0, 100.0, -50.0])
+    geometry = torch.tensor([1.0, 1.0, 1.0, 4.0]).diag()
+    sd = 1 / PRIOR[-1].sqrt()
+    for noise, least, most in ((0.0, 0.45 * sd, 0.55 * sd), (5.0, 0.0, 1e-6)):
+        saddle = Look(zero, zero, values.diag(), geometry, 0.0, noise)
+        step = next_step(pooled([saddle], SIZE, BEND), saddle, PRIOR).mean
+        assert least <= step[-1] <= most
+        torch.testing.assert_close(step[:-1], zero[:-1])
 
 
 def test_curvature_is_positive_whatever_the_noise(rng):

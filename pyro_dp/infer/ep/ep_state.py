@@ -329,10 +329,11 @@ class EPState:
         """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
         turns = self.problem.moments.turns
         steps = self._may_have_saddles and not (turns or self._has_spent)
+        first = dense(self.first_prior.precision).diagonal()[self.problem.places].clamp(min=1e-6)
 
         def evidence(mean: Tensor) -> Gaussian:
             if steps:
-                return self._embedded(next_step(pooled, self.looks[-1]))
+                return self._embedded(next_step(pooled, self.looks[-1], first))
             return self._factor(pooled, pooled.information(mean[self.problem.places]))
 
         return combined(self.problem.prior, evidence, self.posterior.mean, self.prior)

@@ -17,6 +17,8 @@ from torch import Tensor
 from pyro_dp.infer.posterior.gaussian import Gaussian
 
 _HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
+_STANDS_OUT = 2.0  # negative curvature, in units of the noise's largest eigenvalue
+_ESCAPE = 0.5  # distance from a saddle, in standard deviations of the prior
 _NEGLIGIBLE = 1e-6  # curvature, relative to the first look's geometry
 
 
@@ -185,19 +187,30 @@ def with_last(
     return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd, bend, size)
 
 
-def next_step(pooled: PooledLooks, last: Look) -> Gaussian:
+def next_step(pooled: PooledLooks, last: Look, prior: Tensor) -> Gaussian:
     """A concave model of the log likelihood, for a step to the next look.
 
     It is the pooled one plus the curvature of the noise and the size of the negative curvature in
     the last look. Newton's step there would lead to a saddle (Dauphin et al. 2014, arXiv
     1406.2572). A score that stands out of the noise moves the mean, however noisy the curvature is.
+
+    On a saddle the score is too small to leave it, as between components that are alike. So where
+    negative curvature stands out of the noise, the score is at least that at some distance. Noise
+    may decide the direction (perturbed gradients, Jin et al. 2017, arXiv 1703.00887).
+
+    :param prior: precisions of the prior, (d,).
     """
     root, back = powers(last.geometry, (-0.5, 0.5))
     values, vectors = torch.linalg.eigh(root @ last.curvature @ root)
-    negative = back @ (vectors * -values.clamp(max=0.0)) @ vectors.mT @ back
-    precision = pooled.curvature + pooled.curvature_noise + negative
-    score = pooled.curvature @ (pooled.estimate - pooled.centre)
-    return Gaussian(precision @ pooled.centre + score, precision)
+    negative = -values.clamp(max=0.0)
+    precision = pooled.curvature + pooled.curvature_noise
+    precision = precision + back @ (vectors * negative) @ vectors.mT @ back
+    score = vectors.mT @ root @ pooled.curvature @ (pooled.estimate - pooled.centre)
+    sds = (prior.unsqueeze(1) * (root @ vectors).square()).sum(dim=0).rsqrt()
+    level = _STANDS_OUT * last.curvature_sd * len(values) ** 0.5
+    least = torch.where(negative > level, _ESCAPE * sds * negative, 0.0)
+    score = torch.where(score < 0, -1.0, 1.0) * score.abs().maximum(least)
+    return Gaussian(precision @ pooled.centre + back @ vectors @ score, precision)
 
 
 def squared_distances(looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int) -> Tensor:
