@@ -41,6 +41,7 @@ from pyro_dp.vips import LogisticRegression
 _TYPES = (
     "ConfigurationError: ",
     "ModelError: ",
+    "RaisedOnRecords: ",
     "PrivacyError: ",
     "PrivacyBudgetExceeded: ",
     "SchemaError: ",

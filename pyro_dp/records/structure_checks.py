@@ -7,7 +7,6 @@ budget is spent (:mod:`pyro_dp.records.record_term_builder`).
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_dp.graphs import tracing
 from pyro_dp.graphs.captured_state import require_same_changes
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
@@ -308,36 +306,15 @@ class _Support:
 
     def _found(self, indices: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:
         """Whether observations lie in the support of their distributions: (B, ...) per site."""
+        term, particle = self.term, self.particle
+
+        def check(index, row):
+            observed = term.observations(particle, particle.detached(), index, row)
+            return {site["name"]: _in_support(site) for site in observed}
+
         if self.vectorizes:
-            return torch.vmap(self._of_one, randomness="different")(indices, rows)
-        return self._of_record(indices[0], [row[0] for row in rows])
-
-    def _of_record(self, index: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
-        observed = self.term.observations(self.particle, self.particle.detached(), index, row)
-        return {site["name"]: _in_support(site) for site in observed}
-
-    @cached_property
-    def _of_one(self) -> Callable[[Tensor, list[Tensor]], dict[str, Tensor]]:
-        """The same without what no support depends on, such as a network, if a graph shows it."""
-        names: list[str] = []
-
-        def inside(index: Tensor, *row: Tensor) -> list[Tensor]:
-            found = self._of_record(index, list(row))
-            names[:] = found
-            return list(found.values())
-
-        def of_one(index: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
-            return dict(zip(names, graph(index, *row), strict=True))
-
-        records = self.term.records
-        index = torch.zeros((), dtype=torch.long, device=records.device)
-        row = records.placeholder()
-        try:
-            graph = tracing.called_by_torch(tracing.trace(inside, [index, *row]))
-            torch.vmap(of_one)(index.expand(2), [each.expand(2, *each.shape) for each in row])
-        except Exception:  # it draws, or an operation does not run for all at once
-            return self._of_record
-        return of_one
+            return torch.vmap(check, randomness="different")(indices, rows)
+        return check(indices[0], [row[0] for row in rows])
 
 
 def _innermost(fn: Any) -> Any:
