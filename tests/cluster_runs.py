@@ -641,7 +641,7 @@ class Verdict:
             "interrupted": (1, "KeyboardInterrupt"),
             "changed": (1, "ModelError"),
             "shorter": (1, "ModelError"),  # N is another one for all
-            "NaN": (1, "RaisedOnRecords"),
+            "NaN": (1, "ModelError"),
             "spent": (1, "PrivacyBudgetExceeded" if failure.rank == 0 else "PrivacyError"),
         }[failure.how]
         if (own.status, own.error) != its_own:

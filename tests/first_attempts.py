@@ -41,7 +41,6 @@ from pyro_dp.vips import LogisticRegression
 _TYPES = (
     "ConfigurationError: ",
     "ModelError: ",
-    "RaisedOnRecords: ",
     "PrivacyError: ",
     "PrivacyBudgetExceeded: ",
     "SchemaError: ",

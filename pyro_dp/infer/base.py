@@ -17,7 +17,7 @@ from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.records import Prepared, Records
-from pyro_dp.records.sandbox import RaisedOnPlaceholders
+from pyro_dp.records.sandbox import RaisedOnPlaceholders, RaisedOnRecords
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.torch_state import sent
 
@@ -81,7 +81,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
                 raised = isinstance(error, RaisedOnPlaceholders)
                 shapes = described(self.model, args, kwargs) if raised else ""
                 cause = read_as_data(self.model, args, kwargs)
-                if not (raised or cause):
+                if not (raised or cause or isinstance(error, RaisedOnRecords)):
                     raise
                 raise ModelError(f"{cause}{error} {shapes}".rstrip()) from None
         assert known is not None

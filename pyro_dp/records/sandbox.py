@@ -80,7 +80,7 @@ class RaisedOnPlaceholders(ModelError):
 
 
 class RaisedOnRecords(ModelError):
-    """The records failed a check. It is for the curator: no choice may follow from it."""
+    """The records failed a check. No choice may follow from it. Users see a ModelError."""
 
 
 @contextlib.contextmanager
