@@ -1,6 +1,6 @@
-"""Eighteen of Pyro's examples: model, guide, data, and the optimizer of the example.
+"""Nineteen of Pyro's examples: model, guide, data, and the optimizer of the example.
 
-Twelve are those of examples/models and three are entries of tests/zoo. Three are written here, by
+Twelve are those of examples/models and three are entries of tests/zoo. Four are written here, by
 Pyro's tutorials. Sizes of data keep a run short. If Pyro has MCMC, the optimizer is Adam from .01
 or .02.
 """
@@ -17,8 +17,9 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
 from pyro.nn import PyroModule
+from pyro.ops.indexing import Vindex
 from pyro.optim import Adam, ClippedAdam, ExponentialLR, PyroOptim
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,6 +138,32 @@ def poisson_data(size=4000):
     return x, torch.poisson((x @ torch.tensor([0.7, -0.5, 0.0, 0.4, 0.0, 0.5])).exp())
 
 
+# Example hmm, its model_4: the first hidden state drives the second, and tones follow both.
+
+
+def two_chains(melodies, lengths):
+    priors = 0.9 * torch.eye(2) + 0.1
+    probs_w = pyro.sample("probs_w", dist.Dirichlet(priors).to_event(1))
+    probs_x = pyro.sample("probs_x", dist.Dirichlet(priors).expand([2, 2]).to_event(2))
+    tones = melodies.shape[-1]
+    probs_y = pyro.sample("probs_y", dist.Beta(0.1, 0.9).expand([2, 2, tones]).to_event(3))
+    tones_plate = pyro.plate("tones", tones, dim=-1)
+    with pyro.plate("melodies", len(melodies), dim=-2):
+        w = x = torch.tensor(0)
+        for t in pyro.markov(range(melodies.shape[1])):
+            with pyro.poutine.mask(mask=(t < lengths).unsqueeze(-1)):
+                w = pyro.sample(f"w_{t}", dist.Categorical(probs_w[w]))
+                x = pyro.sample(f"x_{t}", dist.Categorical(Vindex(probs_x)[w, x]))
+                with tones_plate as tone:
+                    heard = dist.Bernoulli(Vindex(probs_y)[w, x, tone])
+                    pyro.sample(f"y_{t}", heard, obs=melodies[:, t])
+
+
+def start_two_chains():
+    probs = pyro.poutine.block(two_chains, expose=["probs_w", "probs_x", "probs_y"])
+    return pyro.infer.config_enumerate(two_chains), AutoDelta(probs)
+
+
 EXAMPLES = {
     "intro_long": shown("linear_regression", adam(0.02), size=1700),
     "bayesian_regression_ii": of_zoo("linear regression", adam(0.05), 5000),
@@ -158,6 +185,12 @@ EXAMPLES = {
     ),
     "dirichlet_process": shown("dirichlet_process", adam(0.05), size=2000),
     "hidden_markov": shown("hidden_markov", adam(0.05), enumerated(2), 1500),
+    "hidden_markov_4": Example(
+        start_two_chains,
+        partial(importlib.import_module("hidden_markov").data, 1500),
+        adam(0.05),
+        enumerated(2),
+    ),
     "prodlda": shown("prodlda", adam(0.001), TraceMeanField_ELBO, 3000),
     "vae": shown("vae", adam(0.001)),
 }

@@ -43,6 +43,8 @@ class _Kind(NamedTuple):
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
         Symmetric residuals cancel if the model is right. If a spread is unknown, far records decide
         it, and noise may hide two thirds of what is cut off.
+    :param directions: parts cut off lie in all d directions. Above this d, the alignment falls as
+        1 / d, unless the model is wrong.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
         likelihood has one curvature everywhere, and every look makes it clearer.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
@@ -55,10 +57,11 @@ class _Kind(NamedTuple):
     doubted: float
     bend: float
     longest: float
+    directions: float = 3.0
 
 
 _KINDS = {
-    Residuals.BOUNDED: _Kind(aligned=1 / 8_000, doubted=4.0, bend=4.0, longest=1.0),
+    Residuals.BOUNDED: _Kind(1 / 8_000, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf),
     Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
     Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
     Residuals.INTEGRATED: _Kind(aligned=9.0, doubted=4.0, bend=2.5, longest=1.0),
@@ -112,6 +115,10 @@ class LookPlan:
     @property
     def _kind(self) -> _Kind:
         return _KINDS[self.residuals]
+
+    @property
+    def _aligned(self) -> float:
+        return self._kind.aligned * min(1.0, self._kind.directions / self.dim)
 
     @property
     def bend(self) -> float:
@@ -174,7 +181,7 @@ class LookPlan:
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(norms.norms[-1]) + 0.3, 0.05))
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
-        cost = cost + self._kind.aligned * self.dim * norms.excess(bounds) ** 2 / unit
+        cost = cost + self._aligned * self.dim * norms.excess(bounds) ** 2 / unit
         if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
@@ -184,7 +191,7 @@ class LookPlan:
 
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
         """
-        return self._kind.aligned * excess**2 / self.dim
+        return self._aligned * excess**2 / self.dim
 
     def share(self, frame: Frame, before: "Arrival", left: float, looks: int) -> float:
         """The next look's share of the budget.

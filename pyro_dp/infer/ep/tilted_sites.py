@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.element_sites import ElementSites, element_sites
@@ -30,6 +31,7 @@ from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals, residuals_of
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
 from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, OTHER, FewPredictors, SteinSites
+from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree, cholesky, product
@@ -216,7 +218,8 @@ class SteinMoments:
         families = [] if self.design is None else self.design.families
         # Other kinds need a closed form.
         scaled = residuals_of(families) == Residuals.SCALED
-        other = Residuals.OTHER if likelihood.num_nodes == 1 else Residuals.INTEGRATED
+        spread = likelihood.num_nodes > 1 and not _observes_labels(likelihood, z)
+        other = Residuals.INTEGRATED if spread else Residuals.OTHER
         self.residuals = Residuals.SCALED if scaled else other
         self.concave = bool(families) and all(family.is_concave for family in families)
 
@@ -294,6 +297,15 @@ class SteinMoments:
             return gradient, (gradient, value)
 
         return torch.func.jacrev(with_gradient, has_aux=True)(z)
+
+
+def _observes_labels(likelihood: Likelihood, z: Tensor) -> bool:
+    """Whether all outcomes are labels, beside latents of the record."""
+    records = likelihood.term.records
+    index = torch.zeros((), dtype=torch.long, device=records.device)
+    sites = likelihood.observations(z, index, records.placeholder())
+    outcomes = [s["fn"] for s in sites if s["name"] not in records.plate.continuous]
+    return all(isinstance(innermost(each), Bernoulli | Categorical) for each in outcomes)
 
 
 def _span_alike(one: Tensor, other: Tensor) -> bool:
