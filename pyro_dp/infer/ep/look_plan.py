@@ -43,8 +43,8 @@ class _Kind(NamedTuple):
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
         Symmetric residuals cancel if the model is right. If a spread is unknown, far records decide
         it, and noise may hide two thirds of what is cut off.
-    :param directions: parts cut off lie in all d directions. Above this d, the alignment falls as
-        1 / d, unless the model is wrong.
+    :param directions: parts cut off lie in all d directions, and above this d the alignment falls
+        as 1 / d. Those of a wrong model or of a mixture's component may agree in any d.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
         likelihood has one curvature everywhere, and every look makes it clearer.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
@@ -65,6 +65,7 @@ _KINDS = {
     Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
     Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
     Residuals.INTEGRATED: _Kind(aligned=9.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.SUMMED: _Kind(1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
     Residuals.OTHER: _Kind(aligned=1.0, doubted=4.0, bend=2.5, longest=1.0),
 }
 

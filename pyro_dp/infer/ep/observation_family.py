@@ -48,6 +48,7 @@ class Residuals:
     BOUNDED = "bounded"  # there are finitely many outcomes
     NORMAL = "normal"  # symmetric, from a quadratic log density
     SCALED = "scaled"  # normal, with an unknown scale
+    SUMMED = "summed"  # over latents of records, as in a mixture
     INTEGRATED = "integrated"  # over latents of records, whose spread may be unknown
     OTHER = "other"
 

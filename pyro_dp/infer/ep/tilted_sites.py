@@ -218,9 +218,7 @@ class SteinMoments:
         families = [] if self.design is None else self.design.families
         # Other kinds need a closed form.
         scaled = residuals_of(families) == Residuals.SCALED
-        spread = likelihood.num_nodes > 1 and not _observes_labels(likelihood, z)
-        other = Residuals.INTEGRATED if spread else Residuals.OTHER
-        self.residuals = Residuals.SCALED if scaled else other
+        self.residuals = Residuals.SCALED if scaled else _residuals(likelihood, z)
         self.concave = bool(families) and all(family.is_concave for family in families)
 
     @property
@@ -299,13 +297,18 @@ class SteinMoments:
         return torch.func.jacrev(with_gradient, has_aux=True)(z)
 
 
-def _observes_labels(likelihood: Likelihood, z: Tensor) -> bool:
-    """Whether all outcomes are labels, beside latents of the record."""
+def _residuals(likelihood: Likelihood, z: Tensor) -> str:
+    """One of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, by latents and outcomes."""
+    if not likelihood.sums:
+        return Residuals.OTHER
+    if likelihood.num_nodes == 1:
+        return Residuals.SUMMED
     records = likelihood.term.records
     index = torch.zeros((), dtype=torch.long, device=records.device)
     sites = likelihood.observations(z, index, records.placeholder())
     outcomes = [s["fn"] for s in sites if s["name"] not in records.plate.continuous]
-    return all(isinstance(innermost(each), Bernoulli | Categorical) for each in outcomes)
+    labels = all(isinstance(innermost(each), Bernoulli | Categorical) for each in outcomes)
+    return Residuals.OTHER if labels else Residuals.INTEGRATED
 
 
 def _span_alike(one: Tensor, other: Tensor) -> bool:

@@ -26,8 +26,8 @@ _OF_PAPER = (
     "saved in version 0.1."
 )
 _IN_ITS_PLACE = (
-    "The guide holds {what}. Looks at all records are more precise: leave out settings of gradient "
-    "steps, or use DPSEP."
+    "The guide holds {what}. Looks at all records are more precise. `svi.evidence` says why this "
+    "run made none."
 )
 _OTHER_SHAPE = (
     "Parameter {name!r} has another shape than when it was saved: the state is of another model."
