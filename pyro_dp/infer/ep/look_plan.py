@@ -43,8 +43,8 @@ class _Kind(NamedTuple):
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
         Symmetric residuals cancel if the model is right. If a spread is unknown, far records decide
         it, and noise may hide two thirds of what is cut off.
-    :param directions: parts cut off lie in all d directions, and above this d the alignment falls
-        as 1 / d. Those of a wrong model or of a mixture's component may agree in any d.
+    :param directions: parts cut off lie in all d directions. Above this d, the alignment falls as
+        1 / d. Infinite where they may agree: in a wrong model, or in a mixture's component.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
         likelihood has one curvature everywhere, and every look makes it clearer.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
