@@ -54,8 +54,9 @@ from pyro_dp.infer.ep import dpsep, ep_state
 from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE
+from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
 
 poisson = glm(lambda mean: dist.Poisson(mean.clamp(max=20.0).exp()))
 
@@ -354,6 +355,30 @@ def test_where_records_say_nothing_no_step_leads_far_away():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("residuals", "ratio"),
+    [
+        (Residuals.NORMAL, 0.1),
+        (Residuals.SCALED, 0.1),
+        (Residuals.OTHER, 0.1),
+        (Residuals.INTEGRATED, 0.1),
+        (Residuals.BOUNDED, 1.0),
+        (Residuals.SUMMED, 1.0),
+    ],
+)
+def test_parts_cut_off_agree_less_in_more_dimensions(residuals, ratio):
+    """Unless the model is wrong or a mixture."""
+    few, many = (LookPlan(dim, 5000, 1.0, residuals).squared_bias(1.0) * dim for dim in (2, 30))
+    assert many / few == pytest.approx(ratio)
+
+
+def test_parts_that_agree_less_are_clipped_more():
+    norms = Norms(np.geomspace(1.0, 40.0, 50), np.geomspace(1000.0, 1.0, 50))
+    kinds = Residuals.OTHER, Residuals.SUMMED
+    less, more = (LookPlan(30, 5000, 1.0, kind).bound(norms, 4.0) for kind in kinds)
+    assert less < more
+
+
 def test_a_weight_does_not_look_at_the_outcome():
     """A weight considers both outcomes, so curvatures are the same number for either."""
     x, _ = regression_data(size=6)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.dpsvi import Looks
 from pyro_dp.infer.ep.look_plan import Frame
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.posterior.gaussian_guide import OnPlaceholders
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.records.plate import PrivatePlate
@@ -246,6 +247,25 @@ def test_extreme_records_keep_the_bound():
     stream = np.random.default_rng(0)
     prepared.sites.add(together, (at, frame), torch.arange(len(y)), stream)
     torch.testing.assert_close(exact_sums(together)[0], sum(parts))
+
+
+def answers(y):
+    difficulty = pyro.sample("difficulty", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("persons", len(y)):
+        own = pyro.sample("own", dist.Normal(0.0, 1.0))
+        logits = own.unsqueeze(-1) - difficulty
+        pyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=(y > 0).float())
+
+
+@pytest.mark.parametrize(
+    ("model", "residuals"), [(persons, Residuals.INTEGRATED), (answers, Residuals.OTHER)]
+)
+def test_labels_are_bounded_beside_latents(model, residuals):
+    pyro.clear_param_store()
+    guide = AutoNormal(poutine.block(model, hide=["own"]))
+    ep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=5.0)
+    ep._prepare((persons_data(),), {})
+    assert ep._current.approximation.plan.residuals == residuals
 
 
 def amortised(y):
