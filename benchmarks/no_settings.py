@@ -22,8 +22,8 @@ sampling. The constants of the looks were chosen on most of these data sets, mos
 1, with other seeds of the noise. Affairs, naval and concrete were taken last. One constant came
 later: how far the geometry follows the curvature. It was chosen on the demo's data with adult,
 abalone, power, naval and concrete in view. Another, the alignment of clipped parts, was last
-changed on the five data sets of literal_swap.py. How it falls with the dimension was chosen on
-splits 2 and 3 of power, kin8nm, wine_red and randhie, and in many_coefficients.py.
+changed on the five data sets of literal_swap.py. How it falls with the dimension was chosen in
+many_coefficients.py, and on splits 1 to 3 of power, kin8nm, wine_red, randhie and concrete.
 
     python benchmarks/no_settings.py           # all that is not yet in results/no_settings.csv
     python benchmarks/no_settings.py --report

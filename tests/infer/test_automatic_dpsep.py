@@ -358,10 +358,10 @@ def test_where_records_say_nothing_no_step_leads_far_away():
 @pytest.mark.parametrize(
     ("residuals", "ratio"),
     [
-        (Residuals.NORMAL, 0.1),
-        (Residuals.SCALED, 0.1),
-        (Residuals.OTHER, 0.1),
-        (Residuals.INTEGRATED, 0.1),
+        (Residuals.NORMAL, 8 / 30),
+        (Residuals.SCALED, 8 / 30),
+        (Residuals.OTHER, 8 / 30),
+        (Residuals.INTEGRATED, 8 / 30),
         (Residuals.BOUNDED, 1.0),
         (Residuals.SUMMED, 1.0),
     ],

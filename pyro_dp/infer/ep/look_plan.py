@@ -57,7 +57,7 @@ class _Kind(NamedTuple):
     doubted: float
     bend: float
     longest: float
-    directions: float = 3.0
+    directions: float = 8.0
 
 
 _KINDS = {
