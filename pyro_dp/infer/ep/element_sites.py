@@ -62,10 +62,10 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
         return _scaled(mean, variance, rest)
     if tracing():
         return by_quadrature(family, mean, variance, rest)
-    ways: list[Callable] = [partial(_near_mean_in_part, *counts) for counts in _FEW]
+    quickly: list[Callable] = [partial(_near_mean_in_part, *counts) for counts in _FEW]
     if family.kind is Bernoulli:
-        ways = [_logits_in_part]
-    return _by_first(ways, family, mean, variance, rest)
+        quickly = [_logits_in_part]
+    return _by_first(quickly, family, mean, variance, rest)
 
 
 def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
@@ -75,18 +75,18 @@ def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
 
 
 def _by_first(
-    ways: list[Callable], family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+    quickly: list[Callable], family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> ElementSites:
-    """Sites in the first of these ways that is enough for an element; at last by quadrature."""
+    """Sites by the first of these functions that is enough for an element, or by quadrature."""
     parts = zip(*(x.split(_AT_A_TIME) for x in (mean, variance, *rest)), strict=True)
-    if not ways:
+    if not quickly:
         return _stacked([by_quadrature(family, m, v, x) for m, v, *x in parts])
-    found, right = zip(*(ways[0](family, m, v, x) for m, v, *x in parts), strict=True)
+    found, right = zip(*(quickly[0](family, m, v, x) for m, v, *x in parts), strict=True)
     sites, others = _stacked(found), ~torch.cat(right)
     if not others.any():
         return sites
     slow = [x[others].unsqueeze(1) for x in (mean, variance, *rest)]
-    left = _by_first(ways[1:], family, slow[0], slow[1], slow[2:])
+    left = _by_first(quickly[1:], family, slow[0], slow[1], slow[2:])
     return sites.replaced(others, ElementSites(*(each.squeeze(1) for each in vars(left).values())))
 
 
