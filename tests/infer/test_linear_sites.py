@@ -273,6 +273,30 @@ def test_few_nodes_where_they_are_enough(variance):
         assert ((one - other).abs().flatten(1).amax(dim=1) <= 1e-6 * (1 + size)).all()
 
 
+@pytest.mark.parametrize("count", [1e4, 3e7, 1e8, 3e9])
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_huge_count_adds_the_same_alone_and_among_others(count, fast):
+    """No mode is found of the largest ones, and their moments are rounding."""
+
+    def overdispersed(x, y):
+        w, total = weights(), pyro.sample("total", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", dist.NegativeBinomial(total, logits=x[i] @ w - total.log()), obs=y[i])
+
+    x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
+    y[7] = count
+    sep, sites = sites_of(overdispersed, (x, y))
+    known, own = sep._current.approximation, frame(DIM + 1, 0.5)
+    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    everyone, one = torch.arange(SIZE + 1), torch.tensor([7])
+    whole, others, alone = (
+        torch.cat(sums(sites, at, blocks, chosen, fast)[:1])
+        for chosen in (everyone, everyone[everyone != 7], one)
+    )
+    assert (whole - others - alone).norm() <= 1e-8
+    assert bool(alone.any()) is (count < 1e7)
+
+
 def test_predictors_that_are_not_linear_have_no_design():
     def squares(x, y):
         w = weights()

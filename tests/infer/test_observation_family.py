@@ -126,18 +126,24 @@ def test_the_density_at_many_numbers_at_once(name):
         *("Normal, loc and scale", "NegativeBinomial, both"),
     ],
 )
-def test_derivatives_in_closed_form(name):
-    """As by automatic differentiation, at many numbers at once, of any weight."""
+@pytest.mark.parametrize("alike", [False, True])
+def test_derivatives_in_closed_form(name, alike):
+    """As by automatic differentiation, at many numbers at once, of any weight.
+
+    The first number may be that of all records.
+    """
     make, value, rank = FAMILIES[name]
     family, numbers, (value, _) = check(lambda: observe(make(w()), value))
     assert family._closed is not None
-    rest = [value, torch.tensor([1.0, 0.0, 0.5, 2.0])]
-    nodes = list((numbers + torch.randn(5, *numbers.shape)).unbind(-1))
+    rest = [value.unsqueeze(1), torch.tensor([[1.0], [0.0], [0.5], [2.0]])]
+    nodes = list((numbers + torch.randn(5, *numbers.shape)).unsqueeze(2).unbind(-1))
+    if alike:
+        nodes[0] = nodes[0][:, :1].expand(5, COUNT, 1)
     found = family.derivatives(nodes, rest)
     expected = by_autodiff(lambda a: family.log_prob(a, rest), nodes)
     assert len(found.hessian) == rank * (rank + 1) // 2
     for one, other in zip(*(tree_leaves(each) for each in (found, expected)), strict=True):
-        torch.testing.assert_close(one.expand(5, COUNT), other)
+        torch.testing.assert_close(one.expand(5, COUNT, 1), other)
 
 
 def normal():

@@ -4,11 +4,11 @@
 (:mod:`~pyro_dp.infer.ep.gauss_hermite`), unless less is enough. A Gaussian of fixed scale has its
 site in closed form. In a narrow cavity nodes around the cavity's mean are as good as nodes around
 the mode. A Bernoulli outcome decides beforehand whether its cavity is narrow; both choices of nodes
-agree to 1e-10. Other elements use four nodes for each number if three nodes agree with them to
-1e-6. The choice for an element depends on its own numbers alone.
+agree to 1e-10. Other elements use three nodes for each number if two nodes agree with them to 1e-6,
+or else six if five agree. The choice for an element depends on its own numbers alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from pyro_dp.infer.ep.observation_family import Family
 _USUAL = 2.0  # residuals, in standard deviations
 # Where 15 nodes around the cavity's mean are as good as around the mode.
 _WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
-_FEW, _AGREEMENT = (4, 3), 1e-6  # numbers of nodes that agree so far in a narrow cavity
+_FEW, _AGREEMENT = ((3, 2), (6, 5)), 1e-6  # numbers of nodes that agree so far in a narrow cavity
 _AT_A_TIME = 4096  # records, whose nodes stay in the processor's cache
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
@@ -62,9 +62,10 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
         return _scaled(mean, variance, rest)
     if tracing():
         return by_quadrature(family, mean, variance, rest)
-    quickly = _logits_in_part if family.kind is Bernoulli else _near_mean_in_part
-    parts = zip(*(x.split(_AT_A_TIME) for x in (mean, variance, *rest)), strict=True)
-    return _stacked([_with_others(quickly, family, m, v, x) for m, v, *x in parts])
+    quickly: list[Callable] = [partial(_near_mean_in_part, *counts) for counts in _FEW]
+    if family.kind is Bernoulli:
+        quickly = [_logits_in_part]
+    return _by_first(quickly, family, mean, variance, rest)
 
 
 def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
@@ -73,18 +74,20 @@ def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
     return _sites(family, tilted_moments(density, mean, variance), mean, rest)
 
 
-def _with_others(
-    quickly: Callable, family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+def _by_first(
+    quickly: list[Callable], family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> ElementSites:
-    """Sites that come quickly, and those of all other elements."""
-    sites, quick = quickly(family, mean, variance, rest)
-    if quick.all():
+    """Sites by the first of these functions that is enough for an element, or by quadrature."""
+    parts = zip(*(x.split(_AT_A_TIME) for x in (mean, variance, *rest)), strict=True)
+    if not quickly:
+        return _stacked([by_quadrature(family, m, v, x) for m, v, *x in parts])
+    found, right = zip(*(quickly[0](family, m, v, x) for m, v, *x in parts), strict=True)
+    sites, others = _stacked(found), ~torch.cat(right)
+    if not others.any():
         return sites
-    others = ~quick
     slow = [x[others].unsqueeze(1) for x in (mean, variance, *rest)]
-    found = by_quadrature(family, slow[0], slow[1], slow[2:])
-    found = ElementSites(*(each.squeeze(1) for each in vars(found).values()))
-    return sites.replaced(others, found)
+    left = _by_first(quickly[1:], family, slow[0], slow[1], slow[2:])
+    return sites.replaced(others, ElementSites(*(each.squeeze(1) for each in vars(left).values())))
 
 
 def _logits_in_part(
@@ -98,13 +101,13 @@ def _logits_in_part(
 
 
 def _near_mean_in_part(
-    family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+    count: int, fewer: int, family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> tuple[ElementSites, Tensor]:
     """Sites by few nodes, and where fewer nodes agree with them, (B, E)."""
     density = partial(family.derivatives, rest=rest)
-    few, fewer = (moments_near_mean(density, mean, variance, count) for count in _FEW)
+    few, check = (moments_near_mean(density, mean, variance, n) for n in (count, fewer))
     sites = _sites(family, few, mean, rest)
-    precision, residual = fewer.site()
+    precision, residual = check.site()
     size = sites.precision.diagonal(dim1=2, dim2=3).abs()
     gap = (precision - sites.precision).diagonal(dim1=2, dim2=3).abs()
     quick = gap <= _AGREEMENT * size
@@ -120,7 +123,7 @@ def _sites(family: Family, tilted: Tilted, mean: Tensor, rest: list[Tensor]) -> 
     return ElementSites(precision, residual, largest)
 
 
-def _stacked(parts: list[ElementSites]) -> ElementSites:
+def _stacked(parts: Sequence[ElementSites]) -> ElementSites:
     fields = zip(*(vars(part).values() for part in parts), strict=True)
     return ElementSites(*(torch.cat(each) for each in fields))
 

@@ -6,6 +6,7 @@ a density computes terms of the first number alone only once for that axis.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from pyro_dp.utils.linalg import product
 _NODES = {1: 15, 2: 10}  # per number
 _MODE_STEPS = 10
 _FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
+_LEAST_SPREAD = 1e-6  # around a mode it is near 1; if it is less, rounding decides moments
 
 
 class Derivatives(NamedTuple):
@@ -120,7 +122,7 @@ def _moments(
 ) -> Tilted:
     """Moments by nodes z = centre + width n, with lower triangular matrices; None: by nodes n."""
     rank, batch = mean.shape[-1], mean.shape[:-1]
-    axes, features, log_weights = _rule(rank, count, mean)
+    *axes, features, log_weights = (torch.from_numpy(x).to(mean) for x in _rule(rank, count))
     axes = [n.reshape(*n.shape, *(1,) * len(batch)) for n in axes]
     z = axes if centre is None or width is None else _moved(centre, width, axes)
     value, gradient, hessian = density(_moved(mean, root, z))
@@ -146,9 +148,11 @@ def _moments(
     curvature: list[Tensor] = []
     for i in range(rank):
         for j in range(i + 1):
-            each = weights * along(hessian[len(curvature)]) + weighted[i] * slopes[j]
-            curvature.append(-each.sum(0).reshape(batch))
+            each = torch.addcmul(along(hessian[len(curvature)]), slopes[i], slopes[j])
+            curvature.append(-(weights * each).sum(0).reshape(batch))
     if centre is not None and width is not None:
+        # One node has all weight where no mode was found. Rounding would decide such a site.
+        spread = _function(spread, lambda x: torch.where(x > _LEAST_SPREAD, x, torch.nan))
         shift = centre + product(width, shift.unsqueeze(-1)).squeeze(-1)
         spread = product(product(width, spread), width.mT)
         cross = product(cross, width.mT)
@@ -198,10 +202,12 @@ def _newton(
 
 def _moved(mean: Tensor, root: Tensor, z: list[Tensor]) -> list[Tensor]:
     """The numbers mean + root z, for a lower triangular root."""
-    return [mean[..., i] + sum(root[..., i, j] * z[j] for j in range(i + 1)) for i in range(len(z))]
+    count = len(z)
+    return [sum((root[..., i, j] * z[j] for j in range(i + 1)), mean[..., i]) for i in range(count)]
 
 
-def _rule(rank: int, count: int, like: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+@cache
+def _rule(rank: int, count: int) -> list[np.ndarray]:
     """Nodes for N(0, I).
 
     :returns: nodes n, on an axis for each number; 1, n and n n' of each node, (F, K); log weights,
@@ -211,13 +217,9 @@ def _rule(rank: int, count: int, like: Tensor) -> tuple[list[Tensor], Tensor, Te
     n = np.stack(np.meshgrid(*[points] * rank, indexing="ij")).reshape(rank, -1)
     products = [n[i] * n[j] for i in range(rank) for j in range(i + 1)]
     features = np.stack([np.ones_like(n[0]), *n, *products])
-    log_weights = sum(np.meshgrid(*[np.log(weights) + points**2 / 2] * rank, indexing="ij"))
+    log_weights = np.sum(np.meshgrid(*[np.log(weights) + points**2 / 2] * rank), axis=0)
     axes = [points.reshape(-1, *(1,) * (rank - 1)), points.reshape(1, -1)][:rank]
-    return (
-        [torch.from_numpy(axis).to(like) for axis in axes],
-        torch.from_numpy(features).to(like),
-        torch.from_numpy(np.asarray(log_weights)).to(like),
-    )
+    return [*axes, features, log_weights]
 
 
 def _symmetric(triangle: list[Tensor]) -> Tensor:

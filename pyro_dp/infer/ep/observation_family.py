@@ -292,18 +292,39 @@ def normal(a: list[Tensor], value: Tensor) -> Derivatives:
 def negative_binomial(a: list[Tensor], value: Tensor) -> Derivatives:
     """The numbers are the logarithm of the total count, and a logit."""
     log_count, logit = a
-    count, with_value = log_count.exp(), log_count.exp() + value
+    count = log_count.exp()
+    with_value = count + value
     p = logit.sigmoid()
+    expected = with_value * p
     log_q = logsigmoid(-logit)
-    constant = with_value.lgamma() - count.lgamma() - (value + 1).lgamma()
-    first = with_value.digamma() - count.digamma()
-    second = torch.polygamma(1, with_value) - torch.polygamma(1, count)
+    constant, first, second = _gamma_ratios(count, value)
     slope = count * (first + log_q)
     return Derivatives(
         constant + value * logit + with_value * log_q,
-        [slope, value - with_value * p],
-        [slope + count.square() * second, -count * p, with_value * p * (p - 1)],
+        [slope, value - expected],
+        [slope + count.square() * second, -count * p, expected * (p - 1)],
     )
+
+
+def _gamma_ratios(count: Tensor, value: Tensor) -> list[Tensor]:
+    """The log binomial coefficient of count + value - 1 and value, and its derivatives in count.
+
+    Mostly all records have the same count. Then each different value is computed once.
+    """
+    shared = value.dim() == 2 and len(value) > 0 and not tracing()
+    if shared and (count == count[..., :1, :1]).all():
+        values, places = value.unique(return_inverse=True)
+        return [x[..., 0, places] for x in _ratios(count[..., :1, :1], values)]
+    return _ratios(count, value)
+
+
+def _ratios(count: Tensor, value: Tensor) -> list[Tensor]:
+    with_value = count + value
+    return [
+        with_value.lgamma() - count.lgamma() - (value + 1).lgamma(),
+        with_value.digamma() - count.digamma(),
+        torch.polygamma(1, with_value) - torch.polygamma(1, count),
+    ]
 
 
 def categorical(a: list[Tensor], value: Tensor) -> Derivatives:

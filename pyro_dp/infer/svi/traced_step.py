@@ -47,6 +47,7 @@ from pyro_dp.utils.linalg import MISMATCH, require_same
 from pyro_dp.utils.torch_state import forked_rng, private_rng, private_torch, put_back
 
 _MOST_CHECKED = 2**22  # numbers
+_AT_ONCE = 50  # records whose gradients Pyro's code holds
 _NOT_RELEASED = torch.tensor(math.nan)
 PublicTables = list[list[Tensor]]  # the draws of each particle
 
@@ -280,16 +281,18 @@ class TracedStep:
         inputs = self._public_inputs(public)
         batch = self._passes.batch(inputs, chosen)
         beside = self._passes.add(found, inputs, batch)
-        together = ~beside.pop() if self.eager.term.answers else slice(None)  # by these draws
-        if not len(chosen[together]):
-            return
-        own = (self._particles(public), chosen[together], self._sampled(batch, together))
-        _, moves = self.eager.add_microbatch(expected, *own)
+        together = torch.arange(len(chosen), device=chosen.device)
+        if self.eager.term.answers:  # by these draws
+            together = together[~beside.pop()]
+        particles = self._particles(public)
+        for places in together.split(_AT_ONCE):
+            own = (particles, chosen[places], self._sampled(batch, places))
+            _, moves = self.eager.add_microbatch(expected, *own)
+            for one, other in zip(beside, moves.values(), strict=True):
+                require_same(one[places], other, exact=self._exact)
         found.require_same_as(expected, count=len(chosen), exact=self._exact)
-        for one, other in zip(beside, moves.values(), strict=True):
-            require_same(one[together], other, exact=self._exact)
 
-    def _sampled(self, batch: PaddedBatch, places: Tensor | slice) -> list[list[Tensor]]:
+    def _sampled(self, batch: PaddedBatch, places: Tensor) -> list[list[Tensor]]:
         """Draws of some of its records, by particle."""
         own = [each[places] for each in batch.sampled]
         return parted(own, [self.eager.term.samples] * len(self._counts))[:-1]
