@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
+from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
 from pyro_dp.infer.posterior.explanation import SAMPLING
@@ -209,6 +210,21 @@ class Approximation:
     @property
     def structure(self) -> Structure:
         return self.average.structure
+
+    def site_sum(self, microbatch_size: int | None) -> SiteSum:
+        """The sum that computes the releases."""
+        return SiteSum(
+            problem=self.problem,
+            structure=self.structure,
+            centred=self.centred,
+            weight=self.weight,
+            num_blocks=self.num_blocks,
+            microbatch_size=microbatch_size,
+        )
+
+    def next_sum(self, sites: SiteSum) -> SiteSum:
+        """That of the next release."""
+        return sites
 
     def at(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""

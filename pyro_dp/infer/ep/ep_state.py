@@ -26,6 +26,7 @@ from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHisto
 from pyro_dp.infer.ep.opening import opened
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
+from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
 from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
 from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
 from pyro_dp.infer.posterior.gaussian import Gaussian
@@ -142,6 +143,26 @@ class EPState:
     @property
     def structure(self) -> Full:
         return Full(self.problem.widths)
+
+    def site_sum(self, microbatch_size: int | None) -> WhitenedSum:
+        """The sum that computes the looks."""
+        return WhitenedSum(
+            problem=self.problem,
+            structure=self.structure,
+            num_blocks=self.num_blocks,
+            microbatch_size=microbatch_size,
+        )
+
+    def next_sum(self, sites: SiteSum) -> SiteSum:
+        """That of the next look, or of the opening."""
+        if self.frame is not None:
+            return sites
+        return OpeningSum(
+            problem=self.problem,
+            structure=self.structure,
+            num_blocks=len(self.problem.groups),
+            microbatch_size=sites.microbatch_size,
+        )
 
     @property
     def finished(self) -> bool:

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import ADAPTIVE
@@ -32,10 +33,18 @@ class LookShares(Steps):
     kind = ADAPTIVE
     whole = True  # also in a loop: Theorem 1 needs mu beforehand
 
-    def __init__(self, current: Current[EPState], num_steps: int | None, sampling: str):
-        super().__init__(num_steps, sampling)
+    def __init__(self, current: Current[EPState], *own: Any):
+        super().__init__(*own)
         self._current = current
         self._behind = False  # the state is older than the ledger
+
+    @property
+    def bound(self) -> float:
+        known = self._current.known
+        if known is None:  # a rank of a cluster that has looked compares its own
+            saved = (self._current.loaded or {}).get("frame")
+            return saved["bound"] if isinstance(saved, Mapping) else math.inf
+        return math.inf if known.frame is None else known.frame.bound
 
     @property
     def finished(self) -> bool:

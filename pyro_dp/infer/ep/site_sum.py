@@ -246,15 +246,6 @@ class WhitenedSum(SiteSum):
 
     structure: Full
 
-    def opening(self) -> "OpeningSum":
-        """The release before the first look."""
-        return OpeningSum(
-            problem=self.problem,
-            structure=self.structure,
-            num_blocks=len(self.problem.groups),
-            microbatch_size=self.microbatch_size,
-        )
-
     def _public(self, at: Any) -> Public:
         cavity, frame = at
         numbers = torch.tensor([frame.weight, frame.counted], dtype=torch.float64)
