@@ -259,8 +259,9 @@ def test_a_likelihood_that_is_not_concave():
     assert found.status.is_ok and (found.stddev < 0.2).all()
     assert ((found.mean - truth).abs() < 4 * found.stddev).all()
     known = sep._current.approximation
-    last = replace(known.looks[-1], curvature=-known.looks[-1].curvature)
-    judged = status(replace(known, looks=(*known.looks[:-1], last)))
+    looks = known.seen.looks
+    last = replace(looks[-1], curvature=-looks[-1].curvature)
+    judged = status(replace(known, seen=replace(known.seen, looks=(*looks[:-1], last))))
     assert judged.level == "check" and "is not concave in 4 of 4 directions" in judged.reason
 
 

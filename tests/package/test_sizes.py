@@ -7,25 +7,21 @@ from pathlib import Path
 import pyro_dp
 
 METHODS, ATTRIBUTES, ARGUMENTS = 25, 12, 7
-# Methods and attributes. What users see may have 35 methods: accountants and inferences.
+# Methods and attributes. Accountants and inferences, which users see, may have 35 methods.
 LARGER = {
     "DPSEP": (34, 9),
-    "EPState": (34, 18),
     "FewPredictors": (12, 13),
     "Holders": (19, 14),
     "Looks": (35, 9),
-    "OpeningSum": (14, 15),
     "PaperDPSEP": (32, 12),
     "PaperDPSVI": (30, 11),
     "PrivacyAccountant": (35, 8),
     "Ranks": (19, 13),
     "RecordTerm": (7, 13),
-    "SiteSum": (14, 15),
     "StochasticEP": (32, 9),
     "StochasticGradientVI": (30, 11),
     "TrialAccountant": (35, 10),
     "VIPS": (26, 12),
-    "WhitenedSum": (14, 15),
     "_MarginRelease": (26, 12),
 }
 LONGER = {

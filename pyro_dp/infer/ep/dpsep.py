@@ -186,7 +186,7 @@ class DPSEP(StochasticEP[EPState]):
     def _fit(self) -> None:
         """Bring the guide to the posterior, if looks were made at deterministic sites."""
         known = self._current.known
-        if known and known.looks and isinstance(known.problem.guide, DeterministicSites):
+        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
             known.problem.guide.fit(self.evidence)
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
@@ -201,7 +201,7 @@ class DPSEP(StochasticEP[EPState]):
         :raises ConfigurationError: there was no look yet.
         """
         known = self._current.approximation
-        if not known.looks:
+        if not known.seen.looks:
             raise ConfigurationError("There is no evidence before the first look.")
         sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
         cost = Cost(
@@ -211,7 +211,7 @@ class DPSEP(StochasticEP[EPState]):
             self.accountant.description.unit or "",
         )
         bias, bend = known.squared_bias, known.plan.bend
-        part = Part(known.plan.size, known.looks, bias, bend, cost, self._status())
+        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._status())
         return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
 
     @property
