@@ -41,12 +41,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     _usual_jit = "trace"
 
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        **settings: Any,
-    ):
+    def __init__(self, model: Callable, guide: Callable, **settings: Any):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")

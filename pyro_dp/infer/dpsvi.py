@@ -307,11 +307,7 @@ class DPSVI(Readable, Forecasted):
             )
 
     def run(
-        self,
-        *args: Any,
-        progress: bool = True,
-        callbacks: Sequence[Callback] = (),
-        **kwargs: Any,
+        self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
         """Make the looks, or the steps that are left of ``num_steps``, with a progress bar.
 

@@ -31,11 +31,7 @@ from pyro_dp.mechanism.run_result import (
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.utils import display
-from pyro_dp.utils.errors import (
-    ConfigurationError,
-    PrivacyError,
-    warn_user,
-)
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
 
 Step = TypeVar("Step", bound=Callable[..., float])
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
@@ -139,11 +135,7 @@ class IterativeMechanism(abc.ABC):
         """Make one step, with one release, on the full data."""
 
     def run(
-        self,
-        *args: Any,
-        progress: bool = True,
-        callbacks: Sequence[Callback] = (),
-        **kwargs: Any,
+        self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
         """Make the steps that are left of ``num_steps``, with a progress bar.
 

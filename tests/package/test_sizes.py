@@ -10,7 +10,6 @@ METHODS, ATTRIBUTES, ARGUMENTS = 25, 12, 7
 # Methods and attributes. Accountants and inferences, which users see, may have 35 methods.
 LARGER = {
     "DPSEP": (34, 9),
-    "FewPredictors": (12, 13),
     "Holders": (19, 14),
     "Looks": (35, 9),
     "PaperDPSEP": (32, 12),

@@ -17,7 +17,7 @@ from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
-from pyro_dp.infer.ep.look_shares import LEAST_SHARE, LookShares
+from pyro_dp.infer.ep.look_shares import LookShares
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.stochastic_ep import Current, StochasticEP
@@ -241,15 +241,7 @@ class DPSEP(StochasticEP[EPState]):
 
     def _updated(self) -> Callable[..., tuple[float, EPState]]:
         self._reservation.catch_up()
-        known = self._current.approximation
-        share = max(known.share, LEAST_SHARE)
-
-        def updated(
-            released: Sequence[Tensor], at: Any, *, multiplier: float, sample_rate: float
-        ) -> tuple[float, EPState]:
-            return known.learned(released, at, multiplier / math.sqrt(share))
-
-        return updated
+        return self._current.approximation.learned
 
     def _shown(self) -> dict[str, Any]:
         shown = super()._shown()

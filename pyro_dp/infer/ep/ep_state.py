@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
+    LEAST_SHARE,
     MOST_WITHOUT_NOISE,
     OPENING,
     Arrival,
@@ -31,11 +32,7 @@ from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
 from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
 from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.looks import (
-    Look,
-    PooledLooks,
-    next_step,
-)
+from pyro_dp.infer.posterior.looks import Look, PooledLooks, next_step
 from pyro_dp.infer.posterior.prior_factor import combined
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
@@ -187,15 +184,22 @@ class EPState:
         return self.posterior**share * self.prior ** (1 - share), frame
 
     def learned(
-        self, released: Sequence[Tensor], at: tuple[Gaussian, Frame], multiplier: float
+        self,
+        released: Sequence[Tensor],
+        at: tuple[Gaussian, Frame],
+        *,
+        multiplier: float,
+        sample_rate: float,
     ) -> tuple[float, "EPState"]:
         """The state after one more look. All else follows from its noisy numbers.
 
         :param released: the release, block by block.
         :param at: cavity and frame of the look.
-        :param multiplier: standard deviation of the noise in units of the bounds.
+        :param multiplier: noise of one release of the whole budget, in units of its bound.
+        :param sample_rate: 1.
         :returns: the step's length, in roots of nats per record, and the state after it.
         """
+        multiplier /= math.sqrt(max(self.share, LEAST_SHARE))
         noises = [block.noise(multiplier) for block in self.blocks]
         spent = min(self.spent + self.share, 1.0)
         if self.frame is None:
@@ -272,14 +276,10 @@ class EPState:
 
         def evidence(mean: Tensor) -> Gaussian:
             if steps:
-                return self._embedded(next_step(pooled, self.seen.looks[-1], first))
-            return self._embedded(pooled.factor(pooled.information(mean[self.problem.places])))
+                return self.problem.on_all(next_step(pooled, self.seen.looks[-1], first))
+            return self.problem.on_all(pooled.factor(pooled.information(mean[self.problem.places])))
 
         return combined(self.problem.prior, evidence, self.posterior.mean, self.prior)
-
-    def _embedded(self, factor: Gaussian) -> Gaussian:
-        """A factor of the latents that records see, on all."""
-        return factor.embedded(self.problem.places, self.problem.guide.size)
 
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
         """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
@@ -287,7 +287,7 @@ class EPState:
         bias = self.squared_bias * pooled.geometry + pooled.bending(seen)
         information = pooled.information(seen, bias)
         kept = pooled.curvature, information
-        factors = [self._embedded(pooled.factor(each)) for each in kept]
+        factors = [self.problem.on_all(pooled.factor(each)) for each in kept]
         precisions = [prior.precision + factor.precision for factor in factors]
         plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
         return {"posterior": plain, "aware": aware, "prior": prior}

@@ -9,13 +9,13 @@ from typing import Any
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.ep_state import EPState
+from pyro_dp.infer.ep.look_plan import LEAST_SHARE
 from pyro_dp.infer.ep.stochastic_ep import Current
 from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.peers import Alone
 from pyro_dp.mechanism.plan import Steps
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
-LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 _DONE = "The run is finished: read posterior(). A new run needs new budget."
 _ALL_LOST = (
     "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "

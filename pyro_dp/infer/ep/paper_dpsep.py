@@ -25,12 +25,7 @@ from pyro_dp.mechanism.settings import (
     Sampling,
     old_names_explained,
 )
-from pyro_dp.utils.validation import (
-    require_count,
-    require_number,
-    require_scale,
-    value_at,
-)
+from pyro_dp.utils.validation import require_count, require_number, require_scale, value_at
 
 
 class PaperDPSEP(StochasticEP[Approximation]):

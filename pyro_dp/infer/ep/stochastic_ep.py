@@ -30,12 +30,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.records import Prepared, Records
-from pyro_dp.utils.errors import (
-    ClippingWarning,
-    ConfigurationError,
-    ConvergenceWarning,
-    ModelError,
-)
+from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.utils.torch_state import private_rng
 from pyro_dp.utils.validation import require_choice
 
@@ -126,14 +121,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     _state_names = tuple[str, ...]()
     _differs = "{name} differs from that of the saved run."
 
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        *,
-        current: Current[A],
-        **settings: Any,
-    ):
+    def __init__(self, model: Callable, guide: Callable, *, current: Current[A], **settings: Any):
         super().__init__(model, guide, **settings)
         self._current: Current[A] = current
 

@@ -243,12 +243,7 @@ def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
 
 
 def _curvature(
-    looks: Sequence[Look],
-    known: Tensor | None,
-    root: Tensor,
-    size: int,
-    bend: float,
-    least: float,
+    looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int, bend: float, least: float
 ) -> tuple[Tensor, Tensor, float]:
     """The curvature in the coordinates of ``root``, without the effect of noise.
 
