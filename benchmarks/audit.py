@@ -58,6 +58,7 @@ from pyro_dp import (
 )
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, releases
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
@@ -207,7 +208,7 @@ class WhitenedRelease:
             accountant=PrivacyAccountant(),
             noise=1.0,
         )
-        prepared = sep._prepare((x, y), {})
+        prepared = sep._look_at((x, y), {})
         known = replace(sep._current.approximation, frame=self.frame)
         # Without the canary, its slot is empty.
         batch = torch.arange(len(x)) if x[0].any() else torch.arange(1, len(x))
@@ -258,15 +259,14 @@ class Attacked(DPSEP):
     canary = True
     ratio = 0.0
 
-    def _clipped_sum(self, prepared, at, indices, position):
-        records = torch.arange(SIZE)
-        self.part = super()._clipped_sum(prepared, at, records[:1], position)
-        return super()._clipped_sum(prepared, at, records[int(not self.canary) :], position)
-
-    def _release(self, clipped, sampler, noise_multiplier=None):
+    def _release(self, clipped, *given):
+        known, records = self._current.approximation, torch.arange(SIZE)
+        own, at = (ClippedSum, np.random.default_rng(0)), known.at(SIZE)
+        prepared = self._kept.prepared
+        parts = prepared.clipped_sum(known, at, records[:1], *own)._totals
+        clipped = prepared.clipped_sum(known, at, records[int(not self.canary) :], *own)
         totals = [total.clone() for total in clipped._totals]
-        released = super()._release(clipped, sampler, noise_multiplier)
-        parts = self.part._totals
+        released = super()._release(clipped, *given)
         for block, total, part, noisy in zip(clipped.blocks, totals, parts, released, strict=True):
             way = part / block.noise(self._releases.last.noise_multiplier) ** 2
             middle = total + (0.5 - self.canary) * part

@@ -28,6 +28,7 @@ import torch
 import torch.distributed
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
+import pyro_dp.infer.base
 import pyro_dp.vips.inference
 from pyro_dp import (
     DPSEP,
@@ -538,7 +539,8 @@ def _set_up(failure: Failure, inference_type: type, steps: Callable[[], int], fo
 
     vips = inference_type is VIPS
     around(Cluster, "__init__", "meeting")
-    around(inference_type, "_checked" if vips else "_look_anew", "looking")
+    owner, name = (VIPS, "_checked") if vips else (pyro_dp.infer.base, "first_look")
+    around(owner, name, "looking")
     owner, name = (pyro_dp.vips.inference, "_m_step") if vips else (inference_type, "_build")
     around(owner, name, "building")
     around(Releases, "sample", "sampling")

@@ -524,7 +524,7 @@ class InferenceContract(ReleaseContract, RunContract):
     @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_a_copy_would_carry_the_data(self, copied):
         inference, _ = self.stepped()
-        name = inference._name
+        name = inference._reservation.inference
         text = rf"A {name} holds the data: save its state_dict\(\) instead"
         with pytest.raises(PrivacyError, match=text):
             copied(inference)

@@ -44,7 +44,7 @@ class RunContract:
         assert 0 < sum(result.step_seconds) < result.seconds
         assert result.stopped == "all steps are done"
         lines = repr(result).splitlines()
-        name = inference._name
+        name = inference._reservation.inference
         assert lines[0] == f"{name}: {STEPS} of {STEPS} steps, all steps are done"
         assert 3 <= len(lines) <= 5 and "nan" not in repr(result)
         shown = inference._repr_html_(), result._repr_html_()
@@ -103,7 +103,9 @@ class RunContract:
         assert 0.995 < whole <= 1.0
         rest = inference.run(*data, progress=False)
         assert (rest.earlier, rest.steps) == (3, 3)
-        assert repr(rest).startswith(f"{inference._name}: {STEPS} of {STEPS} steps")
+        assert repr(rest).startswith(
+            f"{inference._reservation.inference}: {STEPS} of {STEPS} steps"
+        )
         assert accountant.num_releases == STEPS + self.first - 1
         assert accountant.get_epsilon() == whole and accountant.reserved == []
 

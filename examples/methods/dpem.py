@@ -119,7 +119,7 @@ class DPEM(IterativeMechanism):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as ``DPSVI.load_state_dict``, and raises the same."""
-        self._reservation.require(state, self._name, (*_ESTIMATE, "radius"))
+        self._reservation.require(state, (*_ESTIMATE, "radius"))
         if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
         estimate = {name: state[name] for name in _ESTIMATE}

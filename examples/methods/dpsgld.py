@@ -99,6 +99,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
     ):
         self.step_size = require_scale("step_size", step_size)
         bound = Clip.read(clip).only("DPSGLD", "bound").bound
+        self.clip = require_scale("Clip.bound", bound, infinite=True)
         if warmup_steps is None:
             warmup_steps = require_count("num_steps", num_steps) // 2
         self.warmup_steps = require_count("warmup_steps", warmup_steps, least=0)
@@ -108,7 +109,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
             no_sites,
             accountant=accountant,
             num_steps=num_steps,
-            bound=require_scale("Clip.bound", bound, infinite=True),
+            bound=self.clip,
             noise=noise,
             sampling=sampling,
             execution=Execution.read(execution).only(
@@ -131,14 +132,17 @@ class DPSGLD(PrivateInference[PreparedChain]):
         """
         # A chain has a position of its own, which is no parameter of the user's.
         with pyro.get_param_store().scope():
-            prepared = self._prepare(args, kwargs)
+            self._reservation.require_step()
+            prepared = self._look_at(args, kwargs)
             position = self.accountant.position
             draws = prepared.step.draw()
-            blocks = [Block(prepared.step.size(draws), self._bound)]
+            blocks = [Block(prepared.step.size(draws), self.clip)]
             clipped = self._releases.sum_type(blocks, prepared.records.device)
             stream = partial(self._releases.randomness.stream, "local", position)
-            prepared.step.add(clipped, draws, self._draw_records(prepared, position), stream)
-            (released,) = self._release(clipped, prepared.sampler)
+            batch = prepared.draw(self._releases, position)
+            prepared.step.add(clipped, draws, batch, stream)
+            public = prepared.public(self._releases)
+            (released,) = self._release(clipped, prepared.sampler, public)
             gradients = prepared.step.gradients(draws, released)
         (gradient,) = gradients.parameters.values()
         return self._move(prepared, gradient)
@@ -181,7 +185,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         """The Langevin step, from the gradient of the negative log density; the temperature."""
         leaf, private = prepared.leaf, 0.0
         if self.noise_multiplier > 0:
-            noise = self.noise_multiplier * self._bound / prepared.sampler.sample_rate
+            noise = self.noise_multiplier * self.clip / prepared.sampler.sample_rate
             private = (self.step_size * noise / 2) ** 2
         # Records do not see the hyperparameters of a hierarchy: these moved without noise.
         missing = self.step_size - min(private, self.step_size) * prepared.seen.double()

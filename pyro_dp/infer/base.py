@@ -1,25 +1,23 @@
 """The base of the inferences from a Pyro model with a private plate."""
 
 import abc
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, Generic
 
 import pyro
-import torch
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
-from torch import Tensor
 
 from pyro_dp.infer.preparation import P, Preparation
 from pyro_dp.mechanism.iterative import IterativeMechanism
-from pyro_dp.mechanism.sampling import Indices, RecordSampler
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.new_records import NewRecords
-from pyro_dp.records.records import Prepared, Records
+from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders, RaisedOnRecords
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
-from pyro_dp.utils.torch_state import sent
 
 _LOCAL_PARAMETERS = (
     "pyro.settings: module_local_params=True keeps parameters out of Pyro's parameter store, where "
@@ -43,12 +41,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     _usual_jit = "trace"
 
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        **settings: Any,
-    ):
+    def __init__(self, model: Callable, guide: Callable, **settings: Any):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")
@@ -66,45 +59,31 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         jit = self.execution.jit
         self._kept = Preparation[P](self._usual_jit if jit == "auto" else jit)
 
-    def _prepare(self, args: tuple, kwargs: dict) -> P:
-        self._reservation.require_step()
-        return self._look_at(args, kwargs)
-
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""
         known = self._kept.current(args, kwargs)
         known = known if known is not None and known.is_current() else None
-        if self._looks_anew(known is None):
-            try:
-                known = self._look_anew(args, kwargs)
-            except ModelError as error:
-                raised = isinstance(error, RaisedOnPlaceholders)
-                shapes = described(self.model, args, kwargs) if raised else ""
-                cause = read_as_data(self.model, args, kwargs)
-                if not (raised or cause or isinstance(error, RaisedOnRecords)):
-                    raise
-                raise ModelError(f"{cause}{error} {shapes}".rstrip()) from None
-        assert known is not None
-        return known
-
-    def _look_anew(self, args: tuple, kwargs: dict) -> P:
-        records = first_look(
-            self.model,
-            self.guide,
-            args,
-            kwargs,
-            plate=self.sampling.plate,
-            slice_data=self.execution.slice_data,
-            others=self._others,
-            exchange=None if self._releases.peers.alone else self._releases.peers.exchange,
-        )
-        first = self._kept.first(self._steps)
-        if first is not None:
-            first.require_same_data(records)
-        size, plan = records.plate.size, self._reservation.plan
-        rate = self.sampling.rate or plan.rate(records.plate.subsample_size, size)
-        sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
-        return self._kept.keep(self._build(records, sampler), self._steps)
+        if not self._releases.looks_anew(known is None, self.sampling.rate):
+            assert known is not None
+            return known
+        with _named_arguments(self.model, args, kwargs):
+            records = first_look(
+                self.model,
+                self.guide,
+                args,
+                kwargs,
+                plate=self.sampling.plate,
+                slice_data=self.execution.slice_data,
+                others=self._others,
+                exchange=None if self._releases.peers.alone else self._releases.peers.exchange,
+            )
+            first = self._kept.first(self._steps)
+            if first is not None:
+                first.require_same_data(records)
+            size, plan = records.plate.size, self._reservation.plan
+            rate = self.sampling.rate or plan.rate(records.plate.subsample_size, size)
+            sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
+            return self._kept.keep(self._build(records, sampler), self._steps)
 
     def _new_records(self) -> NewRecords | None:
         first = self._kept.first(self._steps)
@@ -119,20 +98,19 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """Objects of users, beside model and guide, on which releases depend."""
         return ()
 
-    def _public(self) -> Sequence[Tensor]:
-        if self._kept.prepared is None:
-            return ()
-        constants = [value for _, value in self._kept.prepared.records.constants]
-        tensors = [each for each in constants if isinstance(each, Tensor)]
-        if self._releases.peers.own_ledgers:
-            return tensors  # a digest of a single number would tell it to other owners
-        numbers = [each for each in constants if isinstance(each, (int, float, str))]
-        return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
-    def _draw_records(self, prepared: Prepared, position: int) -> Indices:
-        """The records of this step: indices, ascending, on their device."""
-        own = prepared.sampler, position, prepared.ahead, self._reservation.plan.left
-        indices = self._releases.sample(*own)
-        device = prepared.records.device
-        # Their number decides shapes, which the host must know: it draws them.
-        return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)
+@contextlib.contextmanager
+def _named_arguments(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+    """Errors of a first look name the arguments, and those that were taken for data.
+
+    :raises ModelError: the same, with more to say.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raised = isinstance(error, RaisedOnPlaceholders)
+        shapes = described(model, args, kwargs) if raised else ""
+        cause = read_as_data(model, args, kwargs)
+        if not (raised or cause or isinstance(error, RaisedOnRecords)):
+            raise
+        raise ModelError(f"{cause}{error} {shapes}".rstrip()) from None

@@ -92,7 +92,8 @@ class Looks(DPSEP):
         if self._steps and plan.finished:
             self._look_at(args, kwargs)  # other data are refused
             return math.nan
-        self._prepare(args, kwargs)
+        self._reservation.require_step()
+        self._look_at(args, kwargs)
         loops = self.last_run is None  # over step()
         if loops and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
@@ -102,16 +103,15 @@ class Looks(DPSEP):
         return math.nan
 
     def finish(self) -> None:
-        self._conclude()
-        for warning in self._warnings():
+        for warning in self._conclude():
             warn_user(warning)
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """As :meth:`DPSVI.state_dict`. Rows per record are no part of it: a run ends with them."""
         return super().state_dict()
 
-    def _conclude(self, status: str | None = None) -> None:
-        super()._conclude(status)
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
+        found = super()._conclude(status)
         known = self._current.known
         guide = known.problem.guide if known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
@@ -119,6 +119,7 @@ class Looks(DPSEP):
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
         if known:
             known.problem.rows.fit()
+        return found
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
@@ -306,11 +307,7 @@ class DPSVI(Readable, Forecasted):
             )
 
     def run(
-        self,
-        *args: Any,
-        progress: bool = True,
-        callbacks: Sequence[Callback] = (),
-        **kwargs: Any,
+        self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
         """Make the looks, or the steps that are left of ``num_steps``, with a progress bar.
 

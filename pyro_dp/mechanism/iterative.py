@@ -12,7 +12,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
@@ -32,11 +31,7 @@ from pyro_dp.mechanism.run_result import (
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
 from pyro_dp.utils import display
-from pyro_dp.utils.errors import (
-    ConfigurationError,
-    PrivacyError,
-    warn_user,
-)
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
 
 Step = TypeVar("Step", bound=Callable[..., float])
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
@@ -73,7 +68,7 @@ class IterativeMechanism(abc.ABC):
     Subclasses implement ``step``. The arguments are those of :class:`DPSVI`.
 
     :param bound: the largest norm of one record's part of the first release.
-    :param plan: makes that of the steps, from ``num_steps`` and the kind of sampling.
+    :param plan: makes that of the steps, from ``num_steps``, the kind of sampling, and the bound.
     """
 
     def __init__(
@@ -85,27 +80,19 @@ class IterativeMechanism(abc.ABC):
         noise: Noise | float | None = None,
         sampling: Sampling | float | None = None,
         execution: Execution | None = None,
-        plan: Callable[[int | None, str], Steps] = Steps,
+        plan: Callable[[int | None, str, float], Steps] = Steps,
     ):
-        self._name = self._known_as or type(self).__name__  # to users
         self.noise, self.sampling = Noise.read(noise), Sampling.read(sampling)
         self.execution = Execution.read(execution)
-        steps = plan(num_steps, self.sampling.kind)
+        steps = plan(num_steps, self.sampling.kind, bound)
         own = (accountant, steps.num_steps, self.noise, self.sampling, self.execution)
         require_fit(*own, bound=bound, plans=steps.chooses)
-        self._bound = bound
         peers = _peers(self.execution.peers, accountant)
-        self._releases = Releases(accountant, peers, self.noise)
+        name = self._known_as or type(self).__name__
+        names = name, self._method or name
+        self._releases = Releases(accountant, peers, self.noise, steps, *names)
         if not peers.counts:
             accountant.follow()
-        seeded, secure = self._releases.randomness.seeded, self.noise.is_secure
-        self._reservation = Reservation(
-            accountant,
-            peers,
-            steps,
-            self.noise.multiplier,
-            functools.partial(Origin.now, self._method or self._name, seeded=seeded, secure=secure),
-        )
 
     last_run: RunResult | None = None
     """The result of the last :meth:`run`, even if it was interrupted; None before the first.
@@ -118,6 +105,11 @@ class IterativeMechanism(abc.ABC):
     # Functions for nonprivate(), by the names of its methods. The ledger notes a call first. The
     # arguments are the inference, the result of _look_at, all indices in batches, and a stream.
     _exact = MappingProxyType[str, Callable[..., Any]]({})
+
+    @property
+    def _reservation(self) -> Reservation:
+        """The run's part of the budget."""
+        return self._releases.reservation
 
     @property
     def accountant(self) -> PrivacyAccountant:
@@ -143,11 +135,7 @@ class IterativeMechanism(abc.ABC):
         """Make one step, with one release, on the full data."""
 
     def run(
-        self,
-        *args: Any,
-        progress: bool = True,
-        callbacks: Sequence[Callback] = (),
-        **kwargs: Any,
+        self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
         """Make the steps that are left of ``num_steps``, with a progress bar.
 
@@ -176,16 +164,16 @@ class IterativeMechanism(abc.ABC):
         """
         require_callbacks(callbacks)
         peers, interrupts = self._releases.peers, self._releases.interrupts
-        plan = self._reservation.plan
+        plan, name = self._reservation.plan, self._reservation.inference
         with peers.together():
             num_steps = peers.step(functools.partial(self._planned, args, kwargs))
             self._reservation.begin_run()
-            result = RunResult(self._name, self._measure, self._steps, num_steps)
+            result = RunResult(name, self._measure, self._steps, num_steps)
             self.last_run = result
             bar = tqdm(
                 total=num_steps,
                 initial=self._steps,
-                desc=f"Fitting with {self._name}",
+                desc=f"Fitting with {name}",
                 unit="step",
                 disable=not progress or self.accountant.silent or not peers.counts,
             )
@@ -195,7 +183,7 @@ class IterativeMechanism(abc.ABC):
                         with interrupts.within():
                             start = time.perf_counter()
                             value = self.step(*args, **kwargs)
-                            sizes = self._next_bound(), self.noise_multiplier, self._releases.noise
+                            sizes = plan.bound, self.noise_multiplier, self._releases.noise
                             step = ReleasedStep(self._steps, num_steps, value, *sizes, self)
                             result.add(step, time.perf_counter() - start)
                     except Stopped:  # on another rank
@@ -216,15 +204,19 @@ class IterativeMechanism(abc.ABC):
                     bar.refresh()
                 with interrupts.within():  # the result is written as a whole
                     interrupts.hold()
-                    self._conclude()
+                    found = self._conclude()
             self._releases.forget()
-            for warning in [*self._warnings(), *peers.warnings()]:
+            for warning in [*found, *peers.warnings()]:
                 warn_user(warning)
             return result
 
-    def _conclude(self, status: str | None = None) -> None:
-        """Tell the ledger the fraction clipped, and whether the result can be published."""
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
+        """Tell the ledger the fraction clipped, and whether the result can be published.
+
+        :returns: warnings about the finished run, from released numbers.
+        """
         self._reservation.note_result(getattr(self, "clipped_fraction", None), status)
+        return ()
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """``num_steps`` of a run that can begin, or go on."""
@@ -236,18 +228,19 @@ class IterativeMechanism(abc.ABC):
         return self.num_steps
 
     def __reduce__(self) -> NoReturn:
-        raise PrivacyError(f"A {self._name} holds the data: save its state_dict() instead.")
+        name = self._reservation.inference
+        raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
-        return f"{self._name}({shown})"
+        return f"{self._reservation.inference}({shown})"
 
     def _repr_html_(self) -> str:
         """Settings and progress, for notebooks."""
         facts = [(name, str(value)) for name, value in self._shown().items()]
         if self.last_run is not None:
             facts.append(("last run", self.last_run.headline))
-        return display.facts(self._name, facts)
+        return display.facts(self._reservation.inference, facts)
 
     def _shown(self) -> dict[str, Any]:
         clipped = getattr(self, "clipped_fraction", None)
@@ -276,45 +269,16 @@ class IterativeMechanism(abc.ABC):
             raise ConfigurationError("noise_multiplier is calibrated by the first step.")
         return self._reservation.least(rate)
 
-    def _next_bound(self) -> float:
-        return self._bound
-
-    def _warnings(self) -> list[Warning]:
-        """About a finished run, from released numbers."""
-        return []
-
-    def _looks_anew(self, needed: bool) -> bool:
-        """Whether the data are looked at now, as they are new here, or on another rank.
-
-        Then all ranks have the same settings, and in a cluster the ledger of rank 0.
-        """
-        ours, peers = self._reservation, self._releases.peers
-        if peers.alone or not peers.look_anew(needed):
-            return peers.alone and needed
-        ours.share(
-            {
-                "num_steps": self.num_steps,
-                "sample_rate": self.sampling.rate,
-                "sampling": self.sampling.kind,
-                "The inference": self._name,
-                "noise_multiplier": None if ours.calibrates else ours.noise_multiplier,
-                "The bound": float(self._next_bound()),
-                "secure": self._releases.sum_type.__name__,
-                "The number of steps taken": self._steps,
-            }
-        )
-        ours.plan.agree(peers)
-        return True
-
-    def _public(self) -> Sequence[Tensor]:
-        """Inputs of a release beside the data. They must be equal on all ranks of a cluster."""
-        return ()
-
     def _release(
-        self, clipped: ClippedSum, sampler: RecordSampler, noise_multiplier: float | None = None
+        self,
+        clipped: ClippedSum,
+        sampler: RecordSampler,
+        public: Sequence[Tensor] = (),
+        noise_multiplier: float | None = None,
     ) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records.
 
+        :param public: its inputs beside the data. They must be equal on all ranks of a cluster.
         :param noise_multiplier: None: that of the steps, and the release counts as one.
         """
         ours, rate, sigma = self._reservation, sampler.sample_rate, noise_multiplier
@@ -322,9 +286,8 @@ class IterativeMechanism(abc.ABC):
             sigma = ours.plan.noise(ours.calibrate(rate))
         event = self._releases.begin(clipped, sigma, sampler)
         # Two threads with equal seeds must not find the same position, and draw the same noise.
-        entry = ours.begin(), self._next_bound(), ours.reserved(rate)
+        entry = ours.begin(), ours.plan.bound, ours.reserved(rate)
         with self.accountant.next_position(*entry) as position:
-            public = self._public()
             try:
                 released = self._releases.make(clipped, event, position, self._steps, public)
             except BaseException:

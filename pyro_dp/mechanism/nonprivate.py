@@ -85,7 +85,7 @@ class NonPrivate:
         inference = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
-        kind, read = inference._name, inference._exact.get(name)
+        kind, read = inference._reservation.inference, inference._exact.get(name)
         if read is None:
             raise ConfigurationError(
                 f"nonprivate(...).{name} reads from {kinds}, not from a {kind}."

@@ -1,15 +1,17 @@
 """The plan of a run: the steps that are done, and the releases that are left."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable
 
-from pyro_dp.accounting.events import Event
+from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import PLANNED
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.releases import gaussian
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 from pyro_dp.utils.validation import require_count
+
+gaussian = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
 
 
 class Steps:
@@ -17,6 +19,7 @@ class Steps:
 
     :param num_steps: None: as many as are asked for.
     :param sampling: its kind.
+    :param bound: the largest norm of one record's part of a release.
     :ivar done: number of steps done.
     """
 
@@ -24,9 +27,14 @@ class Steps:
     chooses = False  # whether the first step chooses num_steps, where it is None
     whole = False  # whether one share of the budget, with noise that stays, is for all releases
 
-    def __init__(self, num_steps: int | None, sampling: str):
+    def __init__(self, num_steps: int | None, sampling: str, bound: float):
         self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
-        self.sampling, self.done = sampling, 0
+        self.sampling, self.done, self._bound = sampling, 0, bound
+
+    @property
+    def bound(self) -> float:
+        """That of the next release."""
+        return self._bound
 
     @property
     def left(self) -> int | None:

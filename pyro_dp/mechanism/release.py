@@ -16,11 +16,7 @@ from pyro_dp.utils.errors import ConfigurationError
 
 
 def release(
-    clipped: ClippedSum,
-    *,
-    accountant: PrivacyAccountant,
-    event: SubsampledGaussian,
-    noise: Stream,
+    clipped: ClippedSum, *, accountant: PrivacyAccountant, event: SubsampledGaussian, noise: Stream
 ) -> list[Tensor]:
     """Record the event, then make the noisy sums public.
 

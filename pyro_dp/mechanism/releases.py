@@ -8,10 +8,13 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.accounting.ledger import SECURE, SEEDED
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.plan import Steps, gaussian
 from pyro_dp.mechanism.release import release
+from pyro_dp.mechanism.reservation import Reservation
 from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.mechanism.streams import Randomness
@@ -19,7 +22,6 @@ from pyro_dp.utils.errors import ConfigurationError, PrivacyWarning, warn_user
 from pyro_dp.utils.interrupts import Interrupts
 from pyro_dp.utils.validation import LARGEST
 
-gaussian = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
 ONE_BY_ONE = DrawnAhead(1, [])  # each sample when it is needed
 
 _LARGE_DELTA = (
@@ -32,13 +34,25 @@ _LARGE_DELTA = (
 class Releases:
     """Draws the records of a run's steps, and releases their sums.
 
+    :param steps: the plan of the run.
+    :param inference: its name, to users.
+    :param method: its name in reports.
+    :ivar reservation: the run's part of the budget.
     :ivar interrupts: wait for a step that has begun to release.
     :ivar last: the last release's event; None before the first.
     :ivar noise: standard deviation of the last release's noise in a coordinate of its first block.
     """
 
-    def __init__(self, accountant: PrivacyAccountant, peers: Alone, noise: Noise):
-        self.accountant, self.peers = accountant, peers
+    def __init__(
+        self,
+        accountant: PrivacyAccountant,
+        peers: Alone,
+        noise: Noise,
+        steps: Steps,
+        inference: str,
+        method: str,
+    ):
+        self.peers = peers
         self.randomness = Randomness(noise.source, peers.rank)
         self.sum_type = FixedPointSum if noise.is_secure else ClippedSum
         self.interrupts = Interrupts()
@@ -48,18 +62,41 @@ class Releases:
         notes = {SEEDED: self.randomness.seeded, SECURE: noise.is_secure, peers.note: peers.note}
         for note in filter(notes.get, notes):
             accountant.note(note)
+        seeded, secure = self.randomness.seeded, noise.is_secure
+        now = functools.partial(Origin.now, method, seeded=seeded, secure=secure)
+        self.reservation = Reservation(inference, accountant, peers, steps, noise.multiplier, now)
+
+    def looks_anew(self, needed: bool, sample_rate: float | None) -> bool:
+        """Whether the data are looked at now, as they are new here, or on another rank.
+
+        Then all ranks have the same settings, and in a cluster the ledger of rank 0.
+
+        :param sample_rate: as the user set it.
+        """
+        ours, peers = self.reservation, self.peers
+        if peers.alone or not peers.look_anew(needed):
+            return peers.alone and needed
+        ours.share(
+            {
+                "num_steps": ours.plan.num_steps,
+                "sample_rate": sample_rate,
+                "sampling": ours.plan.sampling,
+                "The inference": ours.inference,
+                "noise_multiplier": None if ours.calibrates else ours.noise_multiplier,
+                "The bound": float(ours.plan.bound),
+                "secure": self.sum_type.__name__,
+                "The number of steps taken": ours.plan.done,
+            }
+        )
+        ours.plan.agree(peers)
+        return True
 
     def sample(
-        self,
-        sampler: RecordSampler,
-        position: int,
-        ahead: DrawnAhead = ONE_BY_ONE,
-        left: int | None = None,
+        self, sampler: RecordSampler, position: int, ahead: DrawnAhead = ONE_BY_ONE
     ) -> Indices:
         """The records of a step: indices, ascending.
 
         :param ahead: may draw those of other steps, too, except in secure mode.
-        :param left: number of steps that are left, if there is one.
         """
         self.interrupts.check()
         stream = functools.partial(self.randomness.stream, "sampling")
@@ -68,6 +105,7 @@ class Releases:
         if ahead is not self._ahead:  # other data
             self.forget()
             self._ahead = ahead
+        left = self.reservation.plan.left
         return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
 
     def forget(self) -> None:
@@ -98,11 +136,12 @@ class Releases:
         return event
 
     def _warn_of_delta(self, size: int) -> None:
-        times = self.accountant.delta * size
+        accountant = self.reservation.accountant
+        times = accountant.delta * size
         if times >= 1.0:
-            delta, better = self.accountant.delta, 0.1 / size
+            delta, better = accountant.delta, 0.1 / size
             text = _LARGE_DELTA.format(delta=delta, times=times, size=size, better=better)
-            self.accountant.note(text)
+            accountant.note(text)
             warn_user(PrivacyWarning(text))
 
     def make(
@@ -121,7 +160,7 @@ class Releases:
         door = functools.partial(
             release,
             clipped,
-            accountant=self.accountant,
+            accountant=self.reservation.accountant,
             event=event,
             noise=self.randomness.stream("noise", position),
         )

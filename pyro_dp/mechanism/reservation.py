@@ -30,6 +30,7 @@ _RESULTS_LOST = (
 class Reservation:
     """A run's part of the budget.
 
+    :param inference: its name, to users.
     :param plan: its steps.
     :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
     :param now: makes the run's origin, from its reservation and plan.
@@ -39,13 +40,14 @@ class Reservation:
 
     def __init__(
         self,
+        inference: str,
         accountant: PrivacyAccountant,
         peers: Alone,
         plan: Steps,
         noise_multiplier: float | None,
         now: Callable[..., Origin],
     ):
-        self.accountant, self._peers, self.plan = accountant, peers, plan
+        self.inference, self.accountant, self._peers, self.plan = inference, accountant, peers, plan
         self.noise_multiplier = noise_multiplier
         self.calibrates = noise_multiplier is None
         self.whole = self.calibrates or plan.whole
@@ -137,9 +139,8 @@ class Reservation:
             "accountant": self.accountant.state_dict(),
         }
 
-    def require(self, state: Any, inference: str, names: Sequence[str]) -> None:
+    def require(self, state: Any, names: Sequence[str]) -> None:
         """
-        :param inference: its name, to users.
         :param names: those of the state's parts, beside those of :meth:`state`.
         :raises ConfigurationError: it is no state, or that of another run.
         """
@@ -147,7 +148,9 @@ class Reservation:
         if not (
             isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
         ):
-            raise ConfigurationError(f"load_state_dict: this is no state_dict() of {inference}.")
+            raise ConfigurationError(
+                f"load_state_dict: this is no state_dict() of {self.inference}."
+            )
         if not self.calibrates and not same(state["noise_multiplier"], self.noise_multiplier):
             raise ConfigurationError("noise_multiplier differs from that of the saved run.")
         require_short_text("reservation", state.get("reservation", self.name))

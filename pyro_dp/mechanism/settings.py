@@ -273,6 +273,10 @@ class Factors(Setting):
         self._check("weight", require_scale)
         self._check("centred", require_flag)
 
+    def weight_at(self, bound: float) -> float:
+        """kappa, of sites that are clipped to this norm."""
+        return self.weight or (1.0 if bound == math.inf else 2.0 / bound)
+
 
 @dataclass(frozen=True)
 class Execution(Setting):

@@ -43,11 +43,7 @@ class Randomness:
         another's. So each has streams of its own, even with equal seeds.
     """
 
-    def __init__(
-        self,
-        source: torch.Generator | int | str | None = None,
-        rank: int = 0,
-    ):
+    def __init__(self, source: torch.Generator | int | str | None = None, rank: int = 0):
         self.secure = same(source, "system")
         self._key = None if source is None or self.secure else _key(source)
         self._rank = (rank,) if rank else ()

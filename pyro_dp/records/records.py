@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.sampling import AllRecords, DrawnAhead, Indices, RecordSampler
 from pyro_dp.records.arguments import (
     Arguments,
@@ -35,7 +36,7 @@ from pyro_dp.records.data_numbers import DataNumbers
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.torch_state import version
+from pyro_dp.utils.torch_state import sent, version
 
 _NO_ROWS = (
     "No argument has a row for each of the {plate.size} elements of the private plate "
@@ -303,6 +304,21 @@ class Prepared:
     def ahead(self) -> DrawnAhead:
         """Samples of several steps at once, where that spares passes over the data."""
         return drawn_ahead(self.records.columns, self.sampler)
+
+    def draw(self, releases: Releases, position: int) -> Indices:
+        """The records of a step: indices, ascending, on their device."""
+        indices, device = releases.sample(self.sampler, position, self.ahead), self.records.device
+        # Their number decides shapes, which the host must know: it draws them.
+        return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)
+
+    def public(self, releases: Releases) -> list[Tensor]:
+        """Inputs of a release: constants of the model, as tensors."""
+        constants = [value for _, value in self.records.constants]
+        tensors = [each for each in constants if isinstance(each, Tensor)]
+        if releases.peers.own_ledgers:
+            return tensors  # a digest of a single number would tell it to other owners
+        numbers = [each for each in constants if isinstance(each, (int, float, str))]
+        return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
 
 class _Original:

@@ -10,7 +10,7 @@ the mixture of the statistics, and the posterior is a function of it.
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -58,8 +58,8 @@ class _Plan(Steps):
     :param opens: whether the other release is still to come.
     """
 
-    def __init__(self, moves: bool, opens: Callable[[], bool], num_steps: int, sampling: str):
-        super().__init__(num_steps, sampling)
+    def __init__(self, moves: bool, opens: Callable[[], bool], *own: Any):
+        super().__init__(*own)
         self._moves, self._opens = moves, opens
 
     def releases(self, rate: float, sigma: float) -> Counter[Event]:
@@ -157,10 +157,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             raise ConfigurationError("VIPS needs a rate of sampling, such as sampling=0.05.")
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
-        self._declared = dict(model.statistics)
-        full = sampled.rate == 1.0
-        once = {name: each for name, each in self._declared.items() if full and each.static}
-        each = {n: x for n, x in self._declared.items() if n not in once}
+        declared, full = dict(model.statistics), sampled.rate == 1.0
+        once = {name: each for name, each in declared.items() if full and each.static}
+        each = {n: x for n, x in declared.items() if n not in once}
 
         def opens() -> bool:
             return bool(once) and not (self._found and self._found.static)
@@ -168,19 +167,17 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         super().__init__(
             accountant=accountant,
             num_steps=num_steps,
-            bound=max(statistic.bound for statistic in self._declared.values()),
+            bound=max(statistic.bound for statistic in declared.values()),
             noise=noise,
             sampling=sampled,
             execution=Execution.read(execution).only("VIPS", "microbatch_size", "peers"),
             plan=partial(_Plan, bool(each), opens),
         )
         # Models of users run behind a wall; those of this package are written for one.
-        self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
-        e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
-        self._e_step = e_step
+        self._e_step = model if is_reviewed(model) else IsolatedModel(model, _state(model))
         own = (self.execution.microbatch_size, self._releases.sum_type)
-        self._once = StatisticsSum(e_step, once, *own) if once else None
-        self._each = StatisticsSum(e_step, each, *own) if each else None
+        self._once = StatisticsSum(self._e_step, once, *own) if once else None
+        self._each = StatisticsSum(self._e_step, each, *own) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
@@ -188,8 +185,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             )
         self._kept = Preparation[Prepared]("none")
         self._found: Progress | None = None  # from the first look on
-        self._posterior: Any = None
-        self._aware: SitePosterior | None = None  # for this posterior, once computed
 
     _measure = "change of the statistics"
     _exact = MappingProxyType[str, Callable[..., Any]](
@@ -225,17 +220,16 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
             local = self._releases.randomness.stream("local", self.accountant.position)
-            total = partial(self._each.expected_sum, self._posterior, local)
+            total = partial(self._each.expected_sum, self._found.posterior, local)
             estimates = estimates.joined(self._released(self._each, total, prepared))
         else:
             self._reservation.plan.done += 1
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
         after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior, self._aware = _m_step(self.model, after, before.size), None
         start = after if self._steps == 1 else before.start
-        self._found = replace(before, mixed=after, start=start)
-        return after.change(before.mixed, self._declared) / before.size
+        self._found = _m_step(self.model, replace(before, mixed=after, start=start))
+        return after.change(before.mixed, self.model.statistics) / before.size
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> SitePosterior:
@@ -249,15 +243,18 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
-        if not self._steps:
+        found = self._found
+        if found is None or not self._steps:
             raise ConfigurationError("There is no posterior before the first step.")
         with _finite():
             if not noise_aware or self.noise_multiplier == 0:
-                return SitePosterior(self.model.marginals(self._posterior))
-            if self._aware is None:
-                self._aware = _noise_aware(self)
-                self._reservation.note_result(None, str(self._aware.status))
-            return self._aware
+                return SitePosterior(self.model.marginals(found.posterior))
+            aware = found.aware
+            if aware is None:
+                aware = _noise_aware(self, found)
+                self._found = replace(found, aware=aware)
+                self._reservation.note_result(None, str(aware.status))
+            return aware
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.
@@ -273,7 +270,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 pyro.sample(site, marginal)
         else:
             with _finite():
-                self.model.guide(self._posterior)
+                self.model.guide(self._found and self._found.posterior)
 
     def _new_records(self) -> NewRecords | None:
         first = self._kept.first(self._steps)
@@ -286,38 +283,36 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
-        self._reservation.require(state, self._name, _STATE)
-        found = static = start = posterior = None
+        self._reservation.require(state, _STATE)
+        found = static = start = None
         if state["static"] is not None:
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
         if state.get("start") is not None:  # older states have none
-            start = MixedStatistics.from_state(state["start"], self._declared)
+            start = MixedStatistics.from_state(state["start"], self.model.statistics)
         if state["size"] is not None:
             size = require_count("size", state["size"])
-            mixed = MixedStatistics.from_state(state["statistics"], self._declared)
-            found = Progress(size, mixed, static, start)
-            posterior = _m_step(self.model, mixed, size)
+            mixed = MixedStatistics.from_state(state["statistics"], self.model.statistics)
+            found = _m_step(self.model, Progress(size, mixed, static, start))
         self._reservation.load(state)
         self._kept = Preparation("none")  # to look at the data anew
-        self._found, self._posterior, self._aware = found, posterior, None
+        self._found = found
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
         known = self._kept.current(args, kwargs)
-        if self._looks_anew(known is None):
+        if self._releases.looks_anew(known is None, self.sampling.rate):
             records = self._checked(args, kwargs)
             size, rate = records.plate.size, self.sampling.rate
             assert rate is not None
             sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
             if self._found is None:
                 initial = dict(self.model.initial_statistics(size))
-                noise = dict.fromkeys(self._declared, 0.0)
+                noise = dict.fromkeys(self.model.statistics, 0.0)
                 self._found = Progress(size, MixedStatistics(initial, noise))
-            self._found = self._found.to(records.device)
-            self._posterior, self._aware = _m_step(self.model, self._found.mixed, size), None
-            if self._own is not None:
-                self._e_step.check(self._posterior, records)
+            self._found = _m_step(self.model, self._found.to(records.device))
+            if isinstance(self._e_step, IsolatedModel):
+                self._e_step.check(self._found.posterior, records)
             known = self._kept.keep(Prepared(records, sampler), self._steps)
         assert known is not None
         return known
@@ -343,10 +338,12 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         first = self._kept.first(self._steps)
         if first is not None:
             first.require_same_data(records)
-        state = self._own or CapturedState(*_methods(self.model))
-        if self._own is not None:
+        if isinstance(self._e_step, IsolatedModel):
+            state = self._e_step.state
             refuse_rows(state.references, size)
             refuse_rows(state.references, records.count)
+        else:
+            state = _state(self.model)
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
             for chosen in records.blocks(records.block):
@@ -368,19 +365,16 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :param sigma: its noise multiplier; None: that of a step.
         """
         sampler, position = prepared.sampler, self.accountant.position
-        left = self._reservation.plan.left
-        indices = self._releases.sample(sampler, position, prepared.ahead, left)
-        released = self._release(total(prepared.records, indices), sampler, sigma)
+        assert self._found is not None  # from the first look on
+        public = list(self._found.mixed.values.values())
+        indices = prepared.draw(self._releases, position)
+        released = self._release(total(prepared.records, indices), sampler, public, sigma)
         sigma = self.noise_multiplier if sigma is None else sigma
         return sums.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
-    def _public(self) -> Sequence[Tensor]:
-        return () if self._found is None else list(self._found.mixed.values.values())
 
-
-def _noise_aware(vips: VIPS) -> SitePosterior:
-    found, model, current = vips._found, vips.model, vips._posterior
-    assert found is not None
+def _noise_aware(vips: VIPS, found: Progress) -> SitePosterior:
+    model, current = vips.model, found.posterior
     mixed, size, (tau0, kappa) = found.mixed, found.size, vips.step_size
     response = NoiseResponse(
         lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
@@ -400,27 +394,29 @@ def _exact_norms(
     vips: VIPS, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
 ) -> dict[str, Tensor]:
     """Norms of the records' statistics before they are clipped, (N,) each."""
-    model = vips._e_step
+    model: Any = vips._e_step
+    posterior = vips._found and vips._found.posterior
     norms: dict[str, list[Tensor]] = {name: [] for name in vips.model.statistics}
     for chosen in batches:
         rows = prepared.records.rows(chosen)
         with torch.no_grad(), guarded("The E-step"):
             parts = dict(model.static_statistics(*rows))
             draws = Draws.by(stream, chosen)
-            parts |= model.expected_statistics(vips._posterior, draws, *rows)
+            parts |= model.expected_statistics(posterior, draws, *rows)
         for name, found in norms.items():
             found.append(row_norms(parts[name]))
     return {name: torch.cat(found) for name, found in norms.items()}
 
 
-def _m_step(model: ConjugateModel, mixed: MixedStatistics, size: int) -> Any:
+def _m_step(model: ConjugateModel, found: Progress) -> Progress:
     with _finite():
-        return model.posterior(mixed.values, mixed.noise, size)
+        posterior = model.posterior(found.mixed.values, found.mixed.noise, found.size)
+    return replace(found, posterior=posterior, aware=None)
 
 
-def _methods(model: ConjugateModel) -> tuple[Callable, ...]:
-    """Methods that see data."""
-    return model.expected_statistics, model.static_statistics, model.check
+def _state(model: ConjugateModel) -> CapturedState:
+    """All objects that the methods that see data refer to."""
+    return CapturedState(model.expected_statistics, model.static_statistics, model.check)
 
 
 @contextlib.contextmanager

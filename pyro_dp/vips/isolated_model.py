@@ -32,12 +32,12 @@ class IsolatedModel:
     Its E-step cannot read other records. It runs on all records at once by ``torch.vmap`` if
     possible, else in a loop. State that it keeps of a record is put back.
 
-    :param state: objects that the model refers to.
+    :ivar state: objects that the model refers to.
     """
 
     def __init__(self, model: ConjugateModel, state: CapturedState):
         self._model = model
-        self._state = state
+        self.state = state
         self.microbatch_size = model.microbatch_size
 
     def static_statistics(self, *rows: Tensor) -> Parts:
@@ -69,7 +69,7 @@ class IsolatedModel:
         memories: list[Changes] = []
         for i in records.examples():
             row = [each.clone().unsqueeze(0) for each in records.row(i)]
-            with forked_rng(), self._state.pristine() as changes, guarded("The E-step"):
+            with forked_rng(), self.state.pristine() as changes, guarded("The E-step"):
                 self._both(posterior, row)
             memories.append(changes)
         for changes in memories[1:]:
@@ -82,7 +82,7 @@ class IsolatedModel:
         them."""
         with (
             forked_rng(),
-            self._state.pristine() as kept,
+            self.state.pristine() as kept,
             guarded("The E-step on placeholder data", public=True),
         ):
             parts = self._both(posterior, rows)
@@ -116,13 +116,13 @@ class IsolatedModel:
             parts = e_step(Draws(known.__getitem__), *[each.unsqueeze(0) for each in row])
             return {name: _dense(part).squeeze(0) for name, part in parts.items()}
 
-        with self._state.preserved(), guarded("The E-step"):
+        with self.state.preserved(), guarded("The E-step"):
             return torch.vmap(one)(tables, *rows)
 
     def _requests(self, e_step: EStep, rows: tuple[Tensor, ...]) -> list[Request]:
         """The draws of one record, found on a public row."""
         draws = _public_draws(1)
-        with forked_rng(), self._state.preserved(), guarded("The E-step", public=True):
+        with forked_rng(), self.state.preserved(), guarded("The E-step", public=True):
             e_step(draws, *[torch.ones_like(row[:1]) for row in rows])
         return list(draws.known)
 
@@ -135,7 +135,7 @@ class IsolatedModel:
         for b in range(len(rows[0])):
             own = draws and draws.of(b)
             try:
-                with forked_rng(), self._state.preserved(), guarded("The E-step"):
+                with forked_rng(), self.state.preserved(), guarded("The E-step"):
                     parts = e_step(own, *[row[b : b + 1].clone() for row in rows])
                     found = {name: _dense(part) for name, part in parts.items()}
             except ModelError:

@@ -19,6 +19,7 @@ from pyro_dp.utils.torch_state import rows_on
 from pyro_dp.utils.validation import require_number
 from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Statistic
 from pyro_dp.vips.isolated_model import IsolatedModel
+from pyro_dp.vips.site_posterior import SitePosterior
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,14 @@ class MixedStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """The released statistics of a run so far."""
+    """The released statistics of a run so far, and the posteriors that follow from them."""
 
     size: int  # N
     mixed: MixedStatistics  # averages over the steps
     static: MixedStatistics | None = None  # released once
     start: MixedStatistics | None = None  # averages after the first step
+    posterior: Any = None  # the model's
+    aware: SitePosterior | None = None  # with the noise's uncertainty, once computed
 
     def to(self, device: torch.device) -> "Progress":
         static, start = (each and each.to(device) for each in (self.static, self.start))

@@ -261,7 +261,7 @@ class TestLook:
         pyro.clear_param_store()
         guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)}))
         sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
-        prepared = sep._prepare((x, y), {})
+        prepared = sep._look_at((x, y), {})
         root = torch.eye(DIM) + 0.3
         known = replace(sep._current.approximation, frame=Frame(root, 0.5, 0.8, 0.1))
         batch = torch.arange(0 if x[0].any() else 1, len(x))

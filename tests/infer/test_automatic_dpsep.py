@@ -260,8 +260,9 @@ def test_a_likelihood_that_is_not_concave():
     assert found.status.is_ok and (found.stddev < 0.2).all()
     assert ((found.mean - truth).abs() < 4 * found.stddev).all()
     known = sep._current.approximation
-    last = replace(known.looks[-1], curvature=-known.looks[-1].curvature)
-    judged = status(replace(known, looks=(*known.looks[:-1], last)))
+    looks = known.seen.looks
+    last = replace(looks[-1], curvature=-looks[-1].curvature)
+    judged = status(replace(known, seen=replace(known.seen, looks=(*looks[:-1], last))))
     assert judged.level == "check" and "is not concave in 4 of 4 directions" in judged.reason
 
 
@@ -434,7 +435,7 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
         noise=5.0,
         sampling=FullBatch(plate=plate),
     )
-    prepared = sep._prepare((x, y), {})
+    prepared = sep._look_at((x, y), {})
     known = sep._current.approximation
     frame = Frame(torch.eye(3) if root is None else root, 0.7, bound, 0.1 * min(bound, 1.0))
     blocks = replace(known, frame=frame).blocks
@@ -461,8 +462,9 @@ def test_the_opening_counts_each_record_once():
     x, y = regression_data(size=8)
     guide = AutoMultivariateNormal(logistic)
     sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=5.0)
-    prepared, known = sep._prepare((x, y), {}), sep._current.approximation
-    clipped = sep._clipped_sum(prepared, known.at(8), torch.arange(8), 0)
+    prepared, known = sep._look_at((x, y), {}), sep._current.approximation
+    own = torch.arange(8), ClippedSum, np.random.default_rng(0)
+    clipped = prepared.clipped_sum(known, known.at(8), *own)
     assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
 
 
@@ -528,7 +530,7 @@ def test_too_many_latents_are_refused_before_anything_is_spent():
 def test_what_was_clipped_is_known_without_a_bit():
     x, y = gaussian_data()
     sep = fitted(linear, (x, y), epsilon=3.0)
-    assert sep._fractions.blocks == []
+    assert sep._current.fractions.blocks == []
     clipped, bound = sep.clipped_fraction, sep._current.known.frame.bound
     assert "clipped" in repr(sep)
     with pytest.warns(NotPrivateWarning):

@@ -108,7 +108,7 @@ def test_exact_for_linear_regression(guide):
 
 def runs(sep, data, count):
     """The DPSEP after each of so many runs from its start, on noise of their own."""
-    sep._prepare(data, {})
+    sep._look_at(data, {})
     start = sep.state_dict()
     for _ in range(count):
         sep.load_state_dict(start | {"accountant": sep.accountant.state_dict()})
@@ -486,7 +486,7 @@ def test_the_noise_of_a_saved_run_is_remembered():
     state = through_a_file(sep.state_dict())
     second = new_sep(noise=3.0, clip=1.0)
     second.load_state_dict(state)
-    second._prepare(data, {})
+    second._look_at(data, {})
     for aware in (True, False):
         torch.testing.assert_close(
             second.posterior(aware).covariance_matrix, sep.posterior(aware).covariance_matrix

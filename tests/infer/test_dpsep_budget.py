@@ -235,13 +235,14 @@ def look_of(model, guide, *data):
     """Prepared sums, blocks of a look in a frame of its own, and of the opening."""
     pyro.clear_param_store()
     sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
-    prepared, known = sep._prepare(data, {}), sep._current.approximation
+    prepared, known = sep._look_at(data, {}), sep._current.approximation
     root = torch.randn(known.plan.dim, known.plan.dim)
     frame = Frame(root @ root.T + 0.1 * torch.eye(known.plan.dim), 0.6, BOUND, 0.2)
 
     def sums(indices, opens):
         if opens:
-            clipped = sep._clipped_sum(prepared, known.at(SIZE), torch.tensor(indices), 0)
+            own = torch.tensor(indices), ClippedSum, np.random.default_rng(0)
+            clipped = prepared.clipped_sum(known, known.at(SIZE), *own)
         else:
             clipped = ClippedSum(replace(known, frame=frame).blocks)
             stream = np.random.default_rng(0)
@@ -310,7 +311,7 @@ def test_a_record_beside_an_unknown_scale_does_so_too():
 def test_the_openings_histograms_share_its_cost():
     pyro.clear_param_store()
     sep = DPSEP(scaled, AutoMultivariateNormal(scaled), accountant=PrivacyAccountant(), noise=3.0)
-    sep._prepare((torch.randn(SIZE, DIM), torch.randn(SIZE)), {})
+    sep._look_at((torch.randn(SIZE, DIM), torch.randn(SIZE)), {})
     blocks = sep._current.approximation.blocks
     assert [each.bound for each in blocks] == [1.0, 1.0]
     assert sum(each.share for each in blocks) == pytest.approx(1.0)

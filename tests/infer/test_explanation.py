@@ -100,8 +100,8 @@ def test_a_known_split_of_dpsep():
     u S."""
     sep = fitted(DPSEP, **RUNS["DPSEP"][1])
     plain, known = sep.posterior(noise_aware=False).covariance_matrix, sep._current.approximation
-    noise = (plain @ known.pooled.noise(sep.posterior().mean) @ plain).diagonal()
-    clipped = known.squared_bias * (plain @ known.pooled.geometry @ plain).diagonal()
+    noise = (plain @ known.seen.pooled.noise(sep.posterior().mean) @ plain).diagonal()
+    clipped = known.squared_bias * (plain @ known.seen.pooled.geometry @ plain).diagonal()
     shares = sep.explain().shares
     ratio = noise / (noise + clipped)
     found = shares["privacy noise"] / (shares["privacy noise"] + shares["clipping"])

@@ -120,7 +120,7 @@ def sites_of(model, tensors, *, scale=0.1, **options):
         **steps,
         **options,
     )
-    prepared = sep._prepare(tuple(finite), {})
+    prepared = sep._look_at(tuple(finite), {})
     for column, given in zip(prepared.records.columns, tensors, strict=True):
         column.tensor.copy_(given)  # a NaN that no check saw
     return sep, prepared.sites

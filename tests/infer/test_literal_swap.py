@@ -124,7 +124,7 @@ def test_a_bound_that_is_far_too_small(as_users_run_it):
 def test_a_bound_that_is_far_too_large(as_users_run_it):
     svi, texts = fitted(1e3)
     assert len(texts) == 1 and "far above the records' gradients" in texts[0]
-    assert "clip=None" in texts[0] and svi._gradients._policy.bound == svi.clip.bound == 1e3
+    assert "clip=None" in texts[0] and svi._gradients._moves.policy.bound == svi.clip.bound == 1e3
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
     svi, texts = fitted(bound, scaled)
     if bound is None:
-        assert texts == [] and svi._gradients._policy.bound < 0.01
+        assert texts == [] and svi._gradients._moves.policy.bound < 0.01
     else:
         (text,) = texts
         times = float(text.split("about ")[1].split(" times")[0].replace(",", ""))
@@ -148,7 +148,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 @pytest.mark.long
 def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
     svi, texts = fitted(4.0)
-    assert texts == [] and svi._gradients._policy.bound == 4.0
+    assert texts == [] and svi._gradients._moves.policy.bound == 4.0
     assert svi.clipped_fraction.fraction < 0.05
 
 

@@ -179,7 +179,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         monkeypatch, accountant=accountant, sampling=sampling, clip=1e6, noise=Noise(0, source=0)
     )
     estimates, drawn, data = [], batches(monkeypatch), regression_data()
-    fixture.svi._prepare(data, {})
+    fixture.svi._look_at(data, {})
     step = fixture.svi._kept.prepared.step
     step._unchecked = 0  # to check a traced step, more gradients would be taken
     gradients = step.gradients
@@ -235,7 +235,7 @@ def test_adaptive_clip(monkeypatch):
         fixture.svi.step(*data)
     fraction = fixture.sums[-1][1].item() / 30 + 0.5
     assert fraction == pytest.approx(0.5, abs=0.15)
-    assert fixture.svi._policy.bound < 5
+    assert fixture.svi._moves.policy.bound < 5
     assert fixture.bounds[0] == 20.0 and fixture.bounds[-1] < 5
     assert all(s[0].norm() <= 30 * b for s, b in zip(fixture.sums, fixture.bounds, strict=True))
     assert fixture.svi.accountant.ledger[0].count == 60

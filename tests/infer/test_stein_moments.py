@@ -39,7 +39,7 @@ def stein(model, *data):
         clip=math.inf,
         num_steps=1,
     )
-    inference._prepare(data, {})
+    inference._look_at(data, {})
     assert inference._kept.prepared.problem.moments.name == "stein"
     indices = torch.arange(len(data[0]))
     return (

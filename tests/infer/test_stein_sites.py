@@ -99,7 +99,7 @@ def prepared(model, tensors):
     pyro.clear_param_store()
     guide = AutoMultivariateNormal(model, init_scale=0.1)
     sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=Noise(1.0, source=0))
-    return sep, sep._prepare(tensors, {})
+    return sep, sep._look_at(tensors, {})
 
 
 def sites(moments, *, scale=0.1, shift=0.0):

@@ -116,7 +116,9 @@ def test_intervals_include_the_noise(of, particles):
         svi.run(*regression_data(200), progress=False)
     found = svi.posterior()
     plain = svi.posterior(noise_aware=False)
-    gradients = svi._kept.prepared.step.eager.num_noises * (20.0 * 2.0) ** 2 / svi._policy.share
+    gradients = (
+        svi._kept.prepared.step.eager.num_noises * (20.0 * 2.0) ** 2 / svi._moves.policy.share
+    )
     expected = plain.covariance_matrix + gradients / 40 * plain.covariance_matrix.square()
     torch.testing.assert_close(found.covariance_matrix, expected)
     assert svi._kept.prepared.step.eager.num_noises == (particles if of == "latents" else 1)
@@ -156,7 +158,7 @@ def test_graphs_change_nothing():
         pyro.set_rng_seed(1)
         svi = new(num_steps=40, execution=Execution(jit=jit), sampling=0.5)
         svi.run(*regression_data(), progress=False)
-        found.append((values(), svi.posterior().covariance_matrix, svi._policy.bound))
+        found.append((values(), svi.posterior().covariance_matrix, svi._moves.policy.bound))
     one, other = found
     assert one[0].keys() == other[0].keys()
     for name in one[0]:
@@ -283,11 +285,11 @@ def test_the_bound_follows_the_norms(monkeypatch):
     for _ in range(49):
         svi.step(x, y)
     norms = x.norm(dim=1) * (y - torch.sigmoid(x @ svi.guide.median()["w"])).abs()
-    above = (norms > svi._policy.bound).double().mean()
-    assert norms.quantile(0.5) < svi._policy.bound < 2 * x.norm(dim=1).max()
+    above = (norms > svi._moves.policy.bound).double().mean()
+    assert norms.quantile(0.5) < svi._moves.policy.bound < 2 * x.norm(dim=1).max()
     assert svi.clipped_fraction.fraction == pytest.approx(above.item(), abs=0.05)
     assert fixture.bounds[0] == 1.0 and fixture.bounds[-1] == pytest.approx(
-        svi._policy.bound, rel=0.3
+        svi._moves.policy.bound, rel=0.3
     )
     assert svi.accountant.ledger == ((SubsampledGaussian(1.0, 1.0, "full"), 50),)
 
@@ -295,7 +297,7 @@ def test_the_bound_follows_the_norms(monkeypatch):
 def test_no_bound_without_noise():
     svi = new(noise=0, num_steps=3)
     svi.step(*regression_data())
-    assert svi._policy.bound == math.inf and svi.clipped_fraction is None
+    assert svi._moves.policy.bound == math.inf and svi.clipped_fraction is None
 
 
 # Going on.
@@ -376,11 +378,11 @@ def test_a_passed_optimizer_is_used_as_ever():
     scale = torch.tensor([0.2252326420370528, 0.2252496287925971, 0.21878714733517995])
     torch.testing.assert_close(pyro.param("AutoNormal.locs.w"), loc, rtol=1e-9, atol=0)
     torch.testing.assert_close(pyro.param("AutoNormal.scales.w"), scale, rtol=1e-9, atol=0)
-    assert svi.clip.bound == svi._policy.bound == 1.0
+    assert svi.clip.bound == svi._moves.policy.bound == 1.0
 
 
 def test_a_passed_optimizer_has_a_histogram():
     options = dict(clip=Clip(loss=1.0), num_steps=4, optim=pyro.optim.Adam({"lr": 0.05}))
     svi = new(guide=AutoNormal(logistic), **options)
     losses = svi.run(*regression_data(), progress=False)
-    assert len(losses) == 3 and svi._policy.bound != 1.0
+    assert len(losses) == 3 and svi._moves.policy.bound != 1.0

@@ -97,7 +97,7 @@ def test_latents_without_a_reparameterisation(name):
 
 def test_draws_are_fresh_and_at_the_parameters():
     made, svi = new(lambda: problem_of(FAMILIES["Gamma"]), "trace", **NOISY)
-    svi._prepare(made.data, {})
+    svi._look_at(made.data, {})
     step = svi._kept.prepared.step
     ((one,),), ((other,),) = step.draw(), step.draw()
     assert not torch.equal(one, other)
@@ -183,7 +183,7 @@ def sums(svi, batch, seed):
 @pytest.mark.parametrize("name", LOCAL)
 def test_private_draws_leave_the_public_generator_alone(name):
     made, svi = new(LOCAL[name], "trace")
-    svi._prepare(made.data, {})
+    svi._look_at(made.data, {})
     one, again, other = (sums(svi, [1, 4, 8], seed) for seed in (0, 0, 1))
     assert torch.equal(one, again) and not torch.equal(one, other)
 
@@ -192,7 +192,7 @@ def test_private_draws_leave_the_public_generator_alone(name):
 def test_a_gamma_of_records_is_a_gamma():
     """Means of the contributions agree with Pyro's code, which draws for itself."""
     made, svi = new(LOCAL["Gamma"], "trace", clip=1e6)
-    svi._prepare(made.data, {})
+    svi._look_at(made.data, {})
     found = torch.stack([sums(svi, range(30), seed) for seed in range(100)])
     fast, slow = svi._kept.prepared.step, eager(svi)
     object.__setattr__(svi._kept.prepared, "step", slow)

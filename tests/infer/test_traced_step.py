@@ -177,7 +177,7 @@ def test_particles_draw_on_their_own():
     """Publicly and locally."""
     problem, svi = new(PROBLEMS["hierarchical"], "trace", noise=0.0)
     svi.loss.num_particles = 2
-    svi._prepare(problem.data, {})
+    svi._look_at(problem.data, {})
     (one, other), used = svi._kept.prepared.step.draw(), []
     assert not any(torch.equal(x, y) for x, y in zip(one, other, strict=True))
     make = pyro_dp.infer.padded_sum.PaddedSum.batch
@@ -264,7 +264,7 @@ def test_memory(monkeypatch, microbatch_size):
         return Problem(logistic, AutoNormal(logistic), regression_data(dim=13))
 
     _, svi = new(make, "trace", microbatch_size=microbatch_size)
-    svi._prepare(make().data, {})
+    svi._look_at(make().data, {})
     assert max(sizes) == svi._kept.prepared.step._passes.size == min(microbatch_size, 7)
 
 
@@ -276,7 +276,7 @@ def contributions(svi, batch, step=None, seed=0):
     pyro.set_rng_seed(5)
     step = step or svi._kept.prepared.step
     draws = step.draw()
-    clipped = ClippedSum(svi._policy.blocks(step.size(draws)))
+    clipped = ClippedSum(svi._moves.policy.blocks(step.size(draws)))
     indices = torch.tensor(batch, dtype=torch.long)
     before = torch.get_rng_state()
     step.add(clipped, draws, indices, lambda: np.random.default_rng(seed))
@@ -287,7 +287,7 @@ def contributions(svi, batch, step=None, seed=0):
 def prepared(make, **options):
     """A traced DPSVI whose first steps are behind it."""
     problem, svi = new(make, "trace", **options)
-    svi._prepare(problem.data, {})
+    svi._look_at(problem.data, {})
     svi._kept.prepared.step._unchecked = 0
     return problem, svi
 
@@ -448,12 +448,12 @@ def test_a_draw_that_does_not_fit_the_graph():
     other = [replace(particle, transforms=moved)]
     assert not step._fits(other)
     assert not step._fits([replace(particle, latents={"w": torch.zeros(4)})])
-    found, expected = (ClippedSum(svi._policy.blocks(3)) for _ in range(2))
+    found, expected = (ClippedSum(svi._moves.policy.blocks(3)) for _ in range(2))
     indices, stream = torch.arange(9), partial(np.random.default_rng, 0)
     step.add(found, other, indices, stream)
     eager(svi).add(expected, other, indices, stream)
     assert torch.equal(*(exact_sums(each)[0] for each in (found, expected)))
-    fitting = ClippedSum(svi._policy.blocks(3))
+    fitting = ClippedSum(svi._moves.policy.blocks(3))
     step.add(fitting, draws, indices, stream)
     assert not torch.allclose(exact_sums(found)[0], exact_sums(fitting)[0])
 

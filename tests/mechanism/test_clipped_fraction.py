@@ -28,6 +28,7 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
+from pyro_dp.infer.ep.stochastic_ep import PreparedSites
 from pyro_dp.mechanism.clipped_fraction import ClippedFractions
 from pyro_dp.mechanism.sampling import RecordSampler
 
@@ -61,7 +62,7 @@ def true_fractions(monkeypatch, inference, y):
     found = []
 
     def note(norms):
-        found.append((norms > inference._bound).double().mean().item())
+        found.append((norms > inference._reservation.plan.bound).double().mean().item())
 
     if isinstance(inference, PaperDPSVI):
         step = inference.step
@@ -73,13 +74,13 @@ def true_fractions(monkeypatch, inference, y):
 
         monkeypatch.setattr(inference, "step", spy)
     else:
-        clipped_sum = inference._clipped_sum
+        clipped_sum = PreparedSites.clipped_sum
 
-        def spy(prepared, cavity, *args):
+        def spy(prepared, known, cavity, *args):
             note(prepared.sites.norms(cavity, torch.arange(len(y))))
-            return clipped_sum(prepared, cavity, *args)
+            return clipped_sum(prepared, known, cavity, *args)
 
-        monkeypatch.setattr(inference, "_clipped_sum", spy)
+        monkeypatch.setattr(PreparedSites, "clipped_sum", spy)
     return found
 
 
@@ -152,7 +153,7 @@ def test_fraction_is_a_fraction():
 def test_a_share_of_one_per_cent(monkeypatch, sampling):
     """There is one event for any blocks; no block if nothing is clipped or nobody asks."""
     fixture = Fixture(monkeypatch, noise=Noise(2.0, source=0), sampling=sampling)
-    blocks = fixture.svi._policy.blocks(3)
+    blocks = fixture.svi._moves.policy.blocks(3)
     assert [block.share for block in blocks] == [0.99, 0.01]
     assert blocks[1].bound == 0.5 and blocks[1].size == 1
     fixture.svi.step(*regression_data())
@@ -162,7 +163,7 @@ def test_a_share_of_one_per_cent(monkeypatch, sampling):
         fixture.svi.step(*regression_data())
         assert len(fixture.sums[0]) == 1
         assert fixture.svi.clipped_fraction is None and "clipped" not in repr(fixture.svi)
-        assert fixture.svi._policy.blocks(3)[0].share == 1.0
+        assert fixture.svi._moves.policy.blocks(3)[0].share == 1.0
 
 
 def test_an_adaptive_bound_has_one_bit(monkeypatch):
@@ -173,7 +174,7 @@ def test_an_adaptive_bound_has_one_bit(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fixture.svi.run(*regression_data(), progress=False)
-    assert [block.share for block in fixture.svi._policy.blocks(3)] == [0.8, 0.2]
+    assert [block.share for block in fixture.svi._moves.policy.blocks(3)] == [0.8, 0.2]
     assert len(fixture.sums[0]) == 2
     assert fixture.svi.clipped_fraction.fraction == 1.0
 
@@ -212,9 +213,9 @@ def test_a_broken_record_is_no_bit(monkeypatch):
     for broken in (False, True):
         fixture = Fixture(monkeypatch, location, delta(location), sampling=FullBatch())
         y = torch.arange(20.0) / 10
-        fixture.svi._prepare((y,), {})
+        fixture.svi._look_at((y,), {})
         y[4] = math.nan
-        clipped = fixture.svi._releases.sum_type(fixture.svi._policy.blocks(1), "cpu")
+        clipped = fixture.svi._releases.sum_type(fixture.svi._moves.policy.blocks(1), "cpu")
         batch = torch.tensor([i for i in range(20) if broken or i != 4])
         step = fixture.svi._kept.prepared.step
         step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))

@@ -30,6 +30,7 @@ from pyro_dp import (
     PrivacyError,
     nonprivate,
 )
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.vips import LogisticRegression
 
 
@@ -111,8 +112,9 @@ def test_norms_of_sites():
         norms = nonprivate(inference).gradient_norms(x, y)
     assert norms.shape == (60,)
     # Without noise and clipping a step releases the sum of the sites: check one record's alone.
-    cavity = inference._current.approximation.at(60)
-    clipped = inference._clipped_sum(inference._kept.prepared, cavity, torch.tensor([5]), 0)
+    known, prepared = inference._current.approximation, inference._kept.prepared
+    own = ClippedSum, np.random.default_rng(0)
+    clipped = prepared.clipped_sum(known, known.at(60), torch.tensor([5]), *own)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())
     again = sep(kind=PaperDPSEP, clip=1e-3, execution=Execution(7))
     with looked():

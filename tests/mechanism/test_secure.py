@@ -108,7 +108,7 @@ def test_forked_processes_share_no_noise(monkeypatch):
         child = os.fork()
         if child == 0:
             own = PrivacyAccountant()  # the parent's is refused
-            fixture.svi._reservation.accountant = fixture.svi._releases.accountant = own
+            fixture.svi._reservation.accountant = own
             os.write(writing, noise())
             os._exit(0)
         os.waitpid(child, 0)

@@ -136,7 +136,7 @@ def test_contract_catches_a_release_that_is_not_recorded(monkeypatch):
 
 
 def test_contract_catches_a_step_without_release(monkeypatch):
-    def kept(self, clipped, sampler):
+    def kept(self, clipped, *given):
         return list(exact_sums(clipped))
 
     monkeypatch.setattr(IterativeMechanism, "_release", kept)

@@ -89,7 +89,7 @@ class Planted(IterativeMechanism):
         sampler = RecordSampler("full", len(x), 1.0)
         loc = pyro.param("loc", torch.zeros(2))
         rows = x[self._releases.sample(sampler, self._steps)] - torch.tensor([80.0, 180.0])
-        clipped = ClippedSum([Block(2, self._bound)])
+        clipped = ClippedSum([Block(2, 1.0)])
         clipped.add(self.fault(self, x, rows))
         (released,) = self._release(clipped, sampler)
         loc.data += 0.001 * released

@@ -110,7 +110,7 @@ USES = {
     ".stream": """
         mechanism.releases.Releases.make mechanism.releases.Releases.sample
         infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
-        infer.ep.stochastic_ep.StochasticEP._clipped_sum
+        infer.ep.stochastic_ep.StochasticEP.step
         vips.inference.VIPS.step mechanism.nonprivate.NonPrivate._read
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection

@@ -190,7 +190,7 @@ def test_all_at_once_is_the_loop():
     """The batch takes all branches."""
     svi = new(four_ways)
     (x,) = make(four_ways)().data
-    svi._prepare((x,), {})
+    svi._look_at((x,), {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     assert term.vectorizes and term.answers == (True, False, False)
     batch = Batch(torch.arange(len(x)), [x])

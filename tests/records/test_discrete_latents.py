@@ -173,7 +173,7 @@ def problem(made, loss=TraceEnum_ELBO):
 def prepared(make, loss=TraceEnum_ELBO, **options):
     made = start(lambda: problem(make(), loss))
     svi = made.paper_dpsvi(noise=Noise(0, source=0), **options)
-    svi._prepare(made.data, {})
+    svi._look_at(made.data, {})
     return svi
 
 

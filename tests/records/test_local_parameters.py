@@ -223,7 +223,7 @@ def test_nested_plates_and_other_dimensions(monkeypatch):
 
     sampling = PoissonSampling(0.5, plate="data")
     svi, x = new(monkeypatch, guide, model, BATCH, sampling=sampling).svi, torch.randn(SIZE, 4)
-    svi._prepare((x,), {})
+    svi._look_at((x,), {})
     before = rows(svi)
     svi.step(x)
     dims = {"pi_at": 0, "across": 1, "z_loc": 0}
@@ -344,11 +344,11 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
     by_index(monkeypatch)
     clip, data = Clip(AdaptiveClip(initial=0.5), of=privatize, loss=2.0), regression_data()
     svi = new(monkeypatch, GUIDES[name][0](), model_of(name), clip=clip).svi
-    svi._prepare(data, {})
+    svi._look_at(data, {})
     usual, draws = rows(svi), svi._kept.prepared.step.draw()
 
     def sums(batch, state=None):
-        clipped = ClippedSum(svi._policy.blocks(svi._kept.prepared.step.size(draws)))
+        clipped = ClippedSum(svi._moves.policy.blocks(svi._kept.prepared.step.size(draws)))
         with torch.no_grad():
             for key, leaf in leaves(svi).items():
                 leaf.copy_(usual[key])
@@ -379,7 +379,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
     data, seen = regression_data(), []
     for state in (0.0, *HOSTILE):
         svi = new(monkeypatch).svi
-        svi._prepare(data, {})
+        svi._look_at(data, {})
         with torch.no_grad():
             for leaf in leaves(svi).values():
                 leaf.fill_(state)
@@ -423,7 +423,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
     gradients = []
     for hostile in (False, True):
         fixture = new(monkeypatch, sampling=FullBatch())
-        fixture.svi._prepare(data, {})
+        fixture.svi._look_at(data, {})
         svi = fixture.svi
         prepared, indices = svi._kept.prepared, torch.tensor([1, 8])
         with torch.no_grad():
@@ -463,7 +463,7 @@ def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
         svi.step(*data, False)
         with torch.no_grad():
             leaves(svi)["own_loc"].fill_(row)
-        svi._prepare((*data, True), {})
+        svi._look_at((*data, True), {})
         starts.append(pyro.param("late").item())
     assert starts[0] == starts[1]
 
@@ -522,7 +522,7 @@ def test_equals_svi(monkeypatch, name, privatize):
 def test_unsampled_rows_do_not_move(monkeypatch):
     fixture = new(monkeypatch, noise=Noise(1.0, source=0), sampling=0.2)
     svi, data = fixture.svi, regression_data()
-    svi._prepare(data, {})
+    svi._look_at(data, {})
     sampled = batches(monkeypatch)
     counts = torch.zeros(SIZE, dtype=torch.long)
     for _ in range(20):
@@ -546,7 +546,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
     fixture = new(monkeypatch, point, optim=with_rows(0.3, (0.8, 0.9), 1e-3))
     svi, weights, sampled = fixture.svi, [], batches(monkeypatch)
     svi.optim = pyro.optim.SGD({"lr": 0.05})
-    svi._prepare((x, y), {})
+    svi._look_at((x, y), {})
     begin = rows(svi)["own_at"]
     for _ in range(25):
         weights.append(pyro.param("w_at").detach().clone())
@@ -659,7 +659,7 @@ def test_state_round_trip(monkeypatch, private):
     if private:
         waiting = resumed.state_dict(include_private_local_state=True)["private_local_state"]
         assert torch.equal(waiting["own_loc"]["value"], kept["own_loc"])
-    resumed._prepare(data, {})
+    resumed._look_at(data, {})
     moments = resumed._moves.rows.state_dict()
     for name, value in rows(resumed).items():
         assert torch.equal(value, kept[name] if private else torch.zeros(SIZE))
@@ -777,7 +777,7 @@ def test_a_graph_holds_no_rows(monkeypatch):
         draws = step.draw()
         for each in (step, step.eager):
             given = draws if each is step else step._particles(draws)
-            clipped = ClippedSum(fixture.svi._policy.blocks(step.size(draws)))
+            clipped = ClippedSum(fixture.svi._moves.policy.blocks(step.size(draws)))
             each.add(clipped, given, torch.tensor(BATCH), lambda: np.random.default_rng(0))
             sums.append(exact_sums(clipped)[0])
     torch.testing.assert_close(sums[::2], sums[1::2])

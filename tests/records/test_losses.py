@@ -140,7 +140,7 @@ def test_own_loss_of_latents_per_record(loss):
     """Vectorised, with each record's own draws: the numbers of the loop."""
     vae = VAE()
     svi = new_paper_dpsvi(vae.model, vae.guide, loss=loss, sampling=FullBatch())
-    svi._prepare((torch.bernoulli(torch.full((12, 6), 0.5)),), {})
+    svi._look_at((torch.bernoulli(torch.full((12, 6), 0.5)),), {})
     assert svi._kept.prepared.term.vectorizes  # and was compared
 
 
@@ -156,7 +156,7 @@ def test_the_loss_is_what_it_is_now():
         batch = Batch(chosen, svi._kept.prepared.records.rows(chosen))
         before = svi._kept.prepared.term.gradients(particle, batch).losses
         loss.factor = 1.0
-        svi._prepare(data, {})
+        svi._look_at(data, {})
         after = svi._kept.prepared.term.gradients(particle, batch).losses
         torch.testing.assert_close(after, 2 * before)
 
@@ -222,7 +222,7 @@ def test_particles_of_an_own_subclass():
     svi = new_paper_dpsvi(
         logistic, handwritten_guide, loss=Half(num_particles=3), sampling=FullBatch()
     )
-    svi._prepare(regression_data(), {})
+    svi._look_at(regression_data(), {})
     assert len(eager(svi).draw()) == 3
 
 
@@ -329,7 +329,7 @@ def test_trace_graph_of_a_global_draw():
     p = torch.sigmoid(logit)
     expected = -(p * (elbo[1.0] - p.log()) + (1 - p) * (elbo[0.0] - (1 - p).log()))
     (expected,) = torch.autograd.grad(expected, logit)
-    svi._prepare((x,), {})
+    svi._look_at((x,), {})
     found, weights = {}, {1.0: p.item(), 0.0: 1 - p.item()}
     for seed in range(20):
         with torch.no_grad():

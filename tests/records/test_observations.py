@@ -88,7 +88,7 @@ def test_a_record_reads_its_own_outcome(name):
     """And no other, however it is observed."""
     problem = OBSERVED[name]()
     svi = problem.paper_dpsvi()
-    svi._prepare(problem.data, {})
+    svi._look_at(problem.data, {})
     particle, chosen = eager(svi).draw()[0], torch.arange(30)
     x, y = problem.data
     other = y.clone()
@@ -187,7 +187,7 @@ def test_missing_outcomes(name):
     loss = loss(max_plate_nesting=1)
     own = dict(sampling=FullBatch(), execution=Execution(jit="none"))
     svi = new_paper_dpsvi(model, guide, loss=loss, **own)
-    svi._prepare((x, y, seen), {})
+    svi._look_at((x, y, seen), {})
     term = svi._kept.prepared.term
     assert term.vectorizes
     particle, chosen = eager(svi).draw()[0], torch.arange(30)

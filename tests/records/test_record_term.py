@@ -28,7 +28,7 @@ def prepared(name, **options):
     """A DPSVI that has passed its checks, and its problem."""
     problem = PROBLEMS[name]()
     svi = problem.paper_dpsvi(noise=Noise(0, source=0), **options)
-    svi._prepare(problem.data, {})
+    svi._look_at(problem.data, {})
     return svi, problem
 
 
@@ -140,7 +140,7 @@ def test_score_function_of_a_global_site(loss):
     x = torch.randn(10)
     own = dict(noise=0, clip=Clip(math.inf, of="parameters"), sampling=FullBatch())
     svi = new_paper_dpsvi(model, guide, loss=loss(), **own)
-    svi._prepare((x,), {})
+    svi._look_at((x,), {})
     particle, term = eager(svi).draw()[0], svi._kept.prepared.term
     gradients = term.gradients(particle, Batch(torch.arange(10), [x]))
     coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
@@ -228,7 +228,7 @@ def test_draws_in_place():
     x = torch.zeros(5)
     svi = new_paper_dpsvi(model, AutoNormal(model))
     with pytest.warns(UserWarning, match="one record at a time"):
-        svi._prepare((x,), {})
+        svi._look_at((x,), {})
     batch = Batch(torch.arange(5), [x])
     particle = eager(svi).draw()[0]
     torch.manual_seed(0)
@@ -257,7 +257,7 @@ def test_a_generator_of_the_users_is_not_moved(draw):
             pyro.sample("x", dist.Normal(w + 0.0 * draw(own), 1.0), obs=x[idx])
 
     svi, x = new_paper_dpsvi(model, AutoNormal(model)), torch.randn(5)
-    svi._prepare((x,), {})
+    svi._look_at((x,), {})
     (particle,), state = eager(svi).draw(), own.get_state()
     svi._kept.prepared.term.gradients(particle, Batch(torch.arange(5), [x]))
     assert torch.equal(own.get_state(), state)

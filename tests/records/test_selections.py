@@ -160,7 +160,7 @@ def test_all_at_once_is_the_loop(model):
     svi, own = new(model), data()
     if model is rooted:
         own[0][7] = -own[0][7].abs()  # nothing is selected
-    svi._prepare(own, {})
+    svi._look_at(own, {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     assert term.vectorizes == (model not in (by_hand, over_others))
     found = term.gradients(particle, batch(*own))
@@ -172,7 +172,7 @@ def test_all_at_once_is_the_loop(model):
 @pytest.mark.filterwarnings("ignore:The model branches on values of a record")
 def test_masks_that_differ_are_noticed():
     svi, own = new(paired), data()
-    svi._prepare(own, {})
+    svi._look_at(own, {})
     term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
     apart = term.at_once(particle, batch(*own)).apart
     assert apart.nonzero().flatten().tolist() == [3]

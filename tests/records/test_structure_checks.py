@@ -562,7 +562,7 @@ def test_initial_values_come_from_placeholders():
         guide = AutoNormal(logistic)
         x, y = regression_data()
         svi = new_paper_dpsvi(logistic, guide)
-        svi._prepare((scale * x, y), {})
+        svi._look_at((scale * x, y), {})
         starts.append([v.detach().clone() for v in pyro.get_param_store().values()])
     assert all(map(torch.equal, *starts))
 
@@ -857,7 +857,7 @@ def test_a_record_on_which_the_model_fails_counts_as_zero():
         svi = new_paper_dpsvi(
             model, AutoNormal(model), sampling=FullBatch(), clip=Clip(report=False)
         )
-        svi._prepare((x,), {})
+        svi._look_at((x,), {})
         if breaks:
             x[7] = 1e6
         draws = svi._kept.prepared.step.draw()

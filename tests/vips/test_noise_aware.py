@@ -292,7 +292,7 @@ def test_without_noise_it_is_that_of_variational_bayes():
     vips = fitted(LogisticRegression(3), logistic_data(), 5)
     for aware in (True, False):
         posterior = vips.posterior(noise_aware=aware)
-        own = vips.model.marginals(vips._posterior)
+        own = vips.model.marginals(vips._found.posterior)
         assert posterior.keys() == own.keys()
         for site, marginal in own.items():
             assert torch.equal(posterior[site].mean, marginal.mean)

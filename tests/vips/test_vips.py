@@ -182,7 +182,7 @@ def test_statistics_are_mixed_with_the_step_sizes(monkeypatch):
         each = (1 - rho) * each + rho * released.reshape(2, 3)
         kept *= 1 - rho
         variance = (1 - rho) ** 2 * variance + rho**2 * (1.5 * 0.5) ** 2
-    values, noise, size = fixture.vips._posterior
+    values, noise, size = fixture.vips._found.posterior
     torch.testing.assert_close(values["once"], once)
     torch.testing.assert_close(values["each"], each)
     assert math.isclose(noise["once"], (1 - kept) * 1.5 / 2 * 2.0)
@@ -194,7 +194,7 @@ def test_the_model_is_told_how_noisy_a_joint_release_is(monkeypatch):
     """Each of two blocks has sqrt(2) sigma times its bound, divided by the rate."""
     fixture = Fixture(monkeypatch, Totals(), noise=1.5, sampling=0.25, step_size=(0.0, 0.0))
     fixture.vips.run(torch.ones(5, 1), progress=False)
-    _, noise, _ = fixture.vips._posterior
+    _, noise, _ = fixture.vips._found.posterior
     sd = 1.5 * math.sqrt(2) / 0.25
     assert math.isclose(noise["once"], 2.0 * sd) and math.isclose(noise["each"], 0.5 * sd)
     assert [block.bound for block in fixture.blocks[0]] == [2.0, 0.5]
@@ -259,7 +259,7 @@ def test_budget_is_checked_before_the_release():
 
 def test_an_infinite_bound_needs_no_noise():
     vips = fitted(Totals(bounds=(math.inf, math.inf)), (torch.full((5, 1), 1e3),), 2)
-    assert torch.equal(vips._posterior[0]["once"], torch.full((4,), 5e3))
+    assert torch.equal(vips._found.posterior[0]["once"], torch.full((4,), 5e3))
 
 
 @pytest.mark.parametrize("bad", [dict(shape=(0,), bound=1.0), dict(shape=(2,), bound=0.0)])

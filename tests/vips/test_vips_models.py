@@ -225,7 +225,7 @@ def mixture_fit():
 def test_the_mixture_is_variational_bayes():
     """Its end is where a sweep of variational Bayes changes nothing."""
     _, (x,), vips = mixture_fit()
-    found = vips._posterior
+    found = vips._found.posterior
     q = (found.weights, found.mean, found.count[:, 0], found.shape[:, 0], found.rate)
     again = mixture_sweep(x, q, prior=(2.0, 0.05, 1.5, 0.4))
     for one, other in zip(q, again, strict=True):
@@ -409,10 +409,13 @@ def test_nothing_explodes_under_noise(name, sigma):
             )
             vips.run(*data, progress=False)
             for site, q in vips.posterior().items():
-                assert torch.isfinite(q.mean).all() and torch.isfinite(vips._posterior.mean).all()
+                assert (
+                    torch.isfinite(q.mean).all()
+                    and torch.isfinite(vips._found.posterior.mean).all()
+                )
                 if site != "means":
                     assert (q.variance > 0).all()
-            assert vips._posterior.mean.norm() < 20.0
+            assert vips._found.posterior.mean.norm() < 20.0
             vips.guide(*data)
 
 

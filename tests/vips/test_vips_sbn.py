@@ -419,7 +419,7 @@ def test_the_guide_has_the_joint_covariance_of_weights_and_biases():
     vips = fitted(model_of(), (images,), 5)
     samples = Predictive(vips.guide, num_samples=2000)(images)
     found = torch.cat([samples["weights"], samples["biases"].unsqueeze(-1)], dim=-1)
-    covariance = vips._posterior.covariance
+    covariance = vips._found.posterior.covariance
     scale = covariance.diagonal(dim1=1, dim2=2).sqrt()
     for j in range(PIXELS):
         errors = found[:, j].T.cov() - covariance[j]

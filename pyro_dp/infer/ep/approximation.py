@@ -10,18 +10,12 @@ from torch import Tensor
 
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
+from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.summary import (
-    CHECK,
-    CLIPPING,
-    DO_NOT_PUBLISH,
-    NOISE,
-    STEPS,
-    Status,
-)
+from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
@@ -203,12 +197,23 @@ class Approximation:
         return first._advanced()
 
     @property
-    def num_blocks(self) -> int:
-        return len(self.blocks)
-
-    @property
     def structure(self) -> Structure:
         return self.average.structure
+
+    def site_sum(self, microbatch_size: int | None) -> SiteSum:
+        """The sum that computes the releases."""
+        return SiteSum(
+            problem=self.problem,
+            structure=self.structure,
+            centred=self.centred,
+            weight=self.weight,
+            num_blocks=len(self.blocks),
+            microbatch_size=microbatch_size,
+        )
+
+    def next_sum(self, sites: SiteSum) -> SiteSum:
+        """That of the next release."""
+        return sites
 
     def at(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""
@@ -253,7 +258,7 @@ class Approximation:
         :param noise_aware: with the uncertainty that the noise adds; see :meth:`DPSEP.posterior`.
         """
         mean = self.posterior.mean
-        plain = inverse((self.prior * self._on_all(self.average.known)).precision)
+        plain = inverse((self.prior * self.problem.on_all(self.average.known)).precision)
         if not noise_aware:
             return mean, plain
         aware = (1 + self.average.sampling_variance) * plain + self._privacy_noise(mean, plain)
@@ -317,12 +322,8 @@ class Approximation:
         """The posterior, from the average factor and the prior refined at the last posterior."""
         prior = self.problem.prior.factor(self.posterior.mean, self.posterior.covariance)
         least = self.control.floor if self.steered else 0.0
-        factor = self._on_all(self.average.projected(least))
+        factor = self.problem.on_all(self.average.projected(least))
         return replace(self, prior=prior, factor=factor, posterior=prior * factor)
-
-    def _on_all(self, factor: Gaussian) -> Gaussian:
-        """A factor of the latents that records see, as one of all latents."""
-        return factor.embedded(self.problem.places, self.problem.guide.size)
 
     def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:
         """f_hat^N, from the released coordinates."""
@@ -337,14 +338,14 @@ class Approximation:
         self, estimate: Gaussian, mean: Tensor, noise: float, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Input of the step control: mean, gradient there, precision, noise of the gradient."""
-        posterior = self.prior * self._on_all(estimate)
+        posterior = self.prior * self.problem.on_all(estimate)
         gradient = posterior.eta - apply(posterior.precision, mean)
         radius = self.average.structure.noise_radius(noise / self.weight)
         above_noise = Gaussian(estimate.eta, floored(estimate.precision, radius))
-        precision = self.prior.precision + self._on_all(above_noise).precision
+        precision = self.prior.precision + self.problem.on_all(above_noise).precision
         variance = torch.full_like(mean, noise**2)
         variance = variance if precision.dim() == 1 else torch.diag(variance)
-        variance = variance + (1 - rate) / rate * self._on_all(above_noise).precision
+        variance = variance + (1 - rate) / rate * self.problem.on_all(above_noise).precision
         return mean, gradient, precision, variance
 
     def _privacy_noise(self, mean: Tensor, plain: Tensor) -> Tensor:

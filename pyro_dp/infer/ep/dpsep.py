@@ -17,16 +17,14 @@ from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
-from pyro_dp.infer.ep.look_shares import LEAST_SHARE, LookShares
+from pyro_dp.infer.ep.look_shares import LookShares
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_sum import WhitenedSum
-from pyro_dp.infer.ep.stochastic_ep import Current, PreparedSites, StochasticEP
+from pyro_dp.infer.ep.stochastic_ep import Current, StochasticEP
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
 from pyro_dp.records.global_draw import Latent
@@ -140,14 +138,14 @@ class DPSEP(StochasticEP[EPState]):
         sampling = FullBatch() if sampling is None else sampling
         if not isinstance(sampling, FullBatch):
             raise ConfigurationError(_ALL_RECORDS)
-        noise, current = Noise.read(noise), Current[EPState]()
+        # States of PaperDPSEP have a number.
+        current = Current[EPState](moments, {"max_factor_norm": None}, ClippedFractions())
+        noise = Noise.read(noise)
         super().__init__(
             model,
             guide,
             current=current,
-            clipped=ClippedFractions(),
             plan=partial(LookShares, current),
-            moments=moments,
             accountant=accountant,
             num_steps=1 + MOST_LOOKS if noise.multiplier != 0 else MOST_WITHOUT_NOISE,
             bound=1.0,
@@ -188,12 +186,13 @@ class DPSEP(StochasticEP[EPState]):
     def _fit(self) -> None:
         """Bring the guide to the posterior, if looks were made at deterministic sites."""
         known = self._current.known
-        if known and known.looks and isinstance(known.problem.guide, DeterministicSites):
+        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
             known.problem.guide.fit(self.evidence)
 
-    def _conclude(self, status: str | None = None) -> None:
-        super()._conclude(status)
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
+        found = super()._conclude(status)
         self._fit()
+        return found
 
     @property
     def evidence(self) -> Evidence:
@@ -202,7 +201,7 @@ class DPSEP(StochasticEP[EPState]):
         :raises ConfigurationError: there was no look yet.
         """
         known = self._current.approximation
-        if not known.looks:
+        if not known.seen.looks:
             raise ConfigurationError("There is no evidence before the first look.")
         sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
         cost = Cost(
@@ -212,7 +211,7 @@ class DPSEP(StochasticEP[EPState]):
             self.accountant.description.unit or "",
         )
         bias, bend = known.squared_bias, known.plan.bend
-        part = Part(known.plan.size, known.looks, bias, bend, cost, self._status())
+        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._status())
         return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
 
     @property
@@ -227,22 +226,11 @@ class DPSEP(StochasticEP[EPState]):
     def _status(self) -> Status:
         return status(self._current.approximation)
 
-    def _next_bound(self) -> float:
-        known = self._current.known
-        if known is None:  # a rank of a cluster that has looked compares its own
-            saved = (self._current.loaded or {}).get("frame")
-            return saved["bound"] if isinstance(saved, Mapping) else math.inf
-        frame = known.frame
-        return math.inf if frame is None else frame.bound
-
-    def _prepare(self, args: tuple, kwargs: dict) -> PreparedSites:
-        prepared = super()._prepare(args, kwargs)
-        self._reservation.require_step()  # a state taken up here may have no look left
-        return prepared
-
     def _planned(self, args: tuple, kwargs: dict) -> int:
         loaded = self._current.loaded is not None
-        (self._look_at if loaded else self._prepare)(args, kwargs)
+        if not loaded:
+            self._reservation.require_step()
+        self._look_at(args, kwargs)
         if loaded and self._reservation.plan.finished:  # taken up, and nothing is left to release
             return self._steps
         return super()._planned(args, kwargs)
@@ -251,38 +239,14 @@ class DPSEP(StochasticEP[EPState]):
         sigma = self._releases.in_sums(self._reservation.agreed(1.0))
         return EPState.start(problem, size, sigma, new=new)
 
-    def _site_sum(self, problem: EPProblem, approximation: EPState) -> WhitenedSum:
-        return WhitenedSum(
-            problem=problem,
-            structure=approximation.structure,
-            num_blocks=approximation.num_blocks,
-            microbatch_size=self.execution.microbatch_size,
-        )
-
-    def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:
-        if self._current.approximation.frame is None:
-            prepared = replace(prepared, sites=prepared.sites.opening())
-        return super()._clipped_sum(prepared, at, indices, position)
-
     def _updated(self) -> Callable[..., tuple[float, EPState]]:
         self._reservation.catch_up()
-        known = self._current.approximation
-        share = max(known.share, LEAST_SHARE)
-
-        def updated(
-            released: Sequence[Tensor], at: Any, *, multiplier: float, sample_rate: float
-        ) -> tuple[float, EPState]:
-            return known.learned(released, at, multiplier / math.sqrt(share))
-
-        return updated
+        return self._current.approximation.learned
 
     def _shown(self) -> dict[str, Any]:
         shown = super()._shown()
         del shown["num_steps"]  # the most there may be
         return shown
-
-    def _shaping_settings(self) -> dict[str, Any]:
-        return {"max_factor_norm": None}  # states of PaperDPSEP have a number
 
 
 def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:

@@ -36,9 +36,10 @@ _OVERDISPERSED = (
 
 def status(state: EPState) -> Status:
     """Whether the posterior can be published."""
-    if state.pooled is None:
+    seen, pooled = state.seen, state.seen.pooled
+    if pooled is None:
         return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
-    places, pooled = state.problem.places, state.pooled
+    places = state.problem.places
     prior = dense(state.prior.precision).diagonal()[places]
     variances = state.aware.covariance.diagonal()[places]
     remains = (variances * prior).sqrt().median().item()
@@ -46,7 +47,7 @@ def status(state: EPState) -> Status:
         reason = f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
         return Status(DO_NOT_PUBLISH, reason, NOISE)
     mean = state.posterior.mean[places]
-    way = mean - state.looks[-1].point
+    way = mean - seen.looks[-1].point
     precision = state.prior_seen() + pooled.information(mean)
     step = (way @ precision @ way).item() / state.plan.dim
     if step > _FAR_AWAY or not state.finished:
@@ -84,13 +85,12 @@ def _dispersion(state: EPState) -> float:
     and cancel in the sum.
     """
     says_little = state.plan.residuals == Residuals.BOUNDED or not state.problem.moments.concave
-    if not state.histograms.counts or says_little:
+    if not state.seen.histograms.counts or says_little:
         return 0.0
-    frame, pooled = state.required_frame, state.required_pooled
+    frame, pooled = state.required_frame, state.seen.required_pooled
     point = state.posterior.mean[state.problem.places]
     curvature = (frame.root @ pooled.curvature @ frame.root).trace().item() / state.plan.size
-    histogram = state.histogram(point, state.histograms, state.looks)
-    squared = histogram.least_mean_square(_LARGEST_SCORE * math.sqrt(curvature))
+    squared = state.seen.histogram(point).least_mean_square(_LARGEST_SCORE * math.sqrt(curvature))
     scores = squared - frame.counted**2 - (frame.weight * curvature) ** 2
     return scores / curvature
 
@@ -100,7 +100,7 @@ def _num_convex(state: EPState) -> int:
 
     The noise's largest eigenvalue is about sqrt(2 d) times its standard deviation.
     """
-    last = state.looks[-1]
+    last = state.seen.looks[-1]
     (root,) = powers(last.geometry, (-0.5,))
     values = torch.linalg.eigvalsh(root @ (last.curvature + state.prior_seen()) @ root)
     return int((values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * state.plan.dim)).sum())

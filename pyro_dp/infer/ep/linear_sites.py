@@ -100,12 +100,7 @@ class LinearSites:
         return LowRank(along, precision, residual, largest, lengths, self._axes.turn)
 
     def _are_straight(
-        self,
-        here: Numbers,
-        along: Tensor,
-        lengths: Tensor,
-        indices: Tensor,
-        rows: list[Tensor],
+        self, here: Numbers, along: Tensor, lengths: Tensor, indices: Tensor, rows: list[Tensor]
     ) -> Tensor:
         """Which records' numbers move as J T says, (B,)."""
         there = self._design.numbers(self._elsewhere, indices, rows)

@@ -17,6 +17,7 @@ from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
 
 OPENING = 0.01  # share of the budget for the opening, which reads norms alone
+LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 FIRST = 0.01  # share of the budget for the first look
 MOST_LOOKS = 16
 MOST_WITHOUT_NOISE = 50

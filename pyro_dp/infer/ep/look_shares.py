@@ -2,19 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.ep_state import EPState
+from pyro_dp.infer.ep.look_plan import LEAST_SHARE
 from pyro_dp.infer.ep.stochastic_ep import Current
 from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.peers import Alone
 from pyro_dp.mechanism.plan import Steps
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
-LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 _DONE = "The run is finished: read posterior(). A new run needs new budget."
 _ALL_LOST = (
     "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
@@ -32,10 +33,18 @@ class LookShares(Steps):
     kind = ADAPTIVE
     whole = True  # also in a loop: Theorem 1 needs mu beforehand
 
-    def __init__(self, current: Current[EPState], num_steps: int | None, sampling: str):
-        super().__init__(num_steps, sampling)
+    def __init__(self, current: Current[EPState], *own: Any):
+        super().__init__(*own)
         self._current = current
         self._behind = False  # the state is older than the ledger
+
+    @property
+    def bound(self) -> float:
+        known = self._current.known
+        if known is None:  # a rank of a cluster that has looked compares its own
+            saved = (self._current.loaded or {}).get("frame")
+            return saved["bound"] if isinstance(saved, Mapping) else math.inf
+        return math.inf if known.frame is None else known.frame.bound
 
     @property
     def finished(self) -> bool:

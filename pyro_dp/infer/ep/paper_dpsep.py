@@ -14,7 +14,6 @@ from typing import Any
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import Current, StochasticEP
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
@@ -26,12 +25,7 @@ from pyro_dp.mechanism.settings import (
     Sampling,
     old_names_explained,
 )
-from pyro_dp.utils.validation import (
-    require_count,
-    require_number,
-    require_scale,
-    value_at,
-)
+from pyro_dp.utils.validation import require_count, require_number, require_scale, value_at
 
 
 class PaperDPSEP(StochasticEP[Approximation]):
@@ -121,13 +115,18 @@ class PaperDPSEP(StochasticEP[Approximation]):
         bound = require_scale("Clip.bound of PaperDPSEP", self.clip.bound, infinite=True)
         if damping is not None and not callable(damping):
             require_number("damping", damping, above=0.0, below=1.0, closed=True)
-        self.factors = Factors.read(factors)
+        self.factors, self.damping = Factors.read(factors), damping
+        shaping = {
+            "max_factor_norm": bound,
+            "precision": self.factors.precision,
+            "precision_weight": self.factors.weight_at(bound),
+            "centred": self.factors.centred,
+        }
+        fractions = ClippedFractions(*[SHARE] * (self.clip.report and bound < math.inf))
         super().__init__(
             model,
             guide,
-            moments=self.factors.moments,
-            current=Current(),
-            clipped=ClippedFractions(*[SHARE] * (self.clip.report and bound < math.inf)),
+            current=Current(self.factors.moments, shaping, fractions),
             accountant=accountant,
             num_steps=num_steps,
             bound=bound,
@@ -135,33 +134,22 @@ class PaperDPSEP(StochasticEP[Approximation]):
             sampling=sampling,
             execution=execution,
         )
-        self.damping = damping
-        self._weight = self.factors.weight or (1.0 if bound == math.inf else 2.0 / bound)
 
     def _status(self) -> Status:
         return self._current.approximation.status(self.clipped_fraction)
 
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> Approximation:
         assert self.num_steps is not None
+        bound = self._reservation.plan.bound
         return Approximation.start(
             problem,
-            bound=self._bound,
-            bits=self._fractions.blocks,
+            bound=bound,
+            bits=self._current.fractions.blocks,
             precision=self.factors.precision,
-            weight=self._weight,
+            weight=self.factors.weight_at(bound),
             centred=self.factors.centred,
             steered=self.damping is None,
             num_steps=self.num_steps,
-        )
-
-    def _site_sum(self, problem: EPProblem, approximation: Approximation) -> SiteSum:
-        return SiteSum(
-            problem=problem,
-            structure=approximation.structure,
-            centred=self.factors.centred,
-            weight=self._weight,
-            num_blocks=approximation.num_blocks,
-            microbatch_size=self.execution.microbatch_size,
         )
 
     def _updated(self) -> Callable[..., tuple[float, Approximation]]:
@@ -174,14 +162,6 @@ class PaperDPSEP(StochasticEP[Approximation]):
     @property
     def _others(self) -> tuple[Any, ...]:
         return (self.damping,)
-
-    def _shaping_settings(self) -> dict[str, Any]:
-        return {
-            "max_factor_norm": self._bound,
-            "precision": self.factors.precision,
-            "precision_weight": self._weight,
-            "centred": self.factors.centred,
-        }
 
     def _shown(self) -> dict[str, Any]:
         known = self._current.known

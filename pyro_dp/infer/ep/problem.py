@@ -14,6 +14,7 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import NotLinear, Residuals
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior, model_prior
 from pyro_dp.records.global_draw import draw_particle
@@ -96,6 +97,10 @@ class EPProblem:
         if self.moments.residuals == Residuals.BOUNDED or real.all() or not real.any():
             return [torch.arange(len(self.places), device=self.places.device)]
         return [real.nonzero().squeeze(1), (~real).nonzero().squeeze(1)]
+
+    def on_all(self, factor: Gaussian) -> Gaussian:
+        """A factor of the latents that records see, on all."""
+        return factor.embedded(self.places, self.guide.size)
 
     def start(self, mean: Tensor) -> Tensor:
         """The point of the first look, (d,).

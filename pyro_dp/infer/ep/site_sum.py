@@ -17,7 +17,6 @@ from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows, Structure
 from pyro_dp.infer.ep.stein_sites import SteinSites
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, with_bit
 from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
@@ -48,10 +47,9 @@ class SiteSum:
     microbatch_size: int | None
 
     def __post_init__(self) -> None:
-        self._moments, self._places = self.problem.moments, self.problem.places
-        self._dtype, self._term = self.problem.likelihood.dtype, self.problem.likelihood.term
-        self._size = len(self._places) + self.structure.size
-        self._limit = self.microbatch_size or self._moments.microbatch_size
+        self._moments, self._term = self.problem.moments, self.problem.likelihood.term
+        limit = self.microbatch_size or self._moments.microbatch_size
+        self._most = len(self.problem.places) + self.structure.size, limit
         full = isinstance(self.structure, Full)
         self._by_one_product = full and self._moments.design is not None
         self._passes: PaddedSum | None = None
@@ -80,7 +78,7 @@ class SiteSum:
                 self._term,
                 self._public(at),
                 blocks=self.num_blocks,
-                size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
+                size=pass_size(usual_size, sum_type.most_records(*self._most)),
                 sum_type=sum_type,
                 compiler=compiler,
             )
@@ -96,7 +94,7 @@ class SiteSum:
         """
         public = self._public(at)
         with private_rng(stream):
-            limit = clipped.most_records(self._size, self._limit)
+            limit = clipped.most_records(*self._most)
             linear, passes = self._linear(public), self._passes
             if linear:
                 self._add_linear(clipped, linear, public, indices, limit)
@@ -177,14 +175,14 @@ class SiteSum:
         batch = passes.batch(public, chosen)
         passes.add(found, public, batch)
         self._add_by_pyro(expected, public, chosen)
-        exact = self._dtype == torch.float64
+        exact = self.problem.likelihood.dtype == torch.float64
         found.require_same_as(expected, count=len(chosen), exact=exact)
 
     def _public(self, at: Any) -> Public:
-        cavity: Gaussian = at
+        cavity, places = at, self.problem.places
         try:
-            covariance = restricted(cavity.covariance, self._places)
-            return cavity.mean[self._places], self._moments.spread(covariance)
+            covariance = restricted(cavity.covariance, places)
+            return cavity.mean[places], self._moments.spread(covariance)
         except torch.linalg.LinAlgError:
             raise ConfigurationError(
                 "The posterior has become too narrow or too wide to compute with; this step spent "
@@ -245,15 +243,6 @@ class WhitenedSum(SiteSum):
     """
 
     structure: Full
-
-    def opening(self) -> "OpeningSum":
-        """The release before the first look."""
-        return OpeningSum(
-            problem=self.problem,
-            structure=self.structure,
-            num_blocks=len(self.problem.groups),
-            microbatch_size=self.microbatch_size,
-        )
 
     def _public(self, at: Any) -> Public:
         cavity, frame = at

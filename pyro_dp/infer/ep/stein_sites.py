@@ -123,7 +123,6 @@ class FewPredictors:
         shapes = [math.prod(innermost(each["fn"]).batch_shape) for each, _ in split]
         if shapes != [max(size, 1) for size in self._sizes] or sum(map(bool, self._sizes)) > 1:
             raise NotLinear("a site has several elements")
-        self._size = max(self._sizes)
 
     def _trace(self, z: Tensor) -> GraphModule:
         records, names = self._likelihood.term.records, [f.name for f in self.families]
@@ -166,7 +165,7 @@ class FewPredictors:
             for numbers, _, logits in self._by_site(wanted)
             for node in numbers
             for leaf in _leaves(node, moving, affine)
-            if logits and leaf.meta["val"].shape[-1] == self._size == _numbers(leaf) > 1
+            if logits and leaf.meta["val"].shape[-1] == max(self._sizes) == _numbers(leaf) > 1
         }
         if len(found) > 1:
             raise NotLinear("components have several predictors each")
@@ -355,11 +354,7 @@ def _components(site: dict) -> tuple[dict, Tensor | None]:
     scale, mask = scale_and_mask(site)
     aside = {"value": site["value"].unsqueeze(-1), "fn": base.component_distribution}
     aside |= {"scale": scale.unsqueeze(-1), "mask": mask.unsqueeze(-1)}
-    logits, normalised = (
-        base.mixture_distribution.logits,
-        "logits" in vars(base.mixture_distribution),
-    )
-    return site | aside, logits if normalised else logits.log_softmax(-1)
+    return site | aside, base.mixture_distribution.logits
 
 
 def _leaves(node: Node, moving: set[Node], affine: set[Node]) -> list[Node]:

@@ -30,12 +30,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.records import Prepared, Records
-from pyro_dp.utils.errors import (
-    ClippingWarning,
-    ConfigurationError,
-    ConvergenceWarning,
-    ModelError,
-)
+from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.utils.torch_state import private_rng
 from pyro_dp.utils.validation import require_choice
 
@@ -64,16 +59,43 @@ class PreparedSites(Prepared):
     def is_current(self) -> bool:
         return self.problem.guide.is_current()
 
+    def clipped_sum(
+        self,
+        approximation: Approximation | EPState,
+        at: Any,
+        indices: Indices,
+        sum_type: type[ClippedSum],
+        stream: Generator,
+    ) -> ClippedSum:
+        """Sites of these records, clipped and summed, one microbatch after the other."""
+        clipped = sum_type(approximation.blocks, self.records.device)
+        approximation.next_sum(self.sites).add(clipped, at, indices, stream)
+        return clipped
+
 
 class Current(Generic[A]):
     """The approximation of a run, or a saved state of it.
 
+    :param shaping: settings that decide what a state means.
+    :param moments: those asked for.
+    :param fractions: estimates of the fraction of clipped records.
     :ivar known: the approximation, from the first look on.
     :ivar loaded: a saved state, until the first step takes it up.
     """
 
     known: A | None = None
     loaded: dict[str, Any] | None = None
+
+    def __init__(self, moments: str, shaping: Mapping[str, Any], fractions: ClippedFractions):
+        self.moments = require_choice("moments", moments, MOMENTS)
+        self.shaping, self.fractions = shaping, fractions
+
+    def state(self) -> dict[str, Any]:
+        """:raises ConfigurationError: no step was taken yet."""
+        if self.known is None:
+            raise ConfigurationError("There is no state before the first step.")
+        own = {"clipped_fractions": self.fractions.state(), "settings": dict(self.shaping)}
+        return own | self.known.state()
 
     @property
     def approximation(self) -> A:
@@ -99,21 +121,14 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     _state_names = tuple[str, ...]()
     _differs = "{name} differs from that of the saved run."
 
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        *,
-        moments: str,
-        current: Current[A],
-        clipped: ClippedFractions,
-        **settings: Any,
-    ):
-        require_choice("moments", moments, MOMENTS)
+    def __init__(self, model: Callable, guide: Callable, *, current: Current[A], **settings: Any):
         super().__init__(model, guide, **settings)
-        self.moments = moments
         self._current: Current[A] = current
-        self._fractions = clipped
+
+    @property
+    def moments(self) -> str:
+        """Those that were asked for."""
+        return self._current.moments
 
     @abc.abstractmethod
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> A:
@@ -124,20 +139,12 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         """
 
     @abc.abstractmethod
-    def _site_sum(self, problem: EPProblem, approximation: A) -> SiteSum:
-        """The sum that computes the releases."""
-
-    @abc.abstractmethod
     def _updated(self) -> Callable[..., tuple[float, A]]:
         """Turns the next release into an approximation. It refuses bad settings beforehand."""
 
     @abc.abstractmethod
     def _status(self) -> Status:
         """Whether the posterior can be published."""
-
-    @abc.abstractmethod
-    def _shaping_settings(self) -> dict[str, Any]:
-        """The settings that decide what a state means."""
 
     def _problem(self, records: Records) -> EPProblem:
         size = self.execution.microbatch_size
@@ -153,23 +160,24 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         :raises PrivacyBudgetExceeded: the step does not fit the budget, and nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
-        prepared = self._prepare(args, kwargs)
+        self._reservation.require_step()
+        prepared: PreparedSites = self._look_at(args, kwargs)
+        self._reservation.require_step()  # a state taken up here may have no step left
         updated = self._updated()
-        position, known = self.accountant.position, self._current.approximation
+        position = self.accountant.position
+        known = self._current.approximation
         at = known.at(prepared.records.plate.size)
-        batch = self._draw_records(prepared, position)
-        clipped = self._clipped_sum(prepared, at, batch, position)
-        released = self._release(clipped, prepared.sampler)
+        batch = prepared.draw(self._releases, position)
+        stream = self._releases.randomness.stream("local", position)
+        clipped = prepared.clipped_sum(known, at, batch, self._releases.sum_type, stream)
+        q, fractions = known.posterior, self._current.fractions
+        public = [*prepared.public(self._releases), q.eta, q.precision]
+        released = self._release(clipped, prepared.sampler, public)
         noise = self._releases.in_sums(self.noise_multiplier)
-        self._fractions.add(released[1 : 1 + len(self._fractions.blocks)], prepared.sampler, noise)
+        fractions.add(released[1 : 1 + len(fractions.blocks)], prepared.sampler, noise)
         try:
             rate = prepared.sampler.sample_rate
-            change, approximation = updated(
-                released,
-                at,
-                multiplier=noise / rate,
-                sample_rate=rate,
-            )
+            change, approximation = updated(released, at, multiplier=noise / rate, sample_rate=rate)
             mean, covariance = approximation.moments(True)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
@@ -210,7 +218,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         clipped. The standard error is that of noise and sampling, which are public. None before the
         first step, with ``Clip(report=False)``, and with an infinite bound.
         """
-        return self._fractions.mean()
+        return self._current.fractions.mean()
 
     @torch.no_grad()
     def _noise_parts(self) -> Mapping[str, Tensor]:
@@ -223,14 +231,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        known = self._current.known
-        if known is None:
-            raise ConfigurationError("There is no state before the first step.")
-        own = {
-            "clipped_fractions": self._fractions.state(),
-            "settings": self._shaping_settings(),
-        }
-        return self._reservation.state() | own | known.state()
+        own = self._current.state()
+        return self._reservation.state() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, as :meth:`DPSVI.load_state_dict`, and raise the same.
@@ -238,36 +240,34 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         A new object takes up the state when ``run`` or ``step`` sees the data. If all looks are
         done, ``run`` costs nothing.
         """
-        self._reservation.require(state, self._name, ("settings",))
-        for name, value in self._shaping_settings().items():
+        self._reservation.require(state, ("settings",))
+        for name, value in self._current.shaping.items():
             if state["settings"].get(name) != value:
                 raise ConfigurationError(self._differs.format(name=name))
-        self._reservation.require(state, self._name, self._state_names)
+        self._reservation.require(state, self._state_names)
         require_fractions(state.get("clipped_fractions"))
         known = self._current.known
         resumed = known and _resumed(known, state, known.posterior.eta.device)
         self._reservation.load(state)
-        self._fractions.load(state.get("clipped_fractions"))
+        self._current.fractions.load(state.get("clipped_fractions"))
         if resumed is None:
             self._current.loaded = state
         else:
             self._current.known = resumed
             resumed.problem.guide.write(*resumed.moments(True))
 
-    def _conclude(self, status: str | None = None) -> None:
-        super()._conclude(str(self._status()))
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
+        found = self._status()
+        super()._conclude(str(found))
+        if found.is_ok or (found.cause == NOISE and not self.noise_multiplier):
+            return ()
+        kind = ClippingWarning if found.cause == CLIPPING else ConvergenceWarning
+        return [kind(f"{found}. {self._remedies[found.cause]}")]
 
     def _shown(self) -> dict[str, Any]:
         known = self._current.known
         moments = self.moments if known is None else known.problem.moments.name
         return {"moments": moments} | super()._shown()
-
-    def _warnings(self) -> list[Warning]:
-        status = self._status()
-        if status.is_ok or (status.cause == NOISE and not self.noise_multiplier):
-            return []
-        kind = ClippingWarning if status.cause == CLIPPING else ConvergenceWarning
-        return [kind(f"{status}. {self._remedies[status.cause]}")]
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = self._kept.values_before(self.guide)
@@ -279,7 +279,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
         if used and not self._steps:
-            note_earlier_values(self.accountant, self._name)
+            note_earlier_values(self.accountant, self._reservation.inference)
         if known is None:
             approximation = self._start(problem, records.plate.size, new=not used)
         else:
@@ -288,25 +288,11 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             approximation = _resumed(approximation, self._current.loaded, records.device)
             problem.guide.write(*approximation.moments(True))
         self._current.known, self._current.loaded = approximation, None
-        sites = self._site_sum(problem, approximation)
+        sites = approximation.site_sum(self.execution.microbatch_size)
         at = approximation.at(records.plate.size)
         trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
         self._kept.traced(trace, problem.likelihood.term, self.model, self.guide)
         return PreparedSites(records, sampler, problem, sites)
-
-    def _public(self) -> Sequence[Tensor]:
-        q = self._current.approximation.posterior
-        return [*super()._public(), q.eta, q.precision]
-
-    def _clipped_sum(
-        self, prepared: PreparedSites, at: Any, indices: Indices, position: int
-    ) -> ClippedSum:
-        """Sites of these records, clipped and summed, one microbatch after the other."""
-        blocks = self._current.approximation.blocks
-        clipped = self._releases.sum_type(blocks, prepared.records.device)
-        stream = self._releases.randomness.stream("local", position)
-        prepared.sites.add(clipped, at, indices, stream)
-        return clipped
 
 
 def _exact_norms(

@@ -50,6 +50,7 @@ class LinearMoments:
     """Moments of a likelihood that depends on the latents through few numbers.
 
     :param z: (d,), public, where it is found out on placeholders whether it does.
+    :ivar dtype: in which the model computes.
     :ivar families: the families of the observed distributions.
     :ivar design: by which a batch's sites come of one product, or None.
     :ivar curved: whether these numbers are no linear function of the latents.
@@ -67,7 +68,7 @@ class LinearMoments:
     name = "linear"
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
-        self._likelihood = likelihood
+        self._likelihood, self.dtype = likelihood, likelihood.dtype
         if likelihood.sums:
             raise NotLinear("latents of a record are summed out")
         records = likelihood.term.records
@@ -106,11 +107,6 @@ class LinearMoments:
         self.design = None
         if not self.curved:
             self.design = LinearDesign.find(likelihood, self.families, self._predictors, z, size)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which the model computes."""
-        return self._likelihood.dtype
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: these records do not behave like placeholders."""
@@ -201,7 +197,7 @@ class SteinMoments:
     careful = True  # the draws say little of a site that is far off
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
-        self._likelihood = likelihood
+        self._likelihood, self.dtype = likelihood, likelihood.dtype
         records = likelihood.term.records
         count = _NUM_DRAWS if likelihood.num_nodes == 1 else _FEWER_DRAWS
         numbers = count * likelihood.num_nodes * (len(z) ** 2 + records.row_size)  # for each record
@@ -220,11 +216,6 @@ class SteinMoments:
         scaled = residuals_of(families) == Residuals.SCALED
         self.residuals = Residuals.SCALED if scaled else _residuals(likelihood, z)
         self.concave = bool(families) and all(family.is_concave for family in families)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """As of :class:`LinearMoments`."""
-        return self._likelihood.dtype
 
     def _agrees(self, z: Tensor, integers: bool) -> bool:
         """Whether closed forms give the sites of public rows."""

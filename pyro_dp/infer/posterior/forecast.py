@@ -181,10 +181,8 @@ class Forecasted(Explained, Predicted):
         :param accountant: whose settings the trials have; it is not charged.
         """
         budgets = _checked(epsilons)
-        num_draws, seed = (
-            require_count("num_draws", num_draws),
-            require_count("seed", seed, least=0),
-        )
+        num_draws = require_count("num_draws", num_draws)
+        seed = require_count("seed", seed, least=0)
         for name in _OWN:
             if name in settings:
                 raise ConfigurationError(_NOT_YOURS.format(name=name))

@@ -111,12 +111,7 @@ def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     lowest = (_LEAST * given_others).log()
     bounds = scipy.optimize.Bounds(lowest.numpy(), np.zeros(size))
     found = scipy.optimize.minimize(
-        divergence,
-        start.log().numpy(),
-        jac=True,
-        bounds=bounds,
-        method="L-BFGS-B",
-        options=_SEARCH,
+        divergence, start.log().numpy(), jac=True, bounds=bounds, method="L-BFGS-B", options=_SEARCH
     )
     values, vectors = _whitened(correlation, found.x)
     factor = (vectors * (values - 1.0).clamp(min=0.0).sqrt())[:, size - held :]

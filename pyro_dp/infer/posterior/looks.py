@@ -94,6 +94,14 @@ class PooledLooks:
         level = (root @ self.curvature @ root).diagonal().mean().item()
         return self.curvature_sd * len(self.estimate) ** 0.5 / level
 
+    def factor(self, precision: Tensor) -> Gaussian:
+        """The evidence with this precision, (d, d), and this maximum."""
+        return Gaussian(precision @ self.estimate, precision)
+
+    def length(self, way: Tensor) -> float:
+        """Length of a step (d,), in roots of nats per record."""
+        return math.sqrt(max((way @ self.curvature @ way).item() / self.size, 0.0))
+
     def noise(self, mean: Tensor) -> Tensor:
         """Covariance of the noise in the score at a point, (d, d).
 
@@ -174,10 +182,11 @@ def with_last(
     curvature, inverse = powers(whole, (1, -1))  # rounding may exceed a tiny curvature
     noises = [look.score_noise for look in looks]
     costs = torch.stack([(inverse * look.score_error).sum() for look in looks])
-    distances = squared_distances(looks, last.point, curvature, size)
+    points = [look.point for look in looks]
+    distances = squared_distances(points, last.point, curvature, size)
     weights = 1 / (costs + bend**2 * size * distances**2).clamp(min=1e-9 / size)
     weights = weights / weights.sum()
-    centre = _sum(weights, [look.point for look in looks])
+    centre = _sum(weights, points)
     score = _sum(weights, [look.score for look in looks])
     # A curvature that may be noise itself is no information. Half of it counts at a level
     # proportional to the noise's largest eigenvalue.
@@ -213,9 +222,11 @@ def next_step(pooled: PooledLooks, last: Look, prior: Tensor) -> Gaussian:
     return Gaussian(precision @ pooled.centre + back @ vectors @ score, precision)
 
 
-def squared_distances(looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int) -> Tensor:
-    """Distances from each look to a point, in nats per record, (looks,)."""
-    ways = torch.stack([look.point for look in looks]) - point
+def squared_distances(
+    points: Sequence[Tensor], point: Tensor, curvature: Tensor, size: int
+) -> Tensor:
+    """Distances from each of the looks' points to another one, in nats per record, (looks,)."""
+    ways = torch.stack(list(points)) - point
     return ((ways @ curvature) * ways).sum(dim=1) / size
 
 
@@ -232,12 +243,7 @@ def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
 
 
 def _curvature(
-    looks: Sequence[Look],
-    known: Tensor | None,
-    root: Tensor,
-    size: int,
-    bend: float,
-    least: float,
+    looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int, bend: float, least: float
 ) -> tuple[Tensor, Tensor, float]:
     """The curvature in the coordinates of ``root``, without the effect of noise.
 
@@ -252,7 +258,8 @@ def _curvature(
     bent = torch.zeros_like(noise)
     if known is not None:
         level = (root @ known @ root).trace() / dim
-        distances = squared_distances(looks, looks[-1].point, known, size)
+        points = [look.point for look in looks]
+        distances = squared_distances(points, points[-1], known, size)
         bent = (bend * level) ** 2 * distances / dim
     weights = 1 / (noise**2 + bent).clamp(min=1e-30)
     weights = weights / weights.sum()

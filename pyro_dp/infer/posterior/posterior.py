@@ -118,7 +118,7 @@ class Posterior(Summary, MultivariateNormal):
 
         :returns: by site, ``(num, *site shape)``.
         """
-        flat = self.sample((num,))
+        flat = self._flat(num)
         return {each.name: own_space(each, flat) for each in self._latents}
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
@@ -137,6 +137,10 @@ class Posterior(Summary, MultivariateNormal):
         """Copies of the Gaussian, like those of ``MultivariateNormal``."""
         gaussian = MultivariateNormal(self.loc, scale_tril=self.scale_tril)
         return gaussian.expand(batch_shape, _instance)
+
+    def _flat(self, num: int) -> Tensor:
+        """Draws of the flat vector, (num, d)."""
+        return self.sample((num,))
 
     def _quantiles(self, latent: Latent, at: Tensor) -> Tensor:
         if not _is_elementwise(latent.transform):
@@ -215,13 +219,8 @@ class SampledPosterior(Posterior):
         sample = self._sample[:, own.start : own.stop]
         return SampledPosterior(found._latents, sample, found._plain, status=self.status)
 
-    def draws(self, num: int) -> dict[str, Tensor]:
-        """Joint draws of all sites in the model's own space, by torch's global generator.
-
-        :returns: by site, ``(num, *site shape)``.
-        """
-        flat = self._sample[torch.randint(len(self._sample), (num,))]
-        return {each.name: own_space(each, flat) for each in self._latents}
+    def _flat(self, num: int) -> Tensor:
+        return self._sample[torch.randint(len(self._sample), (num,))]
 
     def _quantiles(self, latent: Latent, at: Tensor) -> Tensor:
         return quantiles_of(own_space(latent, self._sample), at)

@@ -251,10 +251,7 @@ class EagerStep:
         return chosen, own
 
     def of_records(
-        self,
-        draws: list[Particle],
-        chosen: Tensor,
-        sampled: Sequence[list[Tensor]] = (),
+        self, draws: list[Particle], chosen: Tensor, sampled: Sequence[list[Tensor]] = ()
     ) -> tuple[Rows, Tensor, dict[str, Tensor]]:
         """Gradients and losses (B,) of these records, and gradients of their own rows. Private."""
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)

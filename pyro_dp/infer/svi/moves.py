@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.infer.svi.averaged_guide import IterateAverages
+from pyro_dp.infer.svi.clip_policy import ClipPolicy
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, row_step_size, usual_rate
@@ -65,7 +66,19 @@ def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
     return next(iter(own), None), next(iter(rows), None)
 
 
-class PlannedSteps(Steps):
+class ClippedSteps(Steps):
+    """Steps whose bound follows a policy."""
+
+    def __init__(self, moves: "Moves", num_steps: int | None, sampling: str, bound: float):
+        super().__init__(num_steps, sampling, bound)
+        self._moves = moves
+
+    @property
+    def bound(self) -> float:
+        return self._moves.policy.bound
+
+
+class PlannedSteps(ClippedSteps):
     """No step may follow the plan, whose number the first step may choose."""
 
     chooses = True
@@ -81,15 +94,17 @@ class PlannedSteps(Steps):
 class Moves:
     """The user's optimizer, as a paper has it: the guide holds the last iterate.
 
+    :param policy: clips the next release.
     :param optim: the user's; None: ours.
     :param local: the user's, of rows of parameters per record; None: each has usual settings.
     """
 
-    steps: type[Steps] = Steps
+    steps: type[ClippedSteps] = ClippedSteps
     names: tuple[str, ...] = ()  # a state must have these parts
     averages: IterateAverages | None = None  # None: the guide holds the last iterate
 
-    def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
+    def __init__(self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None):
+        self.policy = policy
         self.optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
         self.chooses = optim is None  # step sizes
         self.local = local
@@ -188,8 +203,8 @@ class PlannedMoves(Moves):
     steps = PlannedSteps
     names = ("averages", "num_steps")
 
-    def __init__(self, optim: PyroOptim | None, local: RowAdam | None):
-        super().__init__(optim, local)
+    def __init__(self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None):
+        super().__init__(policy, optim, local)
         self.averages = None  # until the first look
         self.concluded = ""  # what the guide holds
 

@@ -54,8 +54,6 @@ class PaperDPSVI(StochasticGradientVI):
     """
 
     _known_as = ""
-    _first_policy = staticmethod(by_bit)
-    _moves_of = Moves
 
     @old_names_explained()
     def __init__(
@@ -86,6 +84,8 @@ class PaperDPSVI(StochasticGradientVI):
             num_steps=num_steps,
             clip=replace(clips, bound=1.0) if clips.bound is None else clips,
             noise=noise,
+            first_policy=by_bit,
+            moves=Moves,
             sampling=sampling,
             execution=execution,
         )

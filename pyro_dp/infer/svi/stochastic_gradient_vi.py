@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status
+from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK
 from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
@@ -27,7 +27,7 @@ from pyro_dp.infer.svi.averaged_guide import (
     gaussian_of,
     posterior_of,
 )
-from pyro_dp.infer.svi.clip_policy import Reading, by_histogram, resumed
+from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_histogram, resumed
 from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
@@ -85,6 +85,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         *,
         clip: Clip | AdaptiveClip | float | None = None,
         noise: Noise | float | None = None,
+        first_policy: Callable[[Clip, Noise], ClipPolicy] = by_histogram,
+        moves: type[Moves] = PlannedMoves,
         **settings: Any,
     ):
         optim, local = optimizers(optim)
@@ -92,14 +94,13 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             as_elbo(loss)
         self.loss = loss
         self.clip, noise = Clip.read(clip), Noise.read(noise)
-        self._policy = self._first_policy(self.clip, noise)
-        self._moves = self._moves_of(optim, local)
+        self._moves = moves(first_policy(self.clip, noise), optim, local)
         super().__init__(
             model,
             guide,
-            bound=self._policy.bound,
+            bound=self._moves.policy.bound,
             noise=noise,
-            plan=self._moves.steps,
+            plan=partial(self._moves.steps, self._moves),
             **settings,
         )
 
@@ -110,8 +111,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             "gradient_norms": lambda _, *given: exact(*given)[1],
         }
     )
-    _first_policy = staticmethod(by_histogram)
-    _moves_of: type[Moves] = PlannedMoves
 
     @whole_step
     @torch.enable_grad()
@@ -120,11 +119,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
         If C is chosen, the first one releases the norms alone, moves nothing, and returns nan.
         """
-        prepared = self._prepare(args, kwargs)
+        self._reservation.require_step()
+        prepared = self._look_at(args, kwargs)
         loops = self._moves.steps.chooses and self.last_run is None  # over step()
         if loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
-        policy = self._policy
+        policy = self._moves.policy
         step = policy.of(prepared.step)
         position = self.accountant.position
         draws = step.draw()
@@ -132,16 +132,17 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         blocks = policy.blocks(size)
         clipped = self._releases.sum_type(blocks, prepared.records.device)
         stream = partial(self._releases.randomness.stream, "local", position)
-        batch = self._draw_records(prepared, position)
+        batch = prepared.draw(self._releases, position)
         moves = step.add(clipped, draws, batch, stream)
-        released = self._release(clipped, prepared.sampler)
+        public = [*prepared.public(self._releases), *prepared.parameters.values()]
+        released = self._release(clipped, prepared.sampler, public)
         noise = self._releases.in_sums(self.noise_multiplier)
         per_bound = Block(size, 1.0, policy.share).noise(noise)
         sees = bool(prepared.term.parameters)
         plan = StepPlan.of(self.num_steps, size, prepared.sampler, per_bound, sees)
         read = Reading(released, blocks, noise, prepared.sampler, plan)
         if policy.opens:
-            self._policy = policy.learned(read)
+            self._moves.policy = policy.learned(read)
             return math.nan
         gradients = step.gradients(draws, released[0])
         sd = blocks[0].noise(noise) / prepared.sampler.sample_rate
@@ -149,7 +150,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._moves.move(prepared.parameters, gradients.parameters, plan, self._steps, variance)
         for indices, own in moves:  # behind the privacy wall
             self._moves.rows.step(indices, own)
-        self._policy = policy.learned(read)
+        self._moves.policy = policy.learned(read)
         if self._steps == self.num_steps:
             self.finish() if loops else self._moves.conclude(prepared.parameters)
         loss = math.nan
@@ -166,15 +167,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
                 "Clip.loss, use another scheduler, or call step() and optim.step(...) yourself."
             )
         if self.num_steps is None:
-            self._prepare(args, kwargs)  # which chooses it
+            self._look_at(args, kwargs)  # which chooses it
         return super()._planned(args, kwargs)
 
     def finish(self) -> None:
         """As :meth:`~pyro_dp.DPSVI.finish`."""
         if self._kept.prepared is None or not self._steps:
             raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
-        self._conclude()
-        for warning in self._warnings():
+        for warning in self._conclude():
             warn_user(warning)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
@@ -186,7 +186,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             gaussian_of(self.model, self.guide, known.records),
             _averages(self, known),
             known.sampler.sample_rate,
-            self._policy.judged if self.noise_multiplier else lambda _: NOTHING_TO_CHECK,
+            self._moves.policy.judged if self.noise_multiplier else lambda _: NOTHING_TO_CHECK,
         )
         return found if noise_aware else found.plain
 
@@ -199,23 +199,17 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         parts = averages.variances(covariance, known.sampler.sample_rate)
         return {name: each.diagonal() for name, each in parts.items()}
 
-    @property
-    def _status(self) -> Status:
-        """Whether the posterior can be published."""
-        if same(self._reservation.noise_multiplier, 0):
-            return NOTHING_TO_CHECK
-        try:
-            return self.posterior().status
-        except ConfigurationError:  # the guide has no Gaussian to read
-            return self._policy.judged(WITHOUT_NOISE)
-
-    def _conclude(self, status: str | None = None) -> None:
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
         if self._kept.prepared is not None:
             self._moves.conclude(self._kept.prepared.parameters)
-        super()._conclude(self._moves.status_line(self._status))
-
-    def _next_bound(self) -> float:
-        return self._policy.bound
+        policy, found = self._moves.policy, NOTHING_TO_CHECK
+        if not same(self._reservation.noise_multiplier, 0):
+            try:
+                found = self.posterior().status
+            except ConfigurationError:  # the guide has no Gaussian to read
+                found = policy.judged(WITHOUT_NOISE)
+        super()._conclude(self._moves.status_line(found))
+        return policy.warnings(found) + self._moves.warnings(found)
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
@@ -225,7 +219,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         :class:`~pyro_dp.PaperDPSVI` counts over the last half of the steps. None before the first
         step, and without a report.
         """
-        return self._policy.clipped
+        return self._moves.policy.clipped
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
@@ -242,12 +236,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         parameters = (known.parameters if known else {}) | self._moves.waiting
         local = known.term.local.leaves if known else {}
         state = self._reservation.state() | {
-            "clipped_fractions": self._policy.fractions.state(),
+            "clipped_fractions": self._moves.policy.fractions.state(),
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
-            "bound": self._policy.bound,
+            "bound": self._moves.policy.bound,
         }
-        state |= self._moves.state(self.num_steps, self._policy.histogram_state)
+        state |= self._moves.state(self.num_steps, self._moves.policy.histogram_state)
         if include_private_local_state:
             state["private_local_state"] = self._moves.rows.state_dict()
         return state
@@ -260,16 +254,16 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._moves.require_own(state)
         if isinstance(state, dict):
             state = without_history(state)
-        names = (*self._moves.names, *self._policy.names)
+        names = (*self._moves.names, *self._moves.policy.names)
         names = ("parameters", "optimizer", "bound", *names)
-        self._reservation.require(state, self._name, names)
+        self._reservation.require(state, names)
         require_fractions(state.get("clipped_fractions"))
-        policy = resumed(self._policy, state)
+        policy = resumed(self._moves.policy, state)
         self._moves.require_state(state, self.num_steps)
         self._reservation.load(state)
-        self._policy.fractions.load(state.get("clipped_fractions"))
+        self._moves.policy.fractions.load(state.get("clipped_fractions"))
         self._moves.load(state)
-        self._policy = policy
+        self._moves.policy = policy
         plan = self._reservation.plan
         plan.num_steps = state.get("num_steps") or plan.num_steps
 
@@ -307,7 +301,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self.accountant.note(NOTE.format(names=term.local.listed))
         used = started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys()
         if used and not self._steps:
-            note_earlier_values(self.accountant, self._name)
+            note_earlier_values(self.accountant, self._reservation.inference)
         self._moves.require(parameters)
         eager = EagerStep(
             *users,
@@ -316,7 +310,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             privatize=self.clip.of,
             microbatch_size=self.execution.microbatch_size,
             releases_loss=self.clip.loss is not None,
-            report=self._policy.report,
+            report=self._moves.policy.report,
         )
         graphs = partial(step_from_graphs, eager, self._releases.sum_type, sampler.usual_size)
         step = self._kept.traced(graphs, term, self.model, self.guide)
@@ -333,14 +327,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self._moves.chooses:
             return (self.loss,)
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
-
-    def _public(self) -> Sequence[Tensor]:
-        known = self._kept.prepared
-        return [*super()._public(), *(known.parameters.values() if known else ())]
-
-    def _warnings(self) -> list[Warning]:
-        status = self._status
-        return self._policy.warnings(status) + self._moves.warnings(status)
 
 
 def _averages(svi: StochasticGradientVI, prepared: PreparedGradient) -> IterateAverages | None:

@@ -9,14 +9,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.utils.linalg import (
-    clipped_rows,
-    floored,
-    inverse,
-    noise_radius,
-    stacked,
-    unstacked,
-)
+from pyro_dp.utils.linalg import clipped_rows, floored, inverse, noise_radius, stacked, unstacked
 from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
@@ -27,11 +20,7 @@ from pyro_dp.vips.conjugate_model import (
     require_data,
     reviewed,
 )
-from pyro_dp.vips.models.noisy_sums import (
-    NoisySecondMoment,
-    WeightedSquares,
-    stacked_size,
-)
+from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares, stacked_size
 
 
 @dataclass(frozen=True)
