@@ -264,7 +264,7 @@ def test_labels_are_bounded_beside_latents(model, residuals):
     pyro.clear_param_store()
     guide = AutoNormal(poutine.block(model, hide=["own"]))
     ep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=5.0)
-    ep._prepare((persons_data(),), {})
+    ep._look_at((persons_data(),), {})
     assert ep._current.approximation.plan.residuals == residuals
 
 
