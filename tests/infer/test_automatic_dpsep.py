@@ -362,6 +362,7 @@ def test_where_records_say_nothing_no_step_leads_far_away():
         (Residuals.NORMAL, 8 / 30),
         (Residuals.SCALED, 8 / 30),
         (Residuals.OTHER, 8 / 30),
+        (Residuals.LABELS, 8 / 30),
         (Residuals.INTEGRATED, 8 / 30),
         (Residuals.BOUNDED, 1.0),
         (Residuals.SUMMED, 1.0),

@@ -258,7 +258,7 @@ def answers(y):
 
 
 @pytest.mark.parametrize(
-    ("model", "residuals"), [(persons, Residuals.INTEGRATED), (answers, Residuals.OTHER)]
+    ("model", "residuals"), [(persons, Residuals.INTEGRATED), (answers, Residuals.LABELS)]
 )
 def test_labels_are_bounded_beside_latents(model, residuals):
     pyro.clear_param_store()

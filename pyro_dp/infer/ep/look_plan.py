@@ -65,6 +65,7 @@ _KINDS = {
     Residuals.BOUNDED: _Kind(1 / 8_000, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf),
     Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
     Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
+    Residuals.LABELS: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=1.0),
     Residuals.INTEGRATED: _Kind(aligned=9.0, doubted=4.0, bend=2.5, longest=1.0),
     Residuals.SUMMED: _Kind(1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
     Residuals.OTHER: _Kind(aligned=1.0, doubted=4.0, bend=2.5, longest=1.0),

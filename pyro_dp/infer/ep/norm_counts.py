@@ -145,7 +145,7 @@ class MeanHistogram:
             _TYPICAL * math.sqrt(scale),
             _SPREAD_LATER,
             tail=residuals != Residuals.BOUNDED,
-            one_sided=residuals in (Residuals.SUMMED, Residuals.INTEGRATED, Residuals.OTHER),
+            one_sided=residuals not in (Residuals.BOUNDED, Residuals.NORMAL, Residuals.SCALED),
         )
 
     def above(self, bound: float) -> ClippedFraction:

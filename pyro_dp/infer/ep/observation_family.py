@@ -49,6 +49,7 @@ class Residuals:
     NORMAL = "normal"  # symmetric, from a quadratic log density
     SCALED = "scaled"  # normal, with an unknown scale
     SUMMED = "summed"  # over latents of records, as in a mixture
+    LABELS = "labels"  # finitely many outcomes, integrated over latents of records
     INTEGRATED = "integrated"  # over latents of records, whose spread may be unknown
     OTHER = "other"
 

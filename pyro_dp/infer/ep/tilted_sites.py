@@ -299,7 +299,7 @@ def _residuals(likelihood: Likelihood, z: Tensor) -> str:
     sites = likelihood.observations(z, index, records.placeholder())
     outcomes = [s["fn"] for s in sites if s["name"] not in records.plate.continuous]
     labels = all(isinstance(innermost(each), Bernoulli | Categorical) for each in outcomes)
-    return Residuals.OTHER if labels else Residuals.INTEGRATED
+    return Residuals.LABELS if labels else Residuals.INTEGRATED
 
 
 def _span_alike(one: Tensor, other: Tensor) -> bool:
