@@ -2,14 +2,16 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any, Generic
 
 import pyro
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
+from torch import Tensor
 
 from pyro_dp.infer.preparation import P, Preparation
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
@@ -84,6 +86,14 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             rate = self.sampling.rate or plan.rate(records.plate.subsample_size, size)
             sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
             return self._kept.keep(self._build(records, sampler), self._steps)
+
+    def _release(
+        self, clipped: ClippedSum, sampler: RecordSampler, public: Sequence[Tensor] = (), *own: Any
+    ) -> list[Tensor]:
+        # Here no step can forget the model's constants.
+        known = self._kept.prepared
+        constants = known.public(self._releases) if known else []
+        return super()._release(clipped, sampler, [*constants, *public], *own)
 
     def _new_records(self) -> NewRecords | None:
         first = self._kept.first(self._steps)

@@ -13,7 +13,8 @@ import pyro
 import pytest
 import torch
 from problems import handwritten_guide, logistic, new_paper_dpsvi, regression_data, values
-from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro import distributions as dist
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from run_contract import ctrl_c, same
 
 from pyro_dp import (
@@ -21,12 +22,15 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     Noise,
+    PaperDPSEP,
+    PaperDPSVI,
     PrivacyAccountant,
     PrivacyWarning,
     RunResult,
 )
 from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.peers import Alone
 from pyro_dp.mechanism.run_result import ReleasedStep
 from pyro_dp.utils.interrupts import Interrupts
 
@@ -235,3 +239,20 @@ def test_a_large_delta_is_told_before_anything_is_released():
         *data, progress=False
     )
     assert "1 / N" not in quiet.report()
+
+
+@pytest.mark.parametrize("kind", [PaperDPSVI, PaperDPSEP])
+def test_constants_of_a_model_are_compared_across_ranks(monkeypatch, kind):
+    seen = []
+    monkeypatch.setattr(Alone, "add_up", lambda *given: seen.append(given[-1]))
+
+    def scaled(x, scale):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("x", dist.Normal(w * scale.mean(), 1.0), obs=x[i])
+
+    scale = torch.arange(3.0)
+    own = dict(accountant=PrivacyAccountant(), num_steps=1, noise=1.0, clip=1.0)
+    optim = (pyro.optim.Adam({"lr": 0.1}),) if kind is PaperDPSVI else ()
+    kind(scaled, AutoDiagonalNormal(scaled), *optim, **own).step(torch.zeros(20), scale)
+    assert any(torch.equal(each, scale) for each in seen[0] if each.shape == scale.shape)

@@ -171,8 +171,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         stream = self._releases.randomness.stream("local", position)
         clipped = prepared.clipped_sum(known, at, batch, self._releases.sum_type, stream)
         q, fractions = known.posterior, self._current.fractions
-        public = [*prepared.public(self._releases), q.eta, q.precision]
-        released = self._release(clipped, prepared.sampler, public)
+        released = self._release(clipped, prepared.sampler, [q.eta, q.precision])
         noise = self._releases.in_sums(self.noise_multiplier)
         fractions.add(released[1 : 1 + len(fractions.blocks)], prepared.sampler, noise)
         try:

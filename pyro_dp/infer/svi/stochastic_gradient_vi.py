@@ -134,7 +134,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         stream = partial(self._releases.randomness.stream, "local", position)
         batch = prepared.draw(self._releases, position)
         moves = step.add(clipped, draws, batch, stream)
-        public = [*prepared.public(self._releases), *prepared.parameters.values()]
+        public = list(prepared.parameters.values())
         released = self._release(clipped, prepared.sampler, public)
         noise = self._releases.in_sums(self.noise_multiplier)
         per_bound = Block(size, 1.0, policy.share).noise(noise)
