@@ -257,10 +257,23 @@ def answers(y):
         pyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=(y > 0).float())
 
 
+def mixed(y):
+    mean = pyro.sample("mean", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("persons", len(y)):
+        halves = dist.Categorical(torch.ones(2))
+        both = dist.MixtureSameFamily(halves, dist.Normal(mean, torch.ones(2)))
+        pyro.sample("y", both, obs=y[:, 0])
+
+
 @pytest.mark.parametrize(
-    ("model", "residuals"), [(persons, Residuals.INTEGRATED), (answers, Residuals.LABELS)]
+    ("model", "residuals"),
+    [
+        (persons, Residuals.INTEGRATED),
+        (answers, Residuals.LABELS),
+        (mixed, Residuals.SUMMED),
+    ],
 )
-def test_labels_are_bounded_beside_latents(model, residuals):
+def test_kinds_of_residuals(model, residuals):
     pyro.clear_param_store()
     guide = AutoNormal(poutine.block(model, hide=["own"]))
     ep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=5.0)

@@ -47,7 +47,7 @@ _PASS = 4 * _LENGTH  # so that there are many of each kind
 _NUMBERS = 2**16  # in a tensor of a mixture, which stays in the processor's cache
 _MOST_NUMBERS = 12  # in one element
 _MOST_PREDICTORS = 8  # beside those of components
-_MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
+MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
 _NARROWING = {"alias", "constant_pad_nd", "expand", "squeeze", "unsqueeze", "view", "_unsafe_view"}
 _NARROWING |= {"add", "sub", "rsub", "neg", "mul", "div"}
 _TOLERANCE = {torch.float64: 1e-9}
@@ -349,7 +349,7 @@ class SteinSites:
 def _components(site: dict) -> tuple[dict, Tensor | None]:
     """A mixture's site as one of all components, and their logits; None: it is no mixture."""
     base = innermost(site["fn"])
-    if type(base) not in _MIXTURES:
+    if type(base) not in MIXTURES:
         return site, None
     scale, mask = scale_and_mask(site)
     aside = {"value": site["value"].unsqueeze(-1), "fn": base.component_distribution}

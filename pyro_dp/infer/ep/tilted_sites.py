@@ -30,7 +30,13 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals, residuals_of
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
-from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, OTHER, FewPredictors, SteinSites
+from pyro_dp.infer.ep.stein_sites import (
+    LARGEST_REDUCTION,
+    MIXTURES,
+    OTHER,
+    FewPredictors,
+    SteinSites,
+)
 from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.errors import ModelError
@@ -290,15 +296,16 @@ class SteinMoments:
 
 def _residuals(likelihood: Likelihood, z: Tensor) -> str:
     """One of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, by latents and outcomes."""
-    if not likelihood.sums:
-        return Residuals.OTHER
-    if likelihood.num_nodes == 1:
+    if likelihood.sums and likelihood.num_nodes == 1:
         return Residuals.SUMMED
     records = likelihood.term.records
     index = torch.zeros((), dtype=torch.long, device=records.device)
     sites = likelihood.observations(z, index, records.placeholder())
-    outcomes = [s["fn"] for s in sites if s["name"] not in records.plate.continuous]
-    labels = all(isinstance(innermost(each), Bernoulli | Categorical) for each in outcomes)
+    outcomes = [innermost(s["fn"]) for s in sites if s["name"] not in records.plate.continuous]
+    if not likelihood.sums:
+        mixed = any(isinstance(each, MIXTURES) for each in outcomes)
+        return Residuals.SUMMED if mixed else Residuals.OTHER
+    labels = all(isinstance(each, Bernoulli | Categorical) for each in outcomes)
     return Residuals.LABELS if labels else Residuals.INTEGRATED
 
 
