@@ -12,11 +12,13 @@ import pytest
 import torch
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from torch.distributions import MultivariateNormal
+from torch.distributions import MultivariateNormal, biject_to, constraints
 
 from pyro_dp import DPSEP, ConfigurationError, ModelError, Noise, PrivacyAccountant
-from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
+from pyro_dp.infer.posterior.looks import Look
 from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.records.global_draw import Latent
 
 DIM = 3
 
@@ -211,6 +213,40 @@ def test_nuts_and_a_guide_find_the_same(evidence):
     assert evidence.posterior(prior, guide, num_steps=1000, lr=0.02) is guide
     fitted = guide.median()["w"].detach()
     assert ((fitted - expected.mean).abs() < 0.5 * expected.stddev).all()
+
+
+def wide():
+    return pyro.sample("w", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
+
+
+def far_from_the_prior():
+    """Evidence at 3, a hundred standard deviations from where each search starts."""
+    estimate = torch.full((8,), 3.0, dtype=torch.float64)
+    matrix = 1e4 * torch.eye(8, dtype=torch.float64)
+    look = Look(estimate, torch.zeros_like(estimate), matrix, matrix, 1.0, curvature_sd=0.1)
+    real = biject_to(constraints.independent(constraints.real, 1))
+    part = Part(1000, (look,), 0.0, 0.0, Cost(1.0, "add_or_remove_one"))
+    return Evidence((Latent("w", torch.Size([8]), real, 0, 8),), (part,))
+
+
+def test_far_evidence_is_found():
+    """Noise of the curvature flattens the likelihood far away."""
+    evidence = far_from_the_prior()
+    expected = evidence.posterior(wide).mean
+    assert (expected > 2.9).all()
+    found = evidence.posterior(wide, "chains").mean
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.slow
+def test_nuts_and_a_guide_find_far_evidence():
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    evidence = far_from_the_prior()
+    drawn = evidence.posterior(wide, "nuts", num_samples=50, warmup_steps=50)["w"]
+    assert (drawn.mean(0) > 2.9).all()
+    guide = evidence.posterior(wide, AutoNormal(wide), num_steps=1001)
+    assert (guide.median()["w"] > 2.9).all()
 
 
 def test_what_is_no_prior_or_method(evidence):

@@ -170,13 +170,20 @@ class DeterministicSites:
 
     def _result(self, evidence: Evidence) -> PriorTimesEvidence:
         if self._looks != len(evidence.looks) or self._found is None:
-            model = evidence.conditioned(self._own_model)
-            density = PublicDensity(model, self._guide.latents, self._dtypes, self._records)
+            exact, near = (
+                self._density(evidence.conditioned),
+                self._density(evidence.conditioned_near),
+            )
             mean, covariance = self._guide.read()
             sds = dense(covariance).diagonal().sqrt()
             self._looks = len(evidence.looks)
-            self._found = PriorTimesEvidence(evidence, density, self._guide.latents, mean, sds)
+            own = self._guide.latents, mean, sds
+            self._found = PriorTimesEvidence(evidence, exact, near, *own)
         return self._found
+
+    def _density(self, conditioned: Callable[[Callable], Callable]) -> PublicDensity:
+        own = conditioned(self._own_model)
+        return PublicDensity(own, self._guide.latents, self._dtypes, self._records)
 
 
 @torch.no_grad()

@@ -14,12 +14,13 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
+from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
 from pyro_dp.infer.posterior import transforms
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
-from pyro_dp.infer.posterior.posterior import Posterior, SampledPosterior
+from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled
+from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.infer.posterior.summary import LEVELS, Status, element_names
@@ -81,30 +82,6 @@ class Part:
         mean = self.pooled.estimate
         precision = self.pooled.information(mean, self.pooled.bending(mean))
         return {"estimate": mean.tolist(), "precision": precision.tolist()}
-
-    @cached_property
-    def log_likelihood(self) -> Callable[[Tensor], Tensor]:
-        """The log likelihood, a number, as a function of unconstrained coordinates (d,).
-
-        The looks' estimate has a normal distribution around them. Its covariance includes the noise
-        that the curvature carries there. K + V is diagonal in the coordinates that this works in.
-        """
-        found = self.pooled
-        root, back = power(found.geometry, -0.5), power(found.geometry, 0.5)
-        values, vectors = torch.linalg.eigh(root @ (found.curvature + found.score_noise) @ root)
-        turn = vectors.mT
-        by_curvature, by_distance = turn @ root @ found.curvature, turn @ back
-        unit = found.curvature_sd**2 / 2
-
-        def log_likelihood(z: Tensor) -> Tensor:
-            moved, way = by_curvature @ (z - found.estimate), by_distance @ (z - found.centre)
-            spread = values + unit * way.square().sum()
-            cross = unit * (way.square() / spread).sum()
-            along = (moved * way / spread).sum()
-            squared = (moved.square() / spread).sum() - unit * along**2 / (1 + cross)
-            return -0.5 * (squared + spread.log().sum() + torch.log1p(cross))
-
-        return log_likelihood
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -186,7 +163,7 @@ class Evidence:
         :raises ModelError: a site is missing, or has another shape.
         """
         z = self.coordinates(values)
-        return torch.stack([part.log_likelihood(z) for part in self.parts]).sum()
+        return torch.stack([part.pooled.log_likelihood()(z) for part in self.parts]).sum()
 
     def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (d,) of unconstrained values that looks are made in.
@@ -249,7 +226,7 @@ class Evidence:
         if method == "gaussian" and not settings:
             return self._gaussian(model)
         if method == "chains" and not settings:
-            return self._sampled(model)
+            return self._times(model).posterior
         if method == "nuts":
             return self._draws(model, **settings)
         if callable(method):
@@ -261,8 +238,19 @@ class Evidence:
 
         :param model: a Pyro model without data: the prior.
         """
+        return self._conditioned(model, [part.pooled for part in self.parts])
+
+    def conditioned_near(self, model: Callable) -> Callable:
+        """As :meth:`conditioned`, with the noise everywhere as at the estimates.
+
+        This log likelihood is quadratic. Noise flattens the exact one far away, and a search that
+        starts there would not arrive.
+        """
+        return self._conditioned(model, [part.pooled.with_noise_here() for part in self.parts])
+
+    def _conditioned(self, model: Callable, pooled: Sequence[PooledLooks]) -> Callable:
         # Their tensors must not be made under torch.func, which would keep them.
-        likelihoods = [part.log_likelihood for part in self.parts]
+        likelihoods = [each.log_likelihood() for each in pooled]
 
         def with_evidence(*args: Any, **kwargs: Any) -> Any:
             trace = poutine.trace(model).get_trace(*args, **kwargs)
@@ -344,11 +332,12 @@ class Evidence:
             density.latents, mean, aware.covariance, plain=exact.covariance, status=self.status
         )
 
-    def _sampled(self, model: Callable) -> SampledPosterior:
+    def _times(self, model: Callable) -> PriorTimesEvidence:
         density = prior_density(self.conditioned(model))
+        near = prior_density(self.conditioned_near(model))
         mean = torch.zeros(density.size, dtype=torch.float64)
         sds = torch.full_like(mean, _SCALE)
-        return PriorTimesEvidence(self, density, density.latents, mean, sds).posterior
+        return PriorTimesEvidence(self, density, near, density.latents, mean, sds)
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
         """Indices of the evidence's coordinates among a model's, (d,)."""
@@ -369,7 +358,8 @@ class Evidence:
     ) -> dict[str, Tensor]:
         require_count("num_samples", num_samples)
         require_count("warmup_steps", warmup_steps)
-        kernel = pyro.infer.NUTS(self.conditioned(model), jit_compile=False)
+        start = init_to_value(values=self._times(model).centre)
+        kernel = pyro.infer.NUTS(self.conditioned(model), jit_compile=False, init_strategy=start)
         chain = pyro.infer.MCMC(kernel, num_samples, warmup_steps, disable_progbar=True)
         chain.run()
         draws: dict[str, Tensor] = chain.get_samples()
@@ -381,9 +371,10 @@ class Evidence:
         require_count("num_steps", num_steps)
         optim = pyro.optim.ClippedAdam({"lr": lr, "lrd": 0.1 ** (1 / num_steps)})
         elbo = pyro.infer.Trace_ELBO(num_particles=4)
-        svi = pyro.infer.SVI(self.conditioned(model), guide, optim, elbo)
-        for _ in range(num_steps):
-            svi.step()
+        for conditioned in (self.conditioned_near, self.conditioned):
+            svi = pyro.infer.SVI(conditioned(model), guide, optim, elbo)
+            for _ in range((num_steps + 1) // 2):
+                svi.step()
         return guide
 
     def _rows(self) -> list[tuple[str, ...]]:

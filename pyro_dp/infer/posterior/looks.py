@@ -8,8 +8,8 @@ distance.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -113,6 +113,32 @@ class PooledLooks:
         way = back @ (mean - self.centre)
         carried = way.square().sum() * self.geometry + torch.outer(back @ way, back @ way)
         return self.score_noise + carried * self.curvature_sd**2 / 2
+
+    def log_likelihood(self) -> Callable[[Tensor], Tensor]:
+        """The log likelihood, a number, as a function of unconstrained coordinates (d,).
+
+        The estimate has a normal distribution around them. Its covariance includes the noise that
+        the curvature carries there. K + V is diagonal in the coordinates that this works in.
+        """
+        root, back = powers(self.geometry, (-0.5, 0.5))
+        values, vectors = torch.linalg.eigh(root @ (self.curvature + self.score_noise) @ root)
+        turn = vectors.mT
+        by_curvature, by_distance = turn @ root @ self.curvature, turn @ back
+        unit = self.curvature_sd**2 / 2
+
+        def log_likelihood(z: Tensor) -> Tensor:
+            moved, way = by_curvature @ (z - self.estimate), by_distance @ (z - self.centre)
+            spread = values + unit * way.square().sum()
+            cross = unit * (way.square() / spread).sum()
+            along = (moved * way / spread).sum()
+            squared = (moved.square() / spread).sum() - unit * along**2 / (1 + cross)
+            return -0.5 * (squared + spread.log().sum() + torch.log1p(cross))
+
+        return log_likelihood
+
+    def with_noise_here(self) -> "PooledLooks":
+        """The noise in the score is everywhere what it is at the estimate."""
+        return replace(self, score_noise=self.noise(self.estimate), curvature_sd=0.0)
 
     def bending(self, mean: Tensor) -> Tensor:
         """Squared error of the score at a point if the curvature changes, (d, d).

@@ -37,6 +37,7 @@ class PriorTimesEvidence:
     """A model's prior times evidence about its sites. No record enters.
 
     :param density: the model's, with the evidence as a factor.
+    :param near: the same with :meth:`Evidence.conditioned_near`, where the search begins.
     :param latents: the model's, in the order of the flat vector (d,).
     :param mean: where to start, (d,).
     :param sds: at the start, (d,).
@@ -47,6 +48,7 @@ class PriorTimesEvidence:
         self,
         evidence: Likelihood,
         density: PriorDensity,
+        near: PriorDensity,
         latents: Sequence[Latent],
         mean: Tensor,
         sds: Tensor,
@@ -54,7 +56,14 @@ class PriorTimesEvidence:
         self._evidence, self._density, self._latents = evidence, density, latents
         with forked_rng():
             self._gradients = BatchedGradient(density, mean)
+            mean, sds = mean_field(BatchedGradient(near, mean), mean, sds)
             self.independent = mean_field(self._gradients, mean, sds)
+
+    @property
+    def centre(self) -> dict[str, Tensor]:
+        """The sites at the mean of the independent Gaussians."""
+        mean = self.independent[0]
+        return {each.name: each.transform(each.part(mean)) for each in self._latents}
 
     @cached_property
     def posterior(self) -> SampledPosterior:
