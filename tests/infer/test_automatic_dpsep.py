@@ -325,6 +325,40 @@ def test_a_start_among_outliers(seed):
 
 
 @pytest.mark.long
+def test_a_wide_guide_does_not_enter_residuals():
+    """A scale of the residuals begins with those at the guide's mean."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(4), 10.0).to_event(1))
+        log_scale = pyro.sample("log_scale", dist.Normal(0.0, 2.0))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, log_scale.exp()), obs=y)
+
+    def guide(x, y):
+        one = {"constraint": dist.constraints.positive}
+        loc, sd = pyro.param("loc", torch.zeros(4)), pyro.param("sd", torch.full((4,), 10.0), **one)
+        pyro.sample("w", dist.Normal(loc, sd).to_event(1))
+        own = pyro.param("own_loc", torch.tensor(0.0)), pyro.param("own_sd", torch.ones(()), **one)
+        pyro.sample("log_scale", dist.Normal(*own))
+
+    x, y = gaussian_data()
+    sep = fitted(model, (x, y), guide=lambda _: guide)
+    assert sep.evidence.looks[0].point[-1] < 1.0
+    assert sep.posterior().status.level == "ok"
+
+
+def test_the_first_q_keeps_its_correlations():
+    root = torch.tensor([[2.0, 0.0], [1.0, 0.05]], dtype=torch.float64)
+    narrow = ep_state._narrowed(root @ root.mT)
+    assert (narrow.diagonal().sqrt() <= 0.1 + 1e-12).all()
+    one = root @ root.mT
+    assert narrow[0, 1] / narrow.diagonal().prod().sqrt() == pytest.approx(
+        (one[0, 1] / one.diagonal().prod().sqrt()).item()
+    )
+    small = torch.eye(2, dtype=torch.float64) * 1e-4
+    assert torch.equal(ep_state._narrowed(small), small)
+
+
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))

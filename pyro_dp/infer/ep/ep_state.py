@@ -40,6 +40,7 @@ from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, restricted
 
+_FIRST_SD = 0.1  # largest standard deviation of the first q
 _SHORTEST_STEP = 1e-12
 _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
 _FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the first prior
@@ -115,13 +116,14 @@ class EPState:
         :param multiplier: noise of one release of the whole budget, in units of its bound.
         """
         mean, covariance = problem.guide.read()
+        covariance = _narrowed(dense(covariance))
         dim = len(problem.places)
         if dim > LARGEST_FULL:
             raise ModelError(_TOO_MANY.format(dim=dim, most=LARGEST_FULL))
-        posterior = Gaussian.from_moments(mean, dense(covariance))
+        posterior = Gaussian.from_moments(mean, covariance)
         prior = problem.prior.factor(mean, posterior.covariance)
         if new:
-            posterior = Gaussian.from_moments(problem.start(mean), dense(covariance))
+            posterior = Gaussian.from_moments(problem.start(mean), covariance)
         seen = SeenLooks(LookPlan(dim, size, multiplier, problem.moments.residuals))
         first = EPState(problem, seen, posterior, posterior, prior, prior)
         if multiplier == 0:  # without noise, clipping gains nothing
@@ -384,6 +386,16 @@ class EPState:
         """
         covariance = (self.aware if noise_aware else self.posterior).covariance
         return self.posterior.mean, covariance
+
+
+def _narrowed(covariance: Tensor) -> Tensor:
+    """With sds of at most an autoguide's at its start, (d, d).
+
+    Residuals have the spread of a wide q in them. A scale that is unknown would begin there, and
+    take all looks to come down.
+    """
+    shrunk = (_FIRST_SD / covariance.diagonal().sqrt()).clamp(max=1.0)
+    return covariance * torch.outer(shrunk, shrunk)
 
 
 def _reach(way: Tensor, prior: Gaussian) -> float:
