@@ -88,6 +88,7 @@ class EPState:
     :param aware: q with it; both have the same mean.
     :param prior: the prior as a factor, refined at q.
     :param first_prior: the same at the first q.
+    :param first_mean: the first q's mean, (d,).
     :param spent: share of the budget that is spent.
     :param share: share of the budget for the next look.
     :param frame: the next look's; None: the next look is the opening.
@@ -101,6 +102,7 @@ class EPState:
     aware: Gaussian
     prior: Gaussian
     first_prior: Gaussian
+    first_mean: Tensor
     spent: float = 0.0
     share: float = OPENING
     alike: int = 1
@@ -125,7 +127,7 @@ class EPState:
         if new:
             posterior = Gaussian.from_moments(problem.start(mean), covariance)
         seen = SeenLooks(LookPlan(dim, size, multiplier, problem.moments.residuals))
-        first = EPState(problem, seen, posterior, posterior, prior, prior)
+        first = EPState(problem, seen, posterior, posterior, prior, prior, posterior.mean)
         if multiplier == 0:  # without noise, clipping gains nothing
             frame = Frame.of(first._prior_root(), 1.0, math.inf)
             return replace(first, frame=frame, share=0.0)
@@ -281,7 +283,12 @@ class EPState:
                 return self.problem.on_all(next_step(pooled, self.seen.looks[-1], first))
             return self.problem.on_all(pooled.factor(pooled.information(mean[self.problem.places])))
 
-        return combined(self.problem.prior, evidence, self.posterior.mean, self.prior)
+        mean, prior = self.posterior.mean, self.prior
+        if len(self.problem.places) < len(mean):
+            # An early look may have lost the scale of a hierarchy, from where no search returns.
+            mean, prior = self.first_mean.clone(), self.first_prior
+            mean[self.problem.places] = pooled.estimate
+        return combined(self.problem.prior, evidence, mean, prior)
 
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
         """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
@@ -345,6 +352,7 @@ class EPState:
             "plan": vars(self.plan),
             "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
             "numbers": {
+                "first_mean": self.first_mean,
                 "spent": self.spent,
                 "share": self.share,
                 "alike": self.alike,
