@@ -289,11 +289,11 @@ class SteinSites:
         :param rows: rows of the records. This method only reads them.
         """
         kinds = self._few.kinds[indices]
-        if not kinds.all():
-            for part in torch.arange(len(indices), device=indices.device).split(_LENGTH):
-                found = self.found_kinds(indices[part], [x[part] for x in rows])
-                self._few.kinds[indices[part]] = found
-            kinds = self._few.kinds[indices]
+        (unseen,) = (kinds == UNSEEN).nonzero(as_tuple=True)
+        for part in unseen.split(_LENGTH):  # those alone: no kind tells who else takes part
+            if len(part):
+                kinds[part] = self.found_kinds(indices[part], [x[part] for x in rows])
+        self._few.kinds[indices] = kinds
         for kind in (ALIKE, MIXED, OTHER):
             (places,) = (kinds == kind).nonzero(as_tuple=True)
             for chosen in places.split(self._sizes[kind]):
