@@ -91,7 +91,7 @@ def looped_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwarg
     all of its latents are drawn without a reparameterisation: then its number alone counts.
     """
     with mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _dice_loss):
-        return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
+        return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs)).reshape(())
 
 
 def _dice_loss(loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:

@@ -244,6 +244,15 @@ def _cumulative_product(x: Any = None, dim: Any = None, **options: Any) -> Tenso
     return result
 
 
+def _embedding(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor | None:
+    """A row that the table lacks is NaN: under vmap its gradient would be another record's."""
+    if all(each.key() != TransformType.Grad for each in get_interpreter_stack() or ()):
+        return None
+    inside = (input >= 0) & (input < len(weight))
+    found = functional.embedding(input.clamp(0, len(weight) - 1), weight, *args, **options)
+    return found * torch.where(inside, 1.0, torch.nan).to(found).unsqueeze(-1)
+
+
 # By function; None where the function itself must do.
 VECTORISED: dict[Any, Callable[..., Any]] = {
     **RECURRENT,
@@ -254,6 +263,7 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, name): _written(name) for name in _IN_PLACE},
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
+    functional.embedding: _embedding,
     torch.cumprod: _cumulative_product,
     Tensor.cumprod: _cumulative_product,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]

@@ -112,6 +112,19 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor * factor.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
+def spectra(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``torch.linalg.eigh`` of (B, d, d). One matrix on which that fails is NaN, alone."""
+    try:
+        found = torch.linalg.eigh(matrices)
+        return found.eigenvalues, found.eigenvectors
+    except torch.linalg.LinAlgError:
+        if len(matrices) == 1:
+            return torch.full_like(matrices[..., 0], torch.nan), matrices
+        parts = [spectra(part) for part in matrices.split(math.ceil(len(matrices) / 2))]
+        values, vectors = zip(*parts, strict=True)
+        return torch.cat(values), torch.cat(vectors)
+
+
 def capped(covariance: Tensor, precision: Tensor) -> Tensor:
     """A covariance, nowhere larger than the inverse of a precision; both full or both diagonal."""
     if covariance.dim() == 1:

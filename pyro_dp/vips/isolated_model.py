@@ -129,7 +129,7 @@ class IsolatedModel:
     def _looped(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], static: bool
     ) -> Parts:
-        """A record on which it fails counts as broken: its numbers are NaN."""
+        """A record on which it fails, or has another shape, counts as broken: NaN."""
         declared = {n: x for n, x in self._model.statistics.items() if x.static == static}
         columns: dict[str, list[Tensor]] = {name: [] for name in declared}
         for b in range(len(rows[0])):
@@ -142,7 +142,8 @@ class IsolatedModel:
                 found = {}
             for name, statistic in declared.items():
                 broken = rows[0].new_full((1, *statistic.shape), torch.nan, dtype=torch.float64)
-                columns[name].append(found.get(name, broken))
+                part = found.get(name, broken)
+                columns[name].append(part if part.shape == broken.shape else broken)
         return {name: torch.cat(column) for name, column in columns.items()}
 
 

@@ -14,6 +14,7 @@ from sums import exact_sums
 
 import pyro_dp.mechanism.releases
 from pyro_dp import DPSEP, ConfigurationError, Noise, PrivacyAccountant, PrivacyBudgetExceeded
+from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release import release
@@ -108,6 +109,25 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
     sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
     assert sep.accountant.num_releases == sep._steps + 1 and sep.accountant.reserved == []
+
+
+@pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
+def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monkeypatch):
+    sep, data = made(epsilon, sigma), regression_data(500)
+    for _ in range(2):
+        sep.step(*data)
+    before = sep._current.known
+
+    def overflows(*args, **kwargs):
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EPState, "learned", overflows)
+        with pytest.raises(ConfigurationError, match="left the finite numbers"):
+            sep.step(*data)
+    assert sep._current.known.spent == before.spent + before.share
+    sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
+    require_whole(sep)
 
 
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])

@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoMultivariateNormal
 
 from pyro_dp import PaperDPSEP, PrivacyAccountant
-from pyro_dp.infer.ep import tilted_sites
+from pyro_dp.infer.ep import stein_sites, tilted_sites
 
 MEAN = torch.tensor([-0.4, 0.7], dtype=torch.float64)
 COVARIANCE = torch.tensor([[0.30, 0.05], [0.05, 0.15]], dtype=torch.float64)
@@ -153,3 +153,29 @@ def test_a_curvature_near_the_largest_number_is_a_broken_record():
     curvature = torch.stack([1.5e308 * ones, torch.eye(3).double()])
     found = tilted_sites._site(ones[:2], curvature, torch.eye(3).double())
     assert found.residual.isnan().all(1).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("few_predictors", [False, True])
+def test_a_curvature_without_eigenvalues_is_a_broken_record(few_predictors, monkeypatch):
+    """Torch raises on some matrices of eight rows, with numbers from 1e-200 to 1e298."""
+    eigh = torch.linalg.eigh
+
+    def fails(matrices):
+        if (matrices.abs() > 1e200).any():
+            raise torch.linalg.LinAlgError("failed to converge")
+        return eigh(matrices)
+
+    identity = torch.eye(8, dtype=torch.float64)
+    ones, curvature = torch.ones(5, 8).double(), identity.repeat(5, 1, 1)
+    curvature[3] *= 1e250
+    module = stein_sites if few_predictors else tilted_sites
+    root = identity.expand(5, 8, 8) if few_predictors else identity
+    expected = module._site(ones, identity.repeat(5, 1, 1), root)
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    found = module._site(ones, curvature, root)
+    if few_predictors:
+        expected, found = expected[1], found[1]
+    else:
+        expected, found = expected.residual, found.residual
+    assert found.isnan().all(1).tolist() == [False, False, False, True, False]
+    torch.testing.assert_close(found[:3], expected[:3], rtol=0, atol=0)

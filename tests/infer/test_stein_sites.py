@@ -165,6 +165,20 @@ def test_every_record_counts_once():
     torch.testing.assert_close(total, whole.matrices().sum(dim=0))
 
 
+def test_a_kind_does_not_tell_who_else_takes_part(monkeypatch):
+    """It is found when a record takes part first, even if others would be found otherwise now."""
+    model = MODELS["missing, binary"]
+    tensors = data(model)
+    moments = prepared(model, tensors)[1].problem.moments
+    found, first, later = sites(moments), torch.arange(6), torch.arange(4, 9)
+    list(found.each(first, [x[first] for x in tensors]))
+    before = moments.design.kinds.clone()
+    monkeypatch.setattr(found, "found_kinds", lambda x, _: torch.full_like(x, OTHER).byte())
+    list(found.each(later, [x[later] for x in tensors]))
+    assert torch.equal(moments.design.kinds[:6], before[:6])
+    assert (moments.design.kinds[6:9] == OTHER).all()
+
+
 def test_a_broken_record_is_alone():
     model = MODELS["missing, binary"]
     tensors = data(model)

@@ -286,6 +286,23 @@ def test_a_loss_keeps_nothing_of_a_record():
     assert seen[0] and seen[0] == seen[1]
 
 
+def test_a_record_for_which_a_loss_has_two_numbers_is_broken():
+    """An error would tell that there is such a record, and which one it is."""
+
+    def loss(model, guide, *args):
+        found = simple_elbo(model, guide, *args)
+        return torch.zeros(2) if found > 1e3 else found
+
+    x, y = regression_data()
+    svi = new_paper_dpsvi(logistic, handwritten_guide, loss=loss)
+    svi._look_at((x, y), {})
+    x[7] = 1e6 * (1 - 2 * y[7])
+    (particle,), indices = eager(svi).draw(), torch.tensor([3, 7])
+    term = svi._kept.prepared.term
+    found = term.gradients(particle, Batch(indices, term.records.rows(indices)))
+    assert found.losses.isnan().tolist() == [False, True]
+
+
 def test_a_loss_that_depends_on_what_it_kept_is_refused():
     kept = [torch.zeros(())]
 

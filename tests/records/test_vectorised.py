@@ -73,3 +73,19 @@ def test_nothing_is_taken_one_record_after_the_other():
                 torch.vmap(function)(ROWS)
     finally:
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+
+
+@pytest.mark.parametrize("index", [3, 6, -1])
+def test_an_index_that_a_table_lacks_breaks_its_own_record(index):
+    """Under vmap, its gradient would be that of a row of another record."""
+
+    def loss(table, indices):
+        with RecordMode(LocalDraws()):
+            return functional.embedding(indices, table).sum()
+
+    indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
+    gradients = torch.vmap(torch.func.grad(loss), (None, 0))(torch.ones(3, 2), indices)
+    assert gradients.isnan().flatten(1).any(1).tolist() == [False, True, False, False]
+    for k in (0, 2, 3):
+        expected = torch.func.grad(loss)(torch.ones(3, 2), indices[k])
+        assert torch.equal(gradients[k], expected)

@@ -39,7 +39,7 @@ from pyro_dp.infer.ep.observation_family import Family, NotLinear, scale_and_mas
 from pyro_dp.infer.ep.site_factors import Factors, LowRank
 from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied
-from pyro_dp.utils.linalg import times
+from pyro_dp.utils.linalg import spectra, times
 
 T = TypeVar("T")
 _LENGTH = 2048  # records of the traced graph
@@ -289,11 +289,11 @@ class SteinSites:
         :param rows: rows of the records. This method only reads them.
         """
         kinds = self._few.kinds[indices]
-        if not kinds.all():
-            for part in torch.arange(len(indices), device=indices.device).split(_LENGTH):
-                found = self.found_kinds(indices[part], [x[part] for x in rows])
-                self._few.kinds[indices[part]] = found
-            kinds = self._few.kinds[indices]
+        (unseen,) = (kinds == UNSEEN).nonzero(as_tuple=True)
+        for part in unseen.split(_LENGTH):  # those alone: no kind tells who else takes part
+            if len(part):
+                kinds[part] = self.found_kinds(indices[part], [x[part] for x in rows])
+        self._few.kinds[indices] = kinds
         for kind in (ALIKE, MIXED, OTHER):
             (places,) = (kinds == kind).nonzero(as_tuple=True)
             for chosen in places.split(self._sizes[kind]):
@@ -427,7 +427,7 @@ def _site(gradient: Tensor, curvature: Tensor, half: Tensor) -> tuple[Tensor, Te
         mine, half = both[others], half[others]
         inner = half.mT @ mine[..., :-1] @ half
         broken = ~inner.isfinite().all(dim=2).all(dim=1)
-        values, vectors = torch.linalg.eigh(torch.where(broken[:, None, None], 0.0, inner))
+        values, vectors = spectra(torch.where(broken[:, None, None], 0.0, inner))
         usual, much = (1 - values).reciprocal(), values > LARGEST_REDUCTION
         gains = torch.where(much, (values.reciprocal() - 1) / values, usual)
         pulls = torch.where(much, (LARGEST_REDUCTION / (1 - LARGEST_REDUCTION)) / values, usual)

@@ -172,6 +172,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         clipped = prepared.clipped_sum(known, at, batch, self._releases.sum_type, stream)
         q, fractions = known.posterior, self._current.fractions
         released = self._release(clipped, prepared.sampler, [q.eta, q.precision])
+        self._reservation.plan.lose()  # until a posterior follows from it
         noise = self._releases.in_sums(self.noise_multiplier)
         fractions.add(released[1 : 1 + len(fractions.blocks)], prepared.sampler, noise)
         try:

@@ -40,7 +40,7 @@ from pyro_dp.infer.ep.stein_sites import (
 from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import agree, cholesky, product
+from pyro_dp.utils.linalg import agree, cholesky, product, spectra
 from pyro_dp.utils.torch_state import rows_in_cache, rows_on
 
 _NUM_DRAWS = 16
@@ -326,7 +326,7 @@ def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
     inner = (inner + inner.mT) / 2  # which may overflow
     broken = ~(gradient.isfinite().all(1) & inner.isfinite().all(2).all(1))  # (B,)
     inner = torch.where(broken[:, None, None], 0.0, inner)  # eigh would raise for all
-    values, vectors = torch.linalg.eigh(inner)
+    values, vectors = spectra(inner)
     values = values.clamp(max=LARGEST_REDUCTION)
     back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)  # L^-T Q
     precision = (back * (values / (1 - values)).unsqueeze(1)) @ back.mT
