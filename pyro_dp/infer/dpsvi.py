@@ -19,7 +19,7 @@ from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.fitted_rows import FittedRows
 from pyro_dp.infer.posterior.evidence import Evidence
-from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_global, read_guide
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
@@ -123,16 +123,17 @@ class Looks(DPSEP):
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
-        own, microbatch = (self.model, self.guide, records), self.execution.microbatch_size
+        own, plate = (self.model, self.guide, records), records.plate
+        microbatch = self.execution.microbatch_size
         guide, read, rows = self.guide, read_guide, NoRows()
         try:
-            model = without_latents(self.model, records.plate)
-            if records.plate.continuous:
+            model = without_latents(self.model, plate)
+            if plate.continuous:
                 if self._reservation.noise_multiplier == 0:
                     raise NoEvidence(_QUIET)
                 rows = FittedRows.find(*own, microbatch)
             if rows.names:  # an integral replaces the guide's sites inside the plate
-                guide, read = Outside(records.plate)(guide), lambda *_: read_global(*own)
+                guide, read = Outside(plate)(guide), lambda *_: read_guide(*own, globally=True)
             term = record_term(model, guide, records, microbatch)
             if term.answers:
                 raise NoEvidence(_BRANCHES)

@@ -85,7 +85,6 @@ class DeterministicSites:
     """
 
     starts_anywhere = True
-    has_points = False
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.posterior.explanation import SAMPLING
-from pyro_dp.infer.posterior.gaussian_guide import GlobalGaussian
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CHECK, NOISE, STEPS, Status
 from pyro_dp.records.records import Records
@@ -214,14 +214,14 @@ class IterateAverages:
         )
 
 
-def gaussian_of(model: Callable, guide: Callable, records: Records) -> GlobalGaussian:
+def gaussian_of(model: Callable, guide: Callable, records: Records) -> GaussianGuide:
     """The guide's global latents.
 
     :raises ConfigurationError: they are not one Gaussian.
     """
     try:
         with forked_rng():
-            return GlobalGaussian(model, guide, records)
+            return GaussianGuide(model, guide, records, globally=True)
     except ModelError:
         kind = type(guide)
         text = _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
@@ -229,7 +229,7 @@ def gaussian_of(model: Callable, guide: Callable, records: Records) -> GlobalGau
 
 
 def posterior_of(
-    gaussian: GlobalGaussian,
+    gaussian: GaussianGuide,
     averages: IterateAverages | None,
     sample_rate: float,
     judged: Callable[[Status], Status],
@@ -253,7 +253,7 @@ def posterior_of(
 
 
 def _settled(
-    averages: IterateAverages, gaussian: GlobalGaussian, covariance: Tensor, sds: Tensor
+    averages: IterateAverages, gaussian: GaussianGuide, covariance: Tensor, sds: Tensor
 ) -> Status:
     """Whether the steps have arrived, by three numbers.
 
