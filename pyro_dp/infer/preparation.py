@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 
 import pyro
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.records.initial_values import initialised
@@ -93,11 +92,3 @@ class Preparation(Generic[P]):
             store = pyro.get_param_store()
             for name in store.keys() - self._handed[1]:
                 del store[name]
-
-
-def note_earlier_values(accountant: PrivacyAccountant, name: str) -> None:
-    accountant.note_earlier_values(
-        "Parameters or optimizer had values before the first step of "
-        f"{name}. If those came from the data, this ledger does not cover "
-        "it. To start afresh, call pyro.clear_param_store() and make a new guide."
-    )

@@ -58,15 +58,13 @@ class AverageFactor:
 
     def state(self) -> dict[str, Any]:
         """Everything that updates change, as tensors and numbers."""
-        others = {name: value for name, value in vars(self).items() if name in _CHANGING}
+        others = {name: getattr(self, name) for name in _CHANGING}
         return others | {"_average": (self._average.eta, self._average.precision)}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a result of :meth:`state`."""
-        for name in _CHANGING:
-            value = state[name]
-            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
-        self._average = Gaussian(*state["_average"]).to(device)
+        vars(self).update({name: state[name] for name in _CHANGING})
+        self._average = Gaussian(*state["_average"])
 
     @property
     def known(self) -> Gaussian:
@@ -223,17 +221,17 @@ class Approximation:
         self,
         released: Sequence[Tensor],
         at: Any,
+        multiplier: float,
         *,
         damping: float | None,
-        multiplier: float,
         sample_rate: float,
     ) -> tuple[float, "Approximation"]:
         """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate.
 
         :param released: block by block; the first has the coordinates of f_hat^N.
         :param at: the cavity that :meth:`at` returned for it.
-        :param damping: None: as the step control says.
         :param multiplier: standard deviation of the noise in units of the bound.
+        :param damping: None: as the step control says.
         :returns: Euclidean norm of the change of (eta, kappa Lambda), and the new approximation.
         """
         average, control = copy.copy(self.average), copy.copy(self.control)
@@ -309,13 +307,13 @@ class Approximation:
         """How many coordinates the latents of a saved run have."""
         return len(state["gaussians"]["_posterior"][0])
 
-    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "Approximation":
+    def resumed(self, state: Mapping[str, Any]) -> "Approximation":
         """The approximation that :meth:`state` saved, on this problem."""
         average, control = copy.copy(self.average), copy.copy(self.control)
-        average.load(state["average"], device)
-        control.load(state["control"], device)
-        saved, noise = state["gaussians"], state["mean_noise"].to(device)
-        gaussians: Any = {n: Gaussian(*saved[f"_{n}"]).to(device) for n in _GAUSSIANS}
+        average.load(state["average"])
+        control.load(state["control"])
+        saved, noise = state["gaussians"], state["mean_noise"]
+        gaussians: Any = {n: Gaussian(*saved[f"_{n}"]) for n in _GAUSSIANS}
         return replace(self, average=average, control=control, mean_noise=noise, **gaussians)
 
     def _advanced(self) -> "Approximation":

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
@@ -187,16 +186,13 @@ class EPState:
         self,
         released: Sequence[Tensor],
         at: tuple[Gaussian, Frame],
-        *,
         multiplier: float,
-        sample_rate: float,
     ) -> tuple[float, "EPState"]:
         """The state after one more look. All else follows from its noisy numbers.
 
         :param released: the release, block by block.
         :param at: cavity and frame of the look.
         :param multiplier: noise of one release of the whole budget, in units of its bound.
-        :param sample_rate: 1.
         :returns: the step's length, in roots of nats per record, and the state after it.
         """
         multiplier /= math.sqrt(max(self.share, LEAST_SHARE))
@@ -357,9 +353,8 @@ class EPState:
         """How many coordinates the latents of a saved run have."""
         return len(state["gaussians"]["posterior"]["eta"])
 
-    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "EPState":
+    def resumed(self, state: Mapping[str, Any]) -> "EPState":
         """The state that :meth:`state` returned, on this problem."""
-        state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
         pooled, frame = state["pooled"], state["frame"]
         extremes = state.get("extremes")  # older states have none
         gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}

@@ -19,7 +19,6 @@ from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK
-from pyro_dp.infer.preparation import note_earlier_values
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
     WITHOUT_NOISE,
@@ -300,8 +299,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if term.local:
             self.accountant.note(NOTE.format(names=term.local.listed))
         used = started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys()
-        if used and not self._steps:
-            note_earlier_values(self.accountant, self._reservation.inference)
+        self._note_values(bool(used))
         self._moves.require(parameters)
         eager = EagerStep(
             *users,
