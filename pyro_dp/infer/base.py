@@ -26,11 +26,6 @@ _LOCAL_PARAMETERS = (
     "they are found, moved and saved. Write pyro.settings.set(module_local_params=False) before "
     "model and guide are made."
 )
-_EARLIER = (
-    "Parameters or optimizer had values before the first step of {name}. If those came from the "
-    "data, this ledger does not cover it. To start afresh, call pyro.clear_param_store() and make "
-    "a new guide."
-)
 _PRIVATE_GAUSSIAN = "the posterior() of a run with AutoMultivariateNormal(model) as guide"
 
 
@@ -69,7 +64,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""
         known = self._kept.current(args, kwargs)
-        known = known if known is not None and known.is_current() else None
         if not self._releases.looks_anew(known is None, self.sampling.rate):
             assert known is not None
             return known
@@ -99,11 +93,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         known = self._kept.prepared
         constants = known.public(self._releases) if known else []
         return super()._release(clipped, sampler, [*constants, *public], *own)
-
-    def _note_values(self, earlier: bool) -> None:
-        """Note in the ledger if parameters had values before the first step."""
-        if earlier and not self._steps:
-            self.accountant.note_earlier_values(_EARLIER.format(name=self._reservation.inference))
 
     def _new_records(self) -> NewRecords | None:
         first = self._kept.first(self._steps)

@@ -23,7 +23,7 @@ from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
+from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, NOT_STARTED, StochasticGradientVI
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable
 from pyro_dp.mechanism.run_result import Callback, RunResult
@@ -68,7 +68,6 @@ _NOT_FITTED = (
     "The guide {guide} could not be fitted: its mean lies {away:.1f} standard deviations from that "
     "of posterior(), which is right. Use posterior(), or another start of the guide."
 )
-_NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
 
 
 class NoEvidence(ModelError):
@@ -86,14 +85,12 @@ class Looks(DPSEP):
 
         :returns: nan.
         """
-        if self._current.loaded is not None:
-            self._look_at(args, kwargs)  # takes up the state
         plan = self._reservation.plan
+        if self._current.loaded is None and not (self._steps and plan.finished):
+            self._reservation.require_step()
+        self._look_at(args, kwargs)  # takes up a state, and refuses other data
         if self._steps and plan.finished:
-            self._look_at(args, kwargs)  # other data are refused
             return math.nan
-        self._reservation.require_step()
-        self._look_at(args, kwargs)
         loops = self.last_run is None  # over step()
         if loops and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
@@ -343,7 +340,7 @@ class DPSVI(Readable, Forecasted):
         :raises ConfigurationError: no step was taken yet.
         """
         if not self._steps:
-            raise ConfigurationError(_NOT_STARTED)
+            raise ConfigurationError(NOT_STARTED)
         self._inference.finish()
 
     def posterior(self, noise_aware: bool = True) -> Posterior:

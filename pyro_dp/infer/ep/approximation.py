@@ -194,15 +194,11 @@ class Approximation:
         )
         return first._advanced()
 
-    @property
-    def structure(self) -> Structure:
-        return self.average.structure
-
     def site_sum(self, microbatch_size: int | None) -> SiteSum:
         """The sum that computes the releases."""
         return SiteSum(
             problem=self.problem,
-            structure=self.structure,
+            structure=self.average.structure,
             centred=self.centred,
             weight=self.weight,
             num_blocks=len(self.blocks),
@@ -269,21 +265,14 @@ class Approximation:
         variances = [dense(each).diagonal() for each in (noise, plain)]
         return {NOISE_SHARE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
 
-    @property
-    def unfinished(self) -> str | None:
-        """Why the steps have not arrived, a clause; None: they have."""
-        control = self.control
-        if control.settled:
-            return None
-        return _UNSETTLED.format(count=control.unsettled, judged=control.judged)
-
     def status(self, clipped: ClippedFraction | None) -> Status:
         """Whether the posterior can be published.
 
         :param clipped: the fraction of clipped records, if there is an estimate.
         """
-        if self.unfinished:
-            return Status(DO_NOT_PUBLISH, self.unfinished, STEPS)
+        if not self.control.settled:
+            counts = {"count": self.control.unsettled, "judged": self.control.judged}
+            return Status(DO_NOT_PUBLISH, _UNSETTLED.format(**counts), STEPS)
         if clipped is not None and clipped.is_large:
             return Status(CHECK, f"clipped: {clipped}", CLIPPING)
         count, dim = self.average.hidden(), len(self.problem.places)
@@ -301,11 +290,6 @@ class Approximation:
             "mean_noise": self.mean_noise,
             "gaussians": {f"_{n}": (each.eta, each.precision) for n, each in gaussians.items()},
         }
-
-    @staticmethod
-    def saved_dim(state: Mapping[str, Any]) -> int:
-        """How many coordinates the latents of a saved run have."""
-        return len(state["gaussians"]["_posterior"][0])
 
     def resumed(self, state: Mapping[str, Any]) -> "Approximation":
         """The approximation that :meth:`state` saved, on this problem."""

@@ -63,7 +63,7 @@ class Stride:
     radius: float = math.inf
     way: Tensor | None = None
 
-    def reach(self, way: Tensor, pooled: PooledLooks, longest: float) -> float:
+    def next_radius(self, way: Tensor, pooled: PooledLooks, longest: float) -> float:
         """The longest step in a direction. It halves if steps turn back, and doubles otherwise.
 
         :param longest: that of any step.
@@ -217,9 +217,9 @@ class EPState:
         # In roots of nats per record.
         unclipped = self.plan.multiplier == 0 and self._may_have_saddles
         longest = _SHORT if unclipped else self.plan.longest_step
-        length, radius = pooled.length(step), self.stride.reach(step, pooled, longest)
-        reach = max(_reach(full, self.first_prior), 1.0)
-        part = min(1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / reach)
+        length, radius = pooled.length(step), self.stride.next_radius(step, pooled, longest)
+        in_prior = max(_largest(full, self.first_prior), 1.0)
+        part = min(1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / in_prior)
         mean = aware.mean if final else self.posterior.mean + part * full
         before, scale = self.seen.scale, pooled.curvature.trace().item() / self.plan.size
         scale = min(max(scale, before / _FASTEST), before * _FASTEST)
@@ -348,11 +348,6 @@ class EPState:
             },
         }
 
-    @staticmethod
-    def saved_dim(state: Mapping[str, Any]) -> int:
-        """How many coordinates the latents of a saved run have."""
-        return len(state["gaussians"]["posterior"]["eta"])
-
     def resumed(self, state: Mapping[str, Any]) -> "EPState":
         """The state that :meth:`state` returned, on this problem."""
         pooled, frame = state["pooled"], state["frame"]
@@ -381,7 +376,7 @@ class EPState:
         return self.posterior.mean, covariance
 
 
-def _reach(way: Tensor, prior: Gaussian) -> float:
+def _largest(way: Tensor, prior: Gaussian) -> float:
     """The largest coordinate of a step, in standard deviations of the first prior.
 
     The prior decides the step if the records say nothing. A prior that is not Gaussian,

@@ -166,5 +166,5 @@ class PaperDPSEP(StochasticEP[Approximation]):
 
     def _shown(self) -> dict[str, Any]:
         known = self._current.known
-        precision = self.factors.precision if known is None else known.structure.name
+        precision = self.factors.precision if known is None else known.average.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

@@ -25,6 +25,7 @@ from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
+from pyro_dp.infer.preparation import note_values
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -267,7 +268,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         if known is not None and problem.moments.name != known.problem.moments.name:
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
-        self._note_values(used)
+        note_values(self._reservation, used)
         if known is None:
             approximation = self._start(problem, records.plate.size, new=not used)
         else:
@@ -299,11 +300,12 @@ def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -
     """
     latents = approximation.problem.guide.latents
     try:
-        saved, own = approximation.saved_dim(state), latents[-1].stop
-        if saved != own:
-            names = ", ".join(f"{each.name!r} ({each.stop - each.start})" for each in latents)
-            raise ModelError(_OTHER_LATENTS.format(saved=saved, own=own, names=names))
-        own = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
-        return approximation.resumed(own)
+        sent = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
+        found = approximation.resumed(sent)
+        saved, own = len(found.posterior.eta), latents[-1].stop
     except (KeyError, TypeError, AttributeError):
         raise ConfigurationError("load_state_dict: this state is damaged.") from None
+    if saved != own:
+        names = ", ".join(f"{each.name!r} ({each.stop - each.start})" for each in latents)
+        raise ModelError(_OTHER_LATENTS.format(saved=saved, own=own, names=names))
+    return found

@@ -95,12 +95,6 @@ class IterateAverages:
             if (gradient := gradients[name]) is not None:
                 self.gradients[name] += gradient
 
-    @torch.no_grad()
-    def means(self) -> dict[str, Tensor]:
-        """Over the last half so far, of all parameters; empty before it begins."""
-        count = sum(self.counts)
-        return {name: sums.sum(dim=0) / count for name, sums in self.sums.items()}
-
     @property
     def complete(self) -> bool:
         """Whether each eighth has enough iterates, and their noise is there."""
@@ -155,13 +149,13 @@ class IterateAverages:
         """Means over the last half, of the parameters that have arrived."""
         if min(self.counts) == 0:
             return {}
-        found = self.means()
-        for name in self.sums:
+        found = {}
+        for name, sums in self.sums.items():
             a, b, c, d = self._eighths(name)
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
-            if not 2 * apart <= within:
-                del found[name]
+            if 2 * apart <= within:
+                found[name] = sums.sum(dim=0) / sum(self.counts)
         return found
 
     @torch.no_grad()
