@@ -12,7 +12,6 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.step_control import StepControl
-from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
@@ -263,7 +262,7 @@ class Approximation:
         mean, plain = self.moments(False)
         noise = self._privacy_noise(mean, plain)
         variances = [dense(each).diagonal() for each in (noise, plain)]
-        return {NOISE_SHARE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
+        return {NOISE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
 
     def status(self, clipped: ClippedFraction | None) -> Status:
         """Whether the posterior can be published.

@@ -174,7 +174,7 @@ class DeterministicSites:
             mean, covariance = self._guide.read()
             sds = dense(covariance).diagonal().sqrt()
             self._looks = len(evidence.looks)
-            self._found = PriorTimesEvidence(evidence, density, self._guide.latents, mean, sds)
+            self._found = PriorTimesEvidence(evidence, density, mean, sds)
         return self._found
 
 

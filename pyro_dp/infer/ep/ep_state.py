@@ -28,11 +28,10 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.seen_looks import SeenLooks
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
-from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
-from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, next_step
 from pyro_dp.infer.posterior.prior_factor import combined
+from pyro_dp.infer.posterior.summary import CLIPPING, NOISE
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
@@ -297,10 +296,10 @@ class EPState:
         """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""
         pooled, places = self.seen.pooled, self.problem.places
         if pooled is None:
-            return {_NOISE_SHARE: torch.ones_like(self.posterior.eta)}
+            return {NOISE: torch.ones_like(self.posterior.eta)}
         gain = self.posterior.covariance[:, places]
         noise = pooled.noise(self.posterior.mean[places])
-        parts = {_NOISE_SHARE: noise, _CLIPPING_SHARE: self.squared_bias * pooled.geometry}
+        parts = {NOISE: noise, CLIPPING: self.squared_bias * pooled.geometry}
         return {name: (gain @ part * gain).sum(dim=1) for name, part in parts.items()}
 
     def prior_seen(self) -> Tensor:

@@ -349,7 +349,7 @@ class Evidence:
         density = prior_density(self.conditioned(model))
         mean = torch.zeros(density.size, dtype=torch.float64)
         sds = torch.full_like(mean, _SCALE)
-        return PriorTimesEvidence(self, density, density.latents, mean, sds).posterior
+        return PriorTimesEvidence(self, density, mean, sds).posterior
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
         """Indices of the evidence's coordinates among a model's, (d,)."""

@@ -1,7 +1,7 @@
 """The posterior of latents that the records see through other sites: draws, and Gaussians."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -37,21 +37,13 @@ class PriorTimesEvidence:
     """A model's prior times evidence about its sites. No record enters.
 
     :param density: the model's, with the evidence as a factor.
-    :param latents: the model's, in the order of the flat vector (d,).
     :param mean: where to start, (d,).
     :param sds: at the start, (d,).
     :ivar independent: mean and sds (d,) of the independent Gaussians closest in KL(q || p).
     """
 
-    def __init__(
-        self,
-        evidence: Likelihood,
-        density: PriorDensity,
-        latents: Sequence[Latent],
-        mean: Tensor,
-        sds: Tensor,
-    ):
-        self._evidence, self._density, self._latents = evidence, density, latents
+    def __init__(self, evidence: Likelihood, density: PriorDensity, mean: Tensor, sds: Tensor):
+        self._evidence, self._density = evidence, density
         with forked_rng():
             self._gradients = BatchedGradient(density, mean)
             self.independent = mean_field(self._gradients, mean, sds)
@@ -64,7 +56,7 @@ class PriorTimesEvidence:
         chains = Status() if moved < _NEAR else Status(CHECK, _MOVED.format(moved=moved))
         status = Status.worst([self._evidence.status, chains])
         plain = self._without_noise(sample.mean(0), covariance(sample))
-        return SampledPosterior(self._latents, sample, plain, status=status)
+        return SampledPosterior(self._density.latents, sample, plain, status=status)
 
     @cached_property
     def closest(self) -> tuple[Tensor, Tensor]:
