@@ -539,7 +539,9 @@ def _set_up(failure: Failure, inference_type: type, steps: Callable[[], int], fo
 
     vips = inference_type is VIPS
     around(Cluster, "__init__", "meeting")
-    owner, name = (VIPS, "_checked") if vips else (pyro_dp.infer.base, "first_look")
+    owner, name = (
+        (pyro_dp.vips.inference, "_checked") if vips else (pyro_dp.infer.base, "first_look")
+    )
     around(owner, name, "looking")
     owner, name = (pyro_dp.vips.inference, "_m_step") if vips else (inference_type, "_build")
     around(owner, name, "building")

@@ -64,8 +64,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""
         known = self._kept.current(args, kwargs)
-        known = known if known is not None and known.is_current() else None
-        if not self._releases.looks_anew(known is None, self.sampling.rate):
+        if not self._releases.must_look(known is None, self.sampling.rate):
             assert known is not None
             return known
         with _named_arguments(self.model, args, kwargs):

@@ -19,11 +19,11 @@ from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.fitted_rows import FittedRows
 from pyro_dp.infer.posterior.evidence import Evidence
-from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_global, read_guide
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
+from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, NOT_STARTED, StochasticGradientVI
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable
 from pyro_dp.mechanism.run_result import Callback, RunResult
@@ -68,7 +68,6 @@ _NOT_FITTED = (
     "The guide {guide} could not be fitted: its mean lies {away:.1f} standard deviations from that "
     "of posterior(), which is right. Use posterior(), or another start of the guide."
 )
-_NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
 
 
 class NoEvidence(ModelError):
@@ -86,14 +85,12 @@ class Looks(DPSEP):
 
         :returns: nan.
         """
-        if self._current.loaded is not None:
-            self._look_at(args, kwargs)  # takes up the state
         plan = self._reservation.plan
+        if self._current.loaded is None and not (self._steps and plan.finished):
+            self._reservation.require_step()
+        self._look_at(args, kwargs)  # takes up a state, and refuses other data
         if self._steps and plan.finished:
-            self._look_at(args, kwargs)  # other data are refused
             return math.nan
-        self._reservation.require_step()
-        self._look_at(args, kwargs)
         loops = self.last_run is None  # over step()
         if loops and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
@@ -123,16 +120,17 @@ class Looks(DPSEP):
 
     def _problem(self, records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
-        own, microbatch = (self.model, self.guide, records), self.execution.microbatch_size
+        own, plate = (self.model, self.guide, records), records.plate
+        microbatch = self.execution.microbatch_size
         guide, read, rows = self.guide, read_guide, NoRows()
         try:
-            model = without_latents(self.model, records.plate)
-            if records.plate.continuous:
+            model = without_latents(self.model, plate)
+            if plate.continuous:
                 if self._reservation.noise_multiplier == 0:
                     raise NoEvidence(_QUIET)
                 rows = FittedRows.find(*own, microbatch)
             if rows.names:  # an integral replaces the guide's sites inside the plate
-                guide, read = Outside(records.plate)(guide), lambda *_: read_global(*own)
+                guide, read = Outside(plate)(guide), lambda *_: read_guide(*own, globally=True)
             term = record_term(model, guide, records, microbatch)
             if term.answers:
                 raise NoEvidence(_BRANCHES)
@@ -342,7 +340,7 @@ class DPSVI(Readable, Forecasted):
         :raises ConfigurationError: no step was taken yet.
         """
         if not self._steps:
-            raise ConfigurationError(_NOT_STARTED)
+            raise ConfigurationError(NOT_STARTED)
         self._inference.finish()
 
     def posterior(self, noise_aware: bool = True) -> Posterior:

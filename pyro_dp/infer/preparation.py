@@ -6,9 +6,9 @@ from typing import Any, Generic, TypeVar
 
 import pyro
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
+from pyro_dp.mechanism.reservation import Reservation
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.record_term import RecordTerm
@@ -18,6 +18,11 @@ _MOST_TRACES = 4  # tracing more often takes longer than it saves
 _CHANGING = (
     "arguments, parameters or Python values that the model refers to keep changing, and a graph "
     "would be traced anew each time"
+)
+_EARLIER = (
+    "Parameters or optimizer had values before the first step of {name}. If those came from the "
+    "data, this ledger does not cover it. To start afresh, call pyro.clear_param_store() and make "
+    "a new guide."
 )
 
 P = TypeVar("P", bound=Prepared)
@@ -40,9 +45,9 @@ class Preparation(Generic[P]):
         self._first: Records | None = None  # the first step's
 
     def current(self, args: tuple, kwargs: dict) -> P | None:
-        """The objects for these arguments; None if these, or traced code, are new."""
+        """The objects for these arguments; None if these, traced code or parameters are new."""
         known = self.prepared
-        if known is None or not known.records.same_as(args, kwargs):
+        if known is None or not (known.records.same_as(args, kwargs) and known.is_current()):
             return None
         return None if self.traces_left and self._watched and self._watched.changed else known
 
@@ -95,9 +100,8 @@ class Preparation(Generic[P]):
                 del store[name]
 
 
-def note_earlier_values(accountant: PrivacyAccountant, name: str) -> None:
-    accountant.note_earlier_values(
-        "Parameters or optimizer had values before the first step of "
-        f"{name}. If those came from the data, this ledger does not cover "
-        "it. To start afresh, call pyro.clear_param_store() and make a new guide."
-    )
+def note_values(reservation: Reservation, earlier: bool) -> None:
+    """Note in the ledger if there were values before the first step."""
+    if earlier and not reservation.plan.done:
+        text = _EARLIER.format(name=reservation.inference)
+        reservation.accountant.note_earlier_values(text)

@@ -66,7 +66,7 @@ class Releases:
         now = functools.partial(Origin.now, method, seeded=seeded, secure=secure)
         self.reservation = Reservation(inference, accountant, peers, steps, noise.multiplier, now)
 
-    def looks_anew(self, needed: bool, sample_rate: float | None) -> bool:
+    def must_look(self, needed: bool, sample_rate: float | None) -> bool:
         """Whether the data are looked at now, as they are new here, or on another rank.
 
         Then all ranks have the same settings, and in a cluster the ledger of rank 0.

@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -42,7 +42,7 @@ from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
@@ -157,7 +157,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             raise ConfigurationError("VIPS needs a rate of sampling, such as sampling=0.05.")
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
-        declared, full = dict(model.statistics), sampled.rate == 1.0
+        declared, full = self._statistics, sampled.rate == 1.0
         once = {name: each for name, each in declared.items() if full and each.static}
         each = {n: x for n, x in declared.items() if n not in once}
 
@@ -190,6 +190,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     _exact = MappingProxyType[str, Callable[..., Any]](
         {"gradient_norms": lambda *given: _exact_norms(*given)}
     )
+
+    @cached_property
+    def _statistics(self) -> dict[str, Statistic]:
+        return dict(self.model.statistics)
 
     @whole_step
     @torch.no_grad()
@@ -229,7 +233,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
         start = after if self._steps == 1 else before.start
         self._found = _m_step(self.model, replace(before, mixed=after, start=start))
-        return after.change(before.mixed, self.model.statistics) / before.size
+        return after.change(before.mixed, self._statistics) / before.size
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> SitePosterior:
@@ -289,10 +293,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
         if state.get("start") is not None:  # older states have none
-            start = MixedStatistics.from_state(state["start"], self.model.statistics)
+            start = MixedStatistics.from_state(state["start"], self._statistics)
         if state["size"] is not None:
             size = require_count("size", state["size"])
-            mixed = MixedStatistics.from_state(state["statistics"], self.model.statistics)
+            mixed = MixedStatistics.from_state(state["statistics"], self._statistics)
             found = _m_step(self.model, Progress(size, mixed, static, start))
         self._reservation.load(state)
         self._kept = Preparation("none")  # to look at the data anew
@@ -301,14 +305,14 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
         known = self._kept.current(args, kwargs)
-        if self._releases.looks_anew(known is None, self.sampling.rate):
-            records = self._checked(args, kwargs)
+        if self._releases.must_look(known is None, self.sampling.rate):
+            records = _checked(self, args, kwargs)
             size, rate = records.plate.size, self.sampling.rate
             assert rate is not None
             sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
             if self._found is None:
                 initial = dict(self.model.initial_statistics(size))
-                noise = dict.fromkeys(self.model.statistics, 0.0)
+                noise = dict.fromkeys(self._statistics, 0.0)
                 self._found = Progress(size, MixedStatistics(initial, noise))
             self._found = _m_step(self.model, self._found.to(records.device))
             if isinstance(self._e_step, IsolatedModel):
@@ -316,42 +320,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             known = self._kept.keep(Prepared(records, sampler), self._steps)
         assert known is not None
         return known
-
-    def _checked(self, given: tuple, kwargs: dict) -> Records:
-        data, _ = as_tensors(self.model.model, given, {})
-        some = self._releases.peers.alone  # a shard may be empty
-        if kwargs or not data or not all(has_rows(x) and (len(x) or not some) for x in data):
-            raise ModelError("step() takes tensors with one row per record.")
-        size = len(data[0])
-        if any(len(x) != size for x in data):
-            raise ModelError("All arguments of step() must have one row per record, the same N.")
-        shard = None
-        if not self._releases.peers.alone:
-            names = argument_names(self.model.model, data, {})
-            shard = find_shards(names, (data, {}), self._releases.peers.exchange)[0]
-            size = shard.size
-        if self._found is not None and self._found.size != size:
-            raise ModelError("The number of records is not that of the first step.")
-        plate = PrivatePlate("data", size, size)
-        model, own = self.model.model, (given, dict[str, Any]())
-        records = Records(model, plate, data, {}, Reading.WHOLE, given=own, shard=shard)
-        first = self._kept.first(self._steps)
-        if first is not None:
-            first.require_same_data(records)
-        if isinstance(self._e_step, IsolatedModel):
-            state = self._e_step.state
-            refuse_rows(state.references, size)
-            refuse_rows(state.references, records.count)
-        else:
-            state = _state(self.model)
-        refuse_captured_data(state.references, records)
-        with state.pristine() as kept:
-            for chosen in records.blocks(records.block):
-                rows = records.rows(chosen)  # copies: it may write into them
-                records.require_finite(rows)
-                self.model.check(*rows)
-        require_no_changes(kept)
-        return records
 
     def _released(
         self,
@@ -373,6 +341,42 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         return sums.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
 
+def _checked(vips: VIPS, given: tuple, kwargs: dict) -> Records:
+    model, peers = vips.model.model, vips._releases.peers
+    data, _ = as_tensors(model, given, {})
+    # A shard may be empty.
+    if kwargs or not data or not all(has_rows(x) and (len(x) or not peers.alone) for x in data):
+        raise ModelError("step() takes tensors with one row per record.")
+    size = len(data[0])
+    if any(len(x) != size for x in data):
+        raise ModelError("All arguments of step() must have one row per record, the same N.")
+    shard = None
+    if not peers.alone:
+        shard = find_shards(argument_names(model, data, {}), (data, {}), peers.exchange)[0]
+        size = shard.size
+    if vips._found is not None and vips._found.size != size:
+        raise ModelError("The number of records is not that of the first step.")
+    plate, own = PrivatePlate("data", size, size), (given, dict[str, Any]())
+    records = Records(model, plate, data, {}, Reading.WHOLE, given=own, shard=shard)
+    first = vips._kept.first(vips._steps)
+    if first is not None:
+        first.require_same_data(records)
+    if isinstance(vips._e_step, IsolatedModel):
+        state = vips._e_step.state
+        refuse_rows(state.references, size)
+        refuse_rows(state.references, records.count)
+    else:
+        state = _state(vips.model)
+    refuse_captured_data(state.references, records)
+    with state.pristine() as kept:
+        for chosen in records.blocks(records.block):
+            rows = records.rows(chosen)  # copies: it may write into them
+            records.require_finite(rows)
+            vips.model.check(*rows)
+    require_no_changes(kept)
+    return records
+
+
 def _noise_aware(vips: VIPS, found: Progress) -> SitePosterior:
     model, current = vips.model, found.posterior
     mixed, size, (tau0, kappa) = found.mixed, found.size, vips.step_size
@@ -384,7 +388,7 @@ def _noise_aware(vips: VIPS, found: Progress) -> SitePosterior:
         first=found.start.values if found.start else None,
     )
     feedback: Any = {}
-    if not all(each.static for each in model.statistics.values()):
+    if not all(each.static for each in vips._statistics.values()):
         feedback = model.feedback(current, mixed.values, mixed.noise, size)
     hidden = model.hidden(current, mixed.values, mixed.noise)
     return noise_aware(model.marginals(current), response, feedback, hidden)
@@ -396,7 +400,7 @@ def _exact_norms(
     """Norms of the records' statistics before they are clipped, (N,) each."""
     model: Any = vips._e_step
     posterior = vips._found and vips._found.posterior
-    norms: dict[str, list[Tensor]] = {name: [] for name in vips.model.statistics}
+    norms: dict[str, list[Tensor]] = {name: [] for name in vips._statistics}
     for chosen in batches:
         rows = prepared.records.rows(chosen)
         with torch.no_grad(), guarded("The E-step"):

@@ -36,7 +36,7 @@ class IsolatedModel:
     """
 
     def __init__(self, model: ConjugateModel, state: CapturedState):
-        self._model = model
+        self._model, self._statistics = model, dict(model.statistics)
         self.state = state
         self.microbatch_size = model.microbatch_size
 
@@ -87,7 +87,7 @@ class IsolatedModel:
         ):
             parts = self._both(posterior, rows)
             found = {name: _dense(part) for name, part in parts.items()}
-        for name, statistic in self._model.statistics.items():
+        for name, statistic in self._statistics.items():
             if name not in found:
                 raise ModelError(f"The E-step returns no statistic {name!r}, which is declared.")
             if found[name][0].numel() != statistic.size:
@@ -130,7 +130,7 @@ class IsolatedModel:
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], static: bool
     ) -> Parts:
         """A record on which it fails, or has another shape, counts as broken: NaN."""
-        declared = {n: x for n, x in self._model.statistics.items() if x.static == static}
+        declared = {n: x for n, x in self._statistics.items() if x.static == static}
         columns: dict[str, list[Tensor]] = {name: [] for name in declared}
         for b in range(len(rows[0])):
             own = draws and draws.of(b)

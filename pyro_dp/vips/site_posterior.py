@@ -11,6 +11,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian_guide import base
+from pyro_dp.infer.posterior.posterior import quantiles_of
 from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
 from pyro_dp.utils.linalg import cholesky
 from pyro_dp.utils.torch_state import forked_rng
@@ -61,8 +62,7 @@ def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
     with forked_rng():
         torch.manual_seed(0)
         draws = marginal.sample(torch.Size([_NUM_DRAWS])).double()
-    places = (probabilities * (_NUM_DRAWS - 1)).round().long()
-    return draws.sort(dim=0).values[places]
+    return quantiles_of(draws, probabilities)
 
 
 def covariance(marginal: Distribution) -> Tensor:

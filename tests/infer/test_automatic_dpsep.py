@@ -499,8 +499,8 @@ def test_the_opening_counts_each_record_once():
     guide = AutoMultivariateNormal(logistic)
     sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=5.0)
     prepared, known = sep._look_at((x, y), {}), sep._current.approximation
-    own = torch.arange(8), ClippedSum, np.random.default_rng(0)
-    clipped = prepared.clipped_sum(known, known.at(8), *own)
+    clipped, stream = ClippedSum(known.blocks), np.random.default_rng(0)
+    known.next_sum(prepared.sites).add(clipped, known.at(8), torch.arange(8), stream)
     assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
 
 

@@ -261,13 +261,11 @@ def look_of(model, guide, *data):
 
     def sums(indices, opens):
         if opens:
-            own = torch.tensor(indices), ClippedSum, np.random.default_rng(0)
-            clipped = prepared.clipped_sum(known, known.at(SIZE), *own)
+            at, own = known.at(SIZE), known
         else:
-            clipped = ClippedSum(replace(known, frame=frame).blocks)
-            stream = np.random.default_rng(0)
-            at = (known.at(SIZE)[0], frame)
-            prepared.sites.add(clipped, at, torch.tensor(indices), stream)
+            at, own = (known.at(SIZE)[0], frame), replace(known, frame=frame)
+        clipped, stream = ClippedSum(own.blocks), np.random.default_rng(0)
+        own.next_sum(prepared.sites).add(clipped, at, torch.tensor(indices), stream)
         return exact_sums(clipped)
 
     return prepared, sums

@@ -100,5 +100,5 @@ def test_states_of_older_versions_have_no_judgement():
     steps, old = control(), control().state()
     for name in ("taken", "judged", "unsettled"):
         del old[name]
-    steps.load(old, torch.device("cpu"))
+    steps.load(old)
     assert steps.settled

@@ -28,7 +28,7 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.infer.ep.stochastic_ep import PreparedSites
+from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.clipped_fraction import ClippedFractions
 from pyro_dp.mechanism.sampling import RecordSampler
 
@@ -74,13 +74,13 @@ def true_fractions(monkeypatch, inference, y):
 
         monkeypatch.setattr(inference, "step", spy)
     else:
-        clipped_sum = PreparedSites.clipped_sum
+        add = SiteSum.add
 
-        def spy(prepared, known, cavity, *args):
-            note(prepared.sites.norms(cavity, torch.arange(len(y))))
-            return clipped_sum(prepared, known, cavity, *args)
+        def spy(sites, clipped, cavity, *args):
+            note(sites.norms(cavity, torch.arange(len(y))))
+            add(sites, clipped, cavity, *args)
 
-        monkeypatch.setattr(PreparedSites, "clipped_sum", spy)
+        monkeypatch.setattr(SiteSum, "add", spy)
     return found
 
 

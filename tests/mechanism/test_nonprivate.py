@@ -113,8 +113,8 @@ def test_norms_of_sites():
     assert norms.shape == (60,)
     # Without noise and clipping a step releases the sum of the sites: check one record's alone.
     known, prepared = inference._current.approximation, inference._kept.prepared
-    own = ClippedSum, np.random.default_rng(0)
-    clipped = prepared.clipped_sum(known, known.at(60), torch.tensor([5]), *own)
+    clipped, stream = ClippedSum(known.blocks), np.random.default_rng(0)
+    prepared.sites.add(clipped, known.at(60), torch.tensor([5]), stream)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())
     again = sep(kind=PaperDPSEP, clip=1e-3, execution=Execution(7))
     with looked():

@@ -103,7 +103,7 @@ def test_many_numbers_get_noise_of_the_right_size(device):
 
 
 def test_rows_of_records_with_broken_gradients_stay(device):
-    """An accelerator moves them all, and takes back what is broken, without a look at it."""
+    """All rows get new values, and broken ones are taken back. No device waits for a look."""
 
     def moved(where):
         leaf = torch.zeros(6, 2, device=where, requires_grad=True)

@@ -12,7 +12,6 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.step_control import StepControl
-from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
@@ -58,15 +57,13 @@ class AverageFactor:
 
     def state(self) -> dict[str, Any]:
         """Everything that updates change, as tensors and numbers."""
-        others = {name: value for name, value in vars(self).items() if name in _CHANGING}
+        others = {name: getattr(self, name) for name in _CHANGING}
         return others | {"_average": (self._average.eta, self._average.precision)}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a result of :meth:`state`."""
-        for name in _CHANGING:
-            value = state[name]
-            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
-        self._average = Gaussian(*state["_average"]).to(device)
+        vars(self).update({name: state[name] for name in _CHANGING})
+        self._average = Gaussian(*state["_average"])
 
     @property
     def known(self) -> Gaussian:
@@ -196,15 +193,11 @@ class Approximation:
         )
         return first._advanced()
 
-    @property
-    def structure(self) -> Structure:
-        return self.average.structure
-
     def site_sum(self, microbatch_size: int | None) -> SiteSum:
         """The sum that computes the releases."""
         return SiteSum(
             problem=self.problem,
-            structure=self.structure,
+            structure=self.average.structure,
             centred=self.centred,
             weight=self.weight,
             num_blocks=len(self.blocks),
@@ -223,17 +216,17 @@ class Approximation:
         self,
         released: Sequence[Tensor],
         at: Any,
+        multiplier: float,
         *,
         damping: float | None,
-        multiplier: float,
         sample_rate: float,
     ) -> tuple[float, "Approximation"]:
         """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate.
 
         :param released: block by block; the first has the coordinates of f_hat^N.
         :param at: the cavity that :meth:`at` returned for it.
-        :param damping: None: as the step control says.
         :param multiplier: standard deviation of the noise in units of the bound.
+        :param damping: None: as the step control says.
         :returns: Euclidean norm of the change of (eta, kappa Lambda), and the new approximation.
         """
         average, control = copy.copy(self.average), copy.copy(self.control)
@@ -269,23 +262,16 @@ class Approximation:
         mean, plain = self.moments(False)
         noise = self._privacy_noise(mean, plain)
         variances = [dense(each).diagonal() for each in (noise, plain)]
-        return {NOISE_SHARE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
-
-    @property
-    def unfinished(self) -> str | None:
-        """Why the steps have not arrived, a clause; None: they have."""
-        control = self.control
-        if control.settled:
-            return None
-        return _UNSETTLED.format(count=control.unsettled, judged=control.judged)
+        return {NOISE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
 
     def status(self, clipped: ClippedFraction | None) -> Status:
         """Whether the posterior can be published.
 
         :param clipped: the fraction of clipped records, if there is an estimate.
         """
-        if self.unfinished:
-            return Status(DO_NOT_PUBLISH, self.unfinished, STEPS)
+        if not self.control.settled:
+            counts = {"count": self.control.unsettled, "judged": self.control.judged}
+            return Status(DO_NOT_PUBLISH, _UNSETTLED.format(**counts), STEPS)
         if clipped is not None and clipped.is_large:
             return Status(CHECK, f"clipped: {clipped}", CLIPPING)
         count, dim = self.average.hidden(), len(self.problem.places)
@@ -304,18 +290,13 @@ class Approximation:
             "gaussians": {f"_{n}": (each.eta, each.precision) for n, each in gaussians.items()},
         }
 
-    @staticmethod
-    def saved_dim(state: Mapping[str, Any]) -> int:
-        """How many coordinates the latents of a saved run have."""
-        return len(state["gaussians"]["_posterior"][0])
-
-    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "Approximation":
+    def resumed(self, state: Mapping[str, Any]) -> "Approximation":
         """The approximation that :meth:`state` saved, on this problem."""
         average, control = copy.copy(self.average), copy.copy(self.control)
-        average.load(state["average"], device)
-        control.load(state["control"], device)
-        saved, noise = state["gaussians"], state["mean_noise"].to(device)
-        gaussians: Any = {n: Gaussian(*saved[f"_{n}"]).to(device) for n in _GAUSSIANS}
+        average.load(state["average"])
+        control.load(state["control"])
+        saved, noise = state["gaussians"], state["mean_noise"]
+        gaussians: Any = {n: Gaussian(*saved[f"_{n}"]) for n in _GAUSSIANS}
         return replace(self, average=average, control=control, mean_noise=noise, **gaussians)
 
     def _advanced(self) -> "Approximation":

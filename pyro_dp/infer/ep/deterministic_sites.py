@@ -85,7 +85,6 @@ class DeterministicSites:
     """
 
     starts_anywhere = True
-    has_points = False
 
     def __init__(
         self,
@@ -177,8 +176,7 @@ class DeterministicSites:
             mean, covariance = self._guide.read()
             sds = dense(covariance).diagonal().sqrt()
             self._looks = len(evidence.looks)
-            own = self._guide.latents, mean, sds
-            self._found = PriorTimesEvidence(evidence, exact, near, *own)
+            self._found = PriorTimesEvidence(evidence, exact, near, mean, sds)
         return self._found
 
     def _density(self, conditioned: Callable[[Callable], Callable]) -> PublicDensity:

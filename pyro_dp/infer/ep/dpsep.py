@@ -239,7 +239,7 @@ class DPSEP(StochasticEP[EPState]):
         sigma = self._releases.in_sums(self._reservation.agreed(1.0))
         return EPState.start(problem, size, sigma, new=new)
 
-    def _updated(self) -> Callable[..., tuple[float, EPState]]:
+    def _updated(self, sample_rate: float) -> Callable[..., tuple[float, EPState]]:
         self._reservation.catch_up()
         return self._current.approximation.learned
 

@@ -62,10 +62,10 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
         return _scaled(mean, variance, rest)
     if tracing():
         return by_quadrature(family, mean, variance, rest)
-    quickly: list[Callable] = [partial(_near_mean_in_part, *counts) for counts in _FEW]
+    cheap: list[Callable] = [partial(_near_mean_in_part, *counts) for counts in _FEW]
     if family.kind is Bernoulli:
-        quickly = [_logits_in_part]
-    return _by_first(quickly, family, mean, variance, rest)
+        cheap = [_logits_in_part]
+    return _by_cheapest(cheap, family, mean, variance, rest)
 
 
 def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
@@ -74,26 +74,26 @@ def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
     return _sites(family, tilted_moments(density, mean, variance), mean, rest)
 
 
-def _by_first(
-    quickly: list[Callable], family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+def _by_cheapest(
+    cheap: list[Callable], family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> ElementSites:
     """Sites by the first of these functions that is enough for an element, or by quadrature."""
     parts = zip(*(x.split(_AT_A_TIME) for x in (mean, variance, *rest)), strict=True)
-    if not quickly:
+    if not cheap:
         return _stacked([by_quadrature(family, m, v, x) for m, v, *x in parts])
-    found, right = zip(*(quickly[0](family, m, v, x) for m, v, *x in parts), strict=True)
-    sites, others = _stacked(found), ~torch.cat(right)
+    found, accurate = zip(*(cheap[0](family, m, v, x) for m, v, *x in parts), strict=True)
+    sites, others = _stacked(found), ~torch.cat(accurate)
     if not others.any():
         return sites
     slow = [x[others].unsqueeze(1) for x in (mean, variance, *rest)]
-    left = _by_first(quickly[1:], family, slow[0], slow[1], slow[2:])
+    left = _by_cheapest(cheap[1:], family, slow[0], slow[1], slow[2:])
     return sites.replaced(others, ElementSites(*(each.squeeze(1) for each in vars(left).values())))
 
 
 def _logits_in_part(
     family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> tuple[ElementSites, Tensor]:
-    """Sites of Bernoulli outcomes, and whether each is right, (B, E)."""
+    """Sites of Bernoulli outcomes, and whether each is accurate, (B, E)."""
     value, weight = rest
     logit, width = mean[..., 0], variance[..., 0, 0]
     quick = ((value == 0) | (value == 1)) & (weight == 1) & (logit.abs() < _FARTHEST)

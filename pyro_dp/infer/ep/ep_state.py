@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
@@ -29,11 +28,10 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.seen_looks import SeenLooks
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
-from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
-from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, next_step
 from pyro_dp.infer.posterior.prior_factor import combined
+from pyro_dp.infer.posterior.summary import CLIPPING, NOISE
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
@@ -65,7 +63,7 @@ class Stride:
     radius: float = math.inf
     way: Tensor | None = None
 
-    def reach(self, way: Tensor, pooled: PooledLooks, longest: float) -> float:
+    def next_radius(self, way: Tensor, pooled: PooledLooks, longest: float) -> float:
         """The longest step in a direction. It halves if steps turn back, and doubles otherwise.
 
         :param longest: that of any step.
@@ -191,16 +189,13 @@ class EPState:
         self,
         released: Sequence[Tensor],
         at: tuple[Gaussian, Frame],
-        *,
         multiplier: float,
-        sample_rate: float,
     ) -> tuple[float, "EPState"]:
         """The state after one more look. All else follows from its noisy numbers.
 
         :param released: the release, block by block.
         :param at: cavity and frame of the look.
         :param multiplier: noise of one release of the whole budget, in units of its bound.
-        :param sample_rate: 1.
         :returns: the step's length, in roots of nats per record, and the state after it.
         """
         multiplier /= math.sqrt(max(self.share, LEAST_SHARE))
@@ -225,9 +220,9 @@ class EPState:
         # In roots of nats per record.
         unclipped = self.plan.multiplier == 0 and self._may_have_saddles
         longest = _SHORT if unclipped else self.plan.longest_step
-        length, radius = pooled.length(step), self.stride.reach(step, pooled, longest)
-        reach = max(_reach(full, self.first_prior), 1.0)
-        part = min(1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / reach)
+        length, radius = pooled.length(step), self.stride.next_radius(step, pooled, longest)
+        in_prior = max(_largest(full, self.first_prior), 1.0)
+        part = min(1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / in_prior)
         mean = aware.mean if final else self.posterior.mean + part * full
         before, scale = self.seen.scale, pooled.curvature.trace().item() / self.plan.size
         scale = min(max(scale, before / _FASTEST), before * _FASTEST)
@@ -310,10 +305,10 @@ class EPState:
         """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""
         pooled, places = self.seen.pooled, self.problem.places
         if pooled is None:
-            return {_NOISE_SHARE: torch.ones_like(self.posterior.eta)}
+            return {NOISE: torch.ones_like(self.posterior.eta)}
         gain = self.posterior.covariance[:, places]
         noise = pooled.noise(self.posterior.mean[places])
-        parts = {_NOISE_SHARE: noise, _CLIPPING_SHARE: self.squared_bias * pooled.geometry}
+        parts = {NOISE: noise, CLIPPING: self.squared_bias * pooled.geometry}
         return {name: (gain @ part * gain).sum(dim=1) for name, part in parts.items()}
 
     def prior_seen(self) -> Tensor:
@@ -362,14 +357,8 @@ class EPState:
             },
         }
 
-    @staticmethod
-    def saved_dim(state: Mapping[str, Any]) -> int:
-        """How many coordinates the latents of a saved run have."""
-        return len(state["gaussians"]["posterior"]["eta"])
-
-    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "EPState":
+    def resumed(self, state: Mapping[str, Any]) -> "EPState":
         """The state that :meth:`state` returned, on this problem."""
-        state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
         pooled, frame = state["pooled"], state["frame"]
         extremes = state.get("extremes")  # older states have none
         gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
@@ -406,7 +395,7 @@ def _narrowed(covariance: Tensor) -> Tensor:
     return covariance * torch.outer(shrunk, shrunk)
 
 
-def _reach(way: Tensor, prior: Gaussian) -> float:
+def _largest(way: Tensor, prior: Gaussian) -> float:
     """The largest coordinate of a step, in standard deviations of the first prior.
 
     The prior decides the step if the records say nothing. A prior that is not Gaussian,

@@ -152,12 +152,13 @@ class PaperDPSEP(StochasticEP[Approximation]):
             num_steps=self.num_steps,
         )
 
-    def _updated(self) -> Callable[..., tuple[float, Approximation]]:
+    def _updated(self, sample_rate: float) -> Callable[..., tuple[float, Approximation]]:
         damping = self.damping
         if callable(damping):
             damping = value_at("damping", damping, self._steps)
             require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
-        return partial(self._current.approximation.updated, damping=damping)
+        known = self._current.approximation
+        return partial(known.updated, damping=damping, sample_rate=sample_rate)
 
     @property
     def _others(self) -> tuple[Any, ...]:
@@ -165,5 +166,5 @@ class PaperDPSEP(StochasticEP[Approximation]):
 
     def _shown(self) -> dict[str, Any]:
         known = self._current.known
-        precision = self.factors.precision if known is None else known.structure.name
+        precision = self.factors.precision if known is None else known.average.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

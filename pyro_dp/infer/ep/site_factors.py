@@ -55,8 +55,7 @@ class LowRank:
     @cached_property
     def residual(self) -> Tensor:
         """(B, d)."""
-        turned = product(self._inner.unsqueeze(1), self._jacobian).squeeze(1)
-        return turned if self._turn is None else turned @ self._turn.mT
+        return self._turned(product(self._inner.unsqueeze(1), self._jacobian).squeeze(1))
 
     def gradients(self) -> "Gradients | Rows":
         """The residuals, as a part of a block."""
@@ -85,17 +84,16 @@ class LowRank:
         if self._turn is not None:
             vector = self._turn.mT @ vector
         inner = product(self._precision, (self._jacobian @ vector).unsqueeze(2))
-        turned = product(inner.mT, self._jacobian).squeeze(1)
-        return turned if self._turn is None else turned @ self._turn.mT
+        return self._turned(product(inner.mT, self._jacobian).squeeze(1))
 
     def diagonal(self) -> Tensor:
         """The diagonals of Lambda_n, (B, d)."""
-        jacobian = self._turned_jacobian()
+        jacobian = self._turned(self._jacobian)
         return (jacobian * product(self._precision, jacobian)).sum(dim=1)
 
     def matrices(self) -> Tensor:
         """Lambda_n, (B, d, d)."""
-        jacobian = self._turned_jacobian()
+        jacobian = self._turned(self._jacobian)
         return jacobian.mT @ self._precision @ jacobian
 
     def squared_norm(self) -> Tensor:
@@ -121,8 +119,8 @@ class LowRank:
             total = self._turn @ total @ self._turn.mT
         return (total + total.T) / 2
 
-    def _turned_jacobian(self) -> Tensor:
-        return self._jacobian if self._turn is None else self._jacobian @ self._turn.mT
+    def _turned(self, rows: Tensor) -> Tensor:
+        return rows if self._turn is None else rows @ self._turn.mT
 
 
 @dataclass
@@ -147,7 +145,7 @@ class Gradients:
         return total if self.sites._turn is None else self.sites._turn @ total
 
     def dense(self) -> Tensor:
-        return self.numbers * self.sites._turned_jacobian()[:, 0]
+        return self.numbers * self.sites._turned(self.sites._jacobian)[:, 0]
 
 
 @dataclass
@@ -211,11 +209,7 @@ class Full:
         self.size = self.dim * (self.dim + 1) // 2
 
     def rows(self, eta: "Tensor | Gradients | Rows", factors: Factors, weight: float) -> "FullRows":
-        """The rows of B records in the release.
-
-        :param eta: (B, d), the block before the precision's, or its equivalent.
-        :param weight: kappa.
-        """
+        """The rows of B records in the release, with kappa as the weight."""
         return FullRows(eta, factors, weight)
 
     def coordinates(self, precision: Tensor) -> Tensor:
@@ -255,28 +249,6 @@ class FullRows:
         return torch.cat([self._eta.dense(), self._weight * precision], dim=1).double()
 
 
-class Diagonal:
-    """Diagonals of precision matrices. The arguments are those of :class:`Full`."""
-
-    name = "diagonal"
-
-    def __init__(self, widths: Sequence[int]):
-        self.dim = self.size = sum(widths)
-
-    def rows(self, eta: Tensor, factors: Factors, weight: float) -> Tensor:
-        return torch.cat([eta, weight * factors.diagonal()], dim=1)
-
-    def coordinates(self, precision: Tensor) -> Tensor:
-        return precision
-
-    def precision(self, coordinates: Tensor) -> Tensor:
-        return coordinates
-
-    def noise_radius(self, sd: float) -> float:
-        """Size of the largest of so many noises."""
-        return sd * math.sqrt(2 * math.log(2 * self.size))
-
-
 class Shared:
     """One precision for each latent site: the mean of the diagonal over its d_s coordinates.
 
@@ -303,7 +275,8 @@ class Shared:
     def precision(self, coordinates: Tensor) -> Tensor:
         return (coordinates / self._roots(coordinates))[self._group.to(coordinates.device)]
 
-    def noise_radius(self, sd: float) -> Tensor:
+    def noise_radius(self, sd: float) -> Tensor | float:
+        """Size of the largest of so many noises."""
         largest = math.sqrt(2 * math.log(2 * self.size))
         return sd * largest / self._counts.sqrt()[self._group].double()
 
@@ -311,5 +284,17 @@ class Shared:
         return self._counts.to(like).sqrt()
 
 
-Structure = Full | Diagonal | Shared
+class Diagonal(Shared):
+    """Diagonals of precision matrices: each coordinate has a precision of its own."""
+
+    name = "diagonal"
+
+    def __init__(self, widths: Sequence[int]):
+        super().__init__([1] * sum(widths))
+
+    def noise_radius(self, sd: float) -> float:
+        return sd * math.sqrt(2 * math.log(2 * self.size))
+
+
+Structure = Full | Shared
 STRUCTURES = {structure.name: structure for structure in (Full, Diagonal, Shared)}

@@ -49,7 +49,7 @@ class SiteSum:
     def __post_init__(self) -> None:
         self._moments, self._term = self.problem.moments, self.problem.likelihood.term
         limit = self.microbatch_size or self._moments.microbatch_size
-        self._most = len(self.problem.places) + self.structure.size, limit
+        self._pass = len(self.problem.places) + self.structure.size, limit
         full = isinstance(self.structure, Full)
         self._by_one_product = full and self._moments.design is not None
         self._passes: PaddedSum | None = None
@@ -78,7 +78,7 @@ class SiteSum:
                 self._term,
                 self._public(at),
                 blocks=self.num_blocks,
-                size=pass_size(usual_size, sum_type.most_records(*self._most)),
+                size=pass_size(usual_size, sum_type.most_records(*self._pass)),
                 sum_type=sum_type,
                 compiler=compiler,
             )
@@ -94,14 +94,13 @@ class SiteSum:
         """
         public = self._public(at)
         with private_rng(stream):
-            limit = clipped.most_records(*self._most)
-            linear, passes = self._linear(public), self._passes
-            if linear:
+            limit = clipped.most_records(*self._pass)
+            if linear := self._linear(public):
                 self._add_linear(clipped, linear, public, indices, limit)
                 return
-            for chosen in indices.split(passes.size if passes else limit):
+            for chosen in indices.split(self._passes.size if self._passes else limit):
                 if len(chosen):  # an empty batch is split into one empty part
-                    self._add_microbatch(clipped, public, chosen, passes)
+                    self._add_microbatch(clipped, public, chosen)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
 
@@ -136,17 +135,15 @@ class SiteSum:
         public, rows = self._public(at), self._term.records.rows(indices)
         return self._part(self._factors(public, indices, rows), public).norms()[:, 0]
 
-    def _add_microbatch(
-        self, clipped: ClippedSum, public: Public, chosen: Tensor, passes: PaddedSum | None
-    ) -> None:
-        if passes:
+    def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
+        if self._passes:
             try:
-                passes.add(clipped, public, passes.batch(public, chosen))
+                self._passes.add(clipped, public, self._passes.batch(public, chosen))
             except Exception:  # on some record; which one, Pyro's code finds out
                 pass
             else:
                 if self._unchecked:
-                    self._check(passes, clipped, public, chosen)
+                    self._check(self._passes, clipped, public, chosen)
                 return
         self._add_by_pyro(clipped, public, chosen)
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_dp.utils.linalg import apply, inverse
@@ -54,13 +53,10 @@ class StepControl:
         """Everything that judgements change, as tensors and numbers."""
         return {name: getattr(self, name) for name in _CHANGING}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a result of :meth:`state`."""
-        for name in _CHANGING:  # states of older versions have fewer
-            setattr(self, name, state.get(name, getattr(self, name)))
-        if self._anchor is not None:
-            mean, gradient, size = self._anchor
-            self._anchor = mean.to(device), gradient.to(device), size
+        # States of older versions have fewer.
+        vars(self).update({name: state[name] for name in _CHANGING if name in state})
 
     @property
     def damping(self) -> float:

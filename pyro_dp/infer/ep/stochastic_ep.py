@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from numpy.random import Generator
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
@@ -24,11 +25,10 @@ from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
-from pyro_dp.infer.preparation import note_earlier_values
+from pyro_dp.infer.preparation import note_values
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
-from pyro_dp.mechanism.sampling import Indices, RecordSampler
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.utils.torch_state import private_rng
@@ -58,19 +58,6 @@ class PreparedSites(Prepared):
 
     def is_current(self) -> bool:
         return self.problem.guide.is_current()
-
-    def clipped_sum(
-        self,
-        approximation: Approximation | EPState,
-        at: Any,
-        indices: Indices,
-        sum_type: type[ClippedSum],
-        stream: Generator,
-    ) -> ClippedSum:
-        """Sites of these records, clipped and summed, one microbatch after the other."""
-        clipped = sum_type(approximation.blocks, self.records.device)
-        approximation.next_sum(self.sites).add(clipped, at, indices, stream)
-        return clipped
 
 
 class Current(Generic[A]):
@@ -139,8 +126,11 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         """
 
     @abc.abstractmethod
-    def _updated(self) -> Callable[..., tuple[float, A]]:
-        """Turns the next release into an approximation. It refuses bad settings beforehand."""
+    def _updated(self, sample_rate: float) -> Callable[..., tuple[float, A]]:
+        """Turns the next release into an approximation. It refuses bad settings beforehand.
+
+        Arguments are the release, the cavity, and the noise multiplier.
+        """
 
     @abc.abstractmethod
     def _status(self) -> Status:
@@ -163,21 +153,22 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         self._reservation.require_step()
         prepared: PreparedSites = self._look_at(args, kwargs)
         self._reservation.require_step()  # a state taken up here may have no step left
-        updated = self._updated()
+        rate = prepared.sampler.sample_rate
+        updated = self._updated(rate)
         position = self.accountant.position
         known = self._current.approximation
         at = known.at(prepared.records.plate.size)
         batch = prepared.draw(self._releases, position)
         stream = self._releases.randomness.stream("local", position)
-        clipped = prepared.clipped_sum(known, at, batch, self._releases.sum_type, stream)
+        clipped = self._releases.sum_type(known.blocks, prepared.records.device)
+        known.next_sum(prepared.sites).add(clipped, at, batch, stream)
         q, fractions = known.posterior, self._current.fractions
         released = self._release(clipped, prepared.sampler, [q.eta, q.precision])
         self._reservation.plan.lose()  # until a posterior follows from it
         noise = self._releases.in_sums(self.noise_multiplier)
         fractions.add(released[1 : 1 + len(fractions.blocks)], prepared.sampler, noise)
         try:
-            rate = prepared.sampler.sample_rate
-            change, approximation = updated(released, at, multiplier=noise / rate, sample_rate=rate)
+            change, approximation = updated(released, at, noise / rate)
             mean, covariance = approximation.moments(True)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
@@ -278,8 +269,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         if known is not None and problem.moments.name != known.problem.moments.name:
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
-        if used and not self._steps:
-            note_earlier_values(self.accountant, self._reservation.inference)
+        note_values(self._reservation, used)
         if known is None:
             approximation = self._start(problem, records.plate.size, new=not used)
         else:
@@ -311,10 +301,12 @@ def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -
     """
     latents = approximation.problem.guide.latents
     try:
-        saved, own = approximation.saved_dim(state), latents[-1].stop
-        if saved != own:
-            names = ", ".join(f"{each.name!r} ({each.stop - each.start})" for each in latents)
-            raise ModelError(_OTHER_LATENTS.format(saved=saved, own=own, names=names))
-        return approximation.resumed(state, device)
+        sent = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
+        found = approximation.resumed(sent)
+        saved, own = len(found.posterior.eta), latents[-1].stop
     except (KeyError, TypeError, AttributeError):
         raise ConfigurationError("load_state_dict: this state is damaged.") from None
+    if saved != own:
+        names = ", ".join(f"{each.name!r} ({each.stop - each.start})" for each in latents)
+        raise ModelError(_OTHER_LATENTS.format(saved=saved, own=own, names=names))
+    return found

@@ -34,6 +34,7 @@ FORMAT, VERSION = "pyro_dp evidence", 1
 _SCALE = 0.1  # standard deviation of each latent where a search starts
 _METHODS = "method must be 'gaussian', 'chains', 'nuts', or a Pyro guide."
 _LOOK = ("point", "score", "curvature", "geometry")
+_COLUMNS = ("records", "look", "noise of the estimate (sd, median)")
 _NUMBERS = ("score_sd", "curvature_sd", "squared_bias")
 
 
@@ -337,7 +338,7 @@ class Evidence:
         near = prior_density(self.conditioned_near(model))
         mean = torch.zeros(density.size, dtype=torch.float64)
         sds = torch.full_like(mean, _SCALE)
-        return PriorTimesEvidence(self, density, near, density.latents, mean, sds)
+        return PriorTimesEvidence(self, density, near, mean, sds)
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
         """Indices of the evidence's coordinates among a model's, (d,)."""
@@ -398,20 +399,13 @@ class Evidence:
         ]
 
     def __repr__(self) -> str:
-        head = ("records", "look", "noise of the estimate (sd, median)")
-        lines = [f"Evidence of {self.size:,} records"]
-        lines += [f"  {name}: {value}" for name, value in self._facts()]
-        rows = [head, *self._rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = [cell.rjust(w) for cell, w in zip(row, widths, strict=True)]
-            lines.append("  " + "  ".join(cells))
-        return "\n".join(lines)
+        facts = [f"  {name}: {value}" for name, value in self._facts()]
+        rows = display.aligned([("", *row) for row in (_COLUMNS, *self._rows())])
+        return "\n".join([f"Evidence of {self.size:,} records", *facts, *rows])
 
     def _repr_html_(self) -> str:
-        head = ("records", "look", "noise of the estimate (sd, median)")
         facts = display.facts(f"Evidence of {self.size:,} records", self._facts())
-        return facts + display.table("Looks", head, self._rows())
+        return facts + display.table("Looks", _COLUMNS, self._rows())
 
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.

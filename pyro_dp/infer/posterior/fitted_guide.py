@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian_guide import (
     GaussianGuide,
-    GlobalGaussian,
     OnPlaceholders,
     base,
     check_names,
@@ -38,24 +37,23 @@ _NOT_FITTED = "An {kind} is fitted by gradient steps alone."
 class FittedGuide:
     """A guide over the model's global latents, read as a Gaussian in unconstrained space.
 
-    It has what :class:`GaussianGuide` has. :meth:`write` keeps a posterior, and :meth:`fit` brings
-    the guide to it. The guide runs on placeholders, which costs no privacy.
+    It has what :class:`GaussianGuide` has, and its arguments. :meth:`write` keeps a posterior, and
+    :meth:`fit` brings the guide to it. The guide runs on placeholders, which costs no privacy.
 
     :raises ModelError: the guide has no parameters, it is an autoguide other than ``AutoDelta``, or
         model and guide do not fit.
     """
 
-    _read = staticmethod(GaussianGuide._read)
-
-    def __init__(self, model: Callable, guide: Callable, records: Records):
+    def __init__(
+        self, model: Callable, guide: Callable, records: Records, *, globally: bool = False
+    ):
         automatic = isinstance(guide, AutoGuide)
         if automatic and not isinstance(guide, AutoDelta):
             raise ModelError(_NOT_FITTED.format(kind=type(guide).__name__))
-        self._guide, self._runs = guide, OnPlaceholders(records)
+        self._guide, self._runs = guide, OnPlaceholders(records, globally)
         values, prior, self._parameters = self._runs.sites(model, guide)
         if not self._parameters:
             raise ModelError("The guide has no parameters to fit.")
-        values = self._read(values, records.plate)
         check_names(values, prior, records.plate)
         self.latents = tuple(latents_of(values, prior, automatic=True))
         self.size = self.latents[-1].stop
@@ -92,15 +90,10 @@ class FittedGuide:
         with forked_rng(), self._runs.public():
             torch.manual_seed(0)  # all ranks of a cluster find the same guide
             self._set_points(mean)
-            if not self.has_points:
+            if len(self._points) < len(self.latents):
                 self._maximise(self._draws(mean, covariance))
         away = (self._draws_of(self._guide).mean(dim=0) - mean).abs() / covariance.diagonal().sqrt()
         return away.nan_to_num(math.inf).max().item()
-
-    @property
-    def has_points(self) -> bool:
-        """Whether it is one point, as an ``AutoDelta`` is."""
-        return len(self._points) == len(self.latents)
 
     @property
     def names(self) -> set[str]:
@@ -200,26 +193,14 @@ class FittedGuide:
         return torch.stack(draws)
 
 
-class FittedGlobal(FittedGuide):
-    """The global latents of such a guide."""
-
-    _read = staticmethod(GlobalGaussian._read)
-
-
-def read_guide(model: Callable, guide: Callable, records: Records) -> GaussianGuide | FittedGuide:
+def read_guide(
+    model: Callable, guide: Callable, records: Records, *, globally: bool = False
+) -> GaussianGuide | FittedGuide:
     """The guide itself if it is one Gaussian, and otherwise one that can be fitted to a Gaussian.
 
-    :raises ModelError: model and guide do not fit.
+    Arguments and errors are those of :class:`GaussianGuide`.
     """
     try:
-        return GaussianGuide(model, guide, records)
+        return GaussianGuide(model, guide, records, globally=globally)
     except ModelError:
-        return FittedGuide(model, guide, records)
-
-
-def read_global(model: Callable, guide: Callable, records: Records) -> GaussianGuide | FittedGuide:
-    """The same for the global latents of a guide. Latents of records may have any form."""
-    try:
-        return GlobalGaussian(model, guide, records)
-    except ModelError:
-        return FittedGlobal(model, guide, records)
+        return FittedGuide(model, guide, records, globally=globally)

@@ -284,7 +284,7 @@ class PriorPredictive:
             trace = self._traced(poutine.uncondition(self.model), (self.args, self.kwargs))
             given = self.args, self.kwargs
             for name, site in trace.nodes.items():
-                if not _was_observed(site):
+                if not (is_random(site) and site["infer"].get("was_observed")):
                     continue
                 if isinstance(site["fn"], Unit):
                     raise ModelError(_FACTOR.format(name=name))
@@ -325,10 +325,6 @@ class PriorPredictive:
             guarded("Running the model on the made-up arguments", public=True),
         ):
             return poutine.trace(model).get_trace(*args, **kwargs)
-
-
-def _was_observed(site: dict) -> bool:
-    return is_random(site) and site["infer"].get("was_observed", False)
 
 
 def _replaced(given: Arguments, outcomes: Tensor) -> Iterator[Arguments]:

@@ -42,9 +42,6 @@ class Gaussian:
         precision = inverse(covariance)
         return Gaussian(apply(precision, mean), precision)
 
-    def to(self, device: torch.device) -> "Gaussian":
-        return Gaussian(self.eta.to(device), self.precision.to(device))
-
     @property
     def covariance(self) -> Tensor:
         return inverse(self.precision)

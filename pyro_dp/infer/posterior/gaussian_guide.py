@@ -61,34 +61,26 @@ class GaussianGuide:
     :ivar latents: in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
     :ivar starts_anywhere: it starts from an autoguide's default, which nobody chose.
+    :param globally: leave out latents inside the plate, which may have any form.
     :raises ModelError: it is no such guide, or model and guide do not fit; names the site or
         parameter.
     """
 
-    latents: tuple[Latent, ...]
-    size: int
-    starts_anywhere: bool
-    has_points = False  # it has a width
-
     @torch.enable_grad()
-    def __init__(self, model: Callable, guide: Callable, records: Records):
+    def __init__(
+        self, model: Callable, guide: Callable, records: Records, *, globally: bool = False
+    ):
         automatic = isinstance(guide, AutoGuide)
         if automatic and not isinstance(guide, _AUTOGUIDES):
             raise ModelError(f"The guide is an {type(guide).__name__}. {_SUPPORTED}")
-        runs = OnPlaceholders(records)
+        runs = OnPlaceholders(records, globally)
         values, prior, parameters = runs.sites(model, guide)
-        values, auxiliary = (self._read(each, records.plate) for each in (values, runs.auxiliary))
         check_names(values, prior, records.plate)
-        self._blocks = tuple(_blocks(guide, auxiliary or values, parameters))
-        self.latents = tuple(latents_of(values, prior, automatic=automatic))
+        self._blocks = tuple(_blocks(guide, runs.auxiliary or values, parameters))
+        self.latents: tuple[Latent, ...] = tuple(latents_of(values, prior, automatic=automatic))
         self.size = self.latents[-1].stop
         self._diagonal = all(block.form == "scale" for block in self._blocks)
         self.starts_anywhere = automatic and starts_anywhere(guide)
-
-    @staticmethod
-    def _read(sites: Sites, plate: PrivatePlate) -> Sites:
-        """The sites that are read: all."""
-        return sites
 
     @torch.no_grad()
     def read(self) -> tuple[Tensor, Tensor]:
@@ -136,14 +128,6 @@ class GaussianGuide:
     def is_current(self) -> bool:
         """Whether the parameter store still holds the parameters that were found."""
         return held([p for block in self._blocks for p in block.parameters])
-
-
-class GlobalGaussian(GaussianGuide):
-    """The global latents of a guide, jointly Gaussian. Latents per record may have any form."""
-
-    @staticmethod
-    def _read(sites: Sites, plate: PrivatePlate) -> Sites:
-        return {name: site for name, site in sites.items() if not plate.holds(site)}
 
     def growth(self) -> dict[str, Tensor]:
         """How parameters change if the logarithm of all scales grows, by name and per unit."""
@@ -287,15 +271,17 @@ class _Reads(Messenger):
 class OnPlaceholders:
     """Runs of model and guide that see no record, and no row that was learnt from one.
 
+    :param globally: :meth:`sites` leaves out the guide's latents inside the plate.
     :ivar arguments: args and kwargs, with placeholders for the records.
     :ivar auxiliary: the Gaussians that an autoguide draws before it sets the latents to their
         images.
     """
 
-    def __init__(self, records: Records):
+    def __init__(self, records: Records, globally: bool = False):
         # All N rows show whether a guide has latents per record. If N is large, a few rows do.
         size = records.plate.size
-        self._plate, self._few = records.plate, FewIndices(size, records.shown)
+        self._plate, self._globally = records.plate, globally
+        self._few = FewIndices(size, records.shown)
         length = records.shown if records.slice_data else size
         self.arguments = records.arguments(records.placeholder(), length=length)
         self.auxiliary: Sites = {}
@@ -325,6 +311,8 @@ class OnPlaceholders:
         found = {n: s for n, s in random_sites(replayed).items() if not s["is_observed"]}
         prior = {name: site for name, site in found.items() if not self._plate.holds(site)}
         drawn = random_sites(trace)
+        if self._globally:
+            drawn = {n: s for n, s in drawn.items() if not self._plate.holds(s)}
         if isinstance(guide, AutoGuide):
             self.auxiliary = {n: s for n, s in drawn.items() if s["infer"].get("is_auxiliary")}
         values = {name: site for name, site in drawn.items() if name not in self.auxiliary}

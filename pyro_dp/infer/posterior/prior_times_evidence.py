@@ -1,7 +1,7 @@
 """The posterior of latents that the records see through other sites: draws, and Gaussians."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -38,7 +38,6 @@ class PriorTimesEvidence:
 
     :param density: the model's, with the evidence as a factor.
     :param near: the same with :meth:`Evidence.conditioned_near`, where the search begins.
-    :param latents: the model's, in the order of the flat vector (d,).
     :param mean: where to start, (d,).
     :param sds: at the start, (d,).
     :ivar independent: mean and sds (d,) of the independent Gaussians closest in KL(q || p).
@@ -49,11 +48,10 @@ class PriorTimesEvidence:
         evidence: Likelihood,
         density: PriorDensity,
         near: PriorDensity,
-        latents: Sequence[Latent],
         mean: Tensor,
         sds: Tensor,
     ):
-        self._evidence, self._density, self._latents = evidence, density, latents
+        self._evidence, self._density = evidence, density
         with forked_rng():
             self._gradients = BatchedGradient(density, mean)
             mean, sds = mean_field(BatchedGradient(near, mean), mean, sds)
@@ -63,7 +61,7 @@ class PriorTimesEvidence:
     def centre(self) -> dict[str, Tensor]:
         """The sites at the mean of the independent Gaussians."""
         mean = self.independent[0]
-        return {each.name: each.transform(each.part(mean)) for each in self._latents}
+        return {each.name: each.transform(each.part(mean)) for each in self._density.latents}
 
     @cached_property
     def posterior(self) -> SampledPosterior:
@@ -73,7 +71,7 @@ class PriorTimesEvidence:
         chains = Status() if moved < _NEAR else Status(CHECK, _MOVED.format(moved=moved))
         status = Status.worst([self._evidence.status, chains])
         plain = self._without_noise(sample.mean(0), covariance(sample))
-        return SampledPosterior(self._latents, sample, plain, status=status)
+        return SampledPosterior(self._density.latents, sample, plain, status=status)
 
     @cached_property
     def closest(self) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -122,19 +122,6 @@ def element_names(site: str, shape: Sequence[int]) -> list[str]:
     return [f"{site}[{', '.join(map(str, place))}]" for place in places]
 
 
-def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[Line]:
-    """Lines of all elements, site by site.
-
-    :param aware: lower end, median and upper end, ``(3, *site shape)`` each.
-    :param plain: the same without the noise.
-    """
-    for site, quantiles in aware.items():
-        names = element_names(site, quantiles.shape[1:])
-        ends, without = (each.reshape(3, -1).T.tolist() for each in (quantiles, plain[site]))
-        for name, (low, median, high), (start, _, end) in zip(names, ends, without, strict=True):
-            yield Line(name, median, (start, end), (low, high))
-
-
 class Summary(abc.ABC):
     """Intervals, tables and plots from quantiles with and without the noise: a mixin."""
 
@@ -222,9 +209,16 @@ class Summary(abc.ABC):
         return rows, [*below, *self.status.lines]
 
     def _lines(self, level: float) -> list[Line]:
+        """Lines of all elements, site by site."""
         lower, upper = _ends(level)
-        at = (lower, 0.5, upper)
-        return list(lines(self.quantiles(at), self.plain.quantiles(at)))
+        at, lines = (lower, 0.5, upper), list[Line]()
+        aware, plain = self.quantiles(at), self.plain.quantiles(at)
+        for site, own in aware.items():
+            names = element_names(site, own.shape[1:])
+            ends, without = (each.reshape(3, -1).T.tolist() for each in (own, plain[site]))
+            for name, (low, mid, high), (start, _, end) in zip(names, ends, without, strict=True):
+                lines.append(Line(name, mid, (start, end), (low, high)))
+        return lines
 
 
 def _ends(level: float) -> tuple[float, float]:

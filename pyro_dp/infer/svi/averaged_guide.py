@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.posterior.explanation import SAMPLING
-from pyro_dp.infer.posterior.gaussian_guide import GlobalGaussian
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CHECK, NOISE, STEPS, Status
 from pyro_dp.records.records import Records
@@ -95,12 +95,6 @@ class IterateAverages:
             if (gradient := gradients[name]) is not None:
                 self.gradients[name] += gradient
 
-    @torch.no_grad()
-    def means(self) -> dict[str, Tensor]:
-        """Over the last half so far, of all parameters; empty before it begins."""
-        count = sum(self.counts)
-        return {name: sums.sum(dim=0) / count for name, sums in self.sums.items()}
-
     @property
     def complete(self) -> bool:
         """Whether each eighth has enough iterates, and their noise is there."""
@@ -155,13 +149,13 @@ class IterateAverages:
         """Means over the last half, of the parameters that have arrived."""
         if min(self.counts) == 0:
             return {}
-        found = self.means()
-        for name in self.sums:
+        found = {}
+        for name, sums in self.sums.items():
             a, b, c, d = self._eighths(name)
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
-            if not 2 * apart <= within:
-                del found[name]
+            if 2 * apart <= within:
+                found[name] = sums.sum(dim=0) / sum(self.counts)
         return found
 
     @torch.no_grad()
@@ -214,14 +208,14 @@ class IterateAverages:
         )
 
 
-def gaussian_of(model: Callable, guide: Callable, records: Records) -> GlobalGaussian:
+def gaussian_of(model: Callable, guide: Callable, records: Records) -> GaussianGuide:
     """The guide's global latents.
 
     :raises ConfigurationError: they are not one Gaussian.
     """
     try:
         with forked_rng():
-            return GlobalGaussian(model, guide, records)
+            return GaussianGuide(model, guide, records, globally=True)
     except ModelError:
         kind = type(guide)
         text = _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
@@ -229,7 +223,7 @@ def gaussian_of(model: Callable, guide: Callable, records: Records) -> GlobalGau
 
 
 def posterior_of(
-    gaussian: GlobalGaussian,
+    gaussian: GaussianGuide,
     averages: IterateAverages | None,
     sample_rate: float,
     judged: Callable[[Status], Status],
@@ -253,7 +247,7 @@ def posterior_of(
 
 
 def _settled(
-    averages: IterateAverages, gaussian: GlobalGaussian, covariance: Tensor, sds: Tensor
+    averages: IterateAverages, gaussian: GaussianGuide, covariance: Tensor, sds: Tensor
 ) -> Status:
     """Whether the steps have arrived, by three numbers.
 

@@ -109,8 +109,9 @@ class ClipPolicy:
     def learned(self, read: Reading) -> "ClipPolicy":
         return self
 
-    def resumed(self, bound: float, histogram: HistogramBound | None) -> "ClipPolicy":
-        return replace(self, bound=bound)
+    def resumed(self, state: Mapping[str, Any]) -> "ClipPolicy":
+        """:raises ConfigurationError: the policy's part of the state is damaged."""
+        return replace(self, bound=require_scale("bound", state["bound"], infinite=True))
 
     @property
     def histogram_state(self) -> dict[str, Any] | None:
@@ -218,8 +219,10 @@ class Measured(ClipPolicy):
         found = known.updated(read.released[-1], sd, rate)
         return replace(self, bound=found.bound if self._chooses else self.bound, histogram=found)
 
-    def resumed(self, bound: float, histogram: HistogramBound | None) -> ClipPolicy:
-        return replace(self, bound=bound, histogram=histogram)
+    def resumed(self, state: Mapping[str, Any]) -> ClipPolicy:
+        saved = state["histogram"]
+        histogram = None if saved is None else HistogramBound.resumed(saved)
+        return replace(self, bound=super().resumed(state).bound, histogram=histogram)
 
     @property
     def histogram_state(self) -> dict[str, Any] | None:
@@ -275,10 +278,3 @@ def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
     if clip.report and bound != math.inf:
         return Counted(clip, bound, bits.blocks, with_bit, bits)
     return ClipPolicy(clip, bound)
-
-
-def resumed(policy: ClipPolicy, state: Mapping[str, Any]) -> ClipPolicy:
-    """:raises ConfigurationError: the policy's part of the state is damaged."""
-    bound = require_scale("bound", state["bound"], infinite=True)
-    saved = state.get("histogram")
-    return policy.resumed(bound, None if saved is None else HistogramBound.resumed(saved))

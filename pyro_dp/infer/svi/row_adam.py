@@ -125,15 +125,9 @@ class RowOptimizer:
         finite = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
         for gradient in gradients.values():
             finite &= gradient.reshape(len(indices), -1).isfinite().all(dim=1)
-        moves: Tensor | None = finite
-        if finite.device.type == "cpu":  # to look at them would wait for another device
-            if not finite.all():
-                indices = indices[finite]
-                gradients = {name: gradient[finite] for name, gradient in gradients.items()}
-            moves = None
         for name, gradient in gradients.items():
             if self._local.leaves[name].requires_grad:
-                self._move(name, indices, gradient, moves)
+                self._move(name, indices, gradient, finite)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         own = {
@@ -160,8 +154,8 @@ class RowOptimizer:
             if name in store and store[name].unconstrained().shape != own["value"].shape:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
 
-    def _move(self, name: str, indices: Tensor, gradient: Tensor, moves: Tensor | None) -> None:
-        """:param moves: which of the records do, (B,); None: all."""
+    def _move(self, name: str, indices: Tensor, gradient: Tensor, moves: Tensor) -> None:
+        """:param moves: which of the records do, (B,). To look at it would wait for a device."""
         adam, moments = self._adams[name], self._moments[name]
         steps = moments.steps.index_select(0, indices).add_(1)
         gradient = gradient.to(moments.mean.dtype)
@@ -172,13 +166,9 @@ class RowOptimizer:
         counts = steps.double()
         first, second = (1 - torch.pow(beta, counts).view(shape) for beta in adam.betas)
         spread = (square / second).sqrt_().add_(adam.eps)
-        change = (adam.lr / first) * mean / spread
-        if moves is not None:
-            change = torch.where(moves.view(shape), change, 0.0)
+        change = torch.where(moves.view(shape), (adam.lr / first) * mean / spread, 0.0)
         rows = self._local.leaves[name].detach().movedim(self._local.dims[name], 0)
         rows.index_add_(0, indices, change.to(rows.dtype), alpha=-1)
         for old, new in ((moments.steps, steps), (moments.mean, mean), (moments.square, square)):
-            if moves is not None:
-                place = moves.view(-1, *[1] * (new.dim() - 1))
-                new = torch.where(place, new, old.index_select(0, indices))
-            old.index_copy_(0, indices, new)
+            place = moves.view(-1, *[1] * (new.dim() - 1))
+            old.index_copy_(0, indices, torch.where(place, new, old.index_select(0, indices)))

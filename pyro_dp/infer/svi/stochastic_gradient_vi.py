@@ -19,7 +19,7 @@ from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK
-from pyro_dp.infer.preparation import note_earlier_values
+from pyro_dp.infer.preparation import note_values
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
     WITHOUT_NOISE,
@@ -27,7 +27,7 @@ from pyro_dp.infer.svi.averaged_guide import (
     gaussian_of,
     posterior_of,
 )
-from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_histogram, resumed
+from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_histogram
 from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
@@ -55,6 +55,7 @@ NAN = (
     "step() returns nan: the loss on the data is not private. Pass clip=Clip(loss=...) to "
     "DPSVI to release a private one with each step."
 )
+NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
 _PER_RECORD = (
     "peers: model or guide have latents or parameters of each record, or draw for each, as "
     "dropout does. Such records must stay in one process: leave peers=None, or sum latents out "
@@ -173,7 +174,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def finish(self) -> None:
         """As :meth:`~pyro_dp.DPSVI.finish`."""
         if self._kept.prepared is None or not self._steps:
-            raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
+            raise ConfigurationError(NOT_STARTED)
         for warning in self._conclude():
             warn_user(warning)
 
@@ -258,7 +259,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         names = ("parameters", "optimizer", "bound", *names)
         self._reservation.require(state, names)
         require_fractions(state.get("clipped_fractions"))
-        policy = resumed(self._moves.policy, state)
+        policy = self._moves.policy.resumed(state)
         self._moves.require_state(state, self.num_steps)
         self._reservation.load(state)
         self._moves.policy.fractions.load(state.get("clipped_fractions"))
@@ -300,8 +301,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if term.local:
             self.accountant.note(NOTE.format(names=term.local.listed))
         used = started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys()
-        if used and not self._steps:
-            note_earlier_values(self.accountant, self._reservation.inference)
+        note_values(self._reservation, bool(used))
         self._moves.require(parameters)
         eager = EagerStep(
             *users,
