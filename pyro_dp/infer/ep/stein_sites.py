@@ -42,9 +42,9 @@ from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.linalg import times
 
 T = TypeVar("T")
-_LENGTH = 2048  # records of the traced graph
-_PASS = 4 * _LENGTH  # so that there are many of each kind
-_NUMBERS = 2**16  # in a tensor of a mixture, which stays in the processor's cache
+_LENGTH = 4096  # records of the traced graph
+_PASS = 2 * _LENGTH  # so that there are many of each kind
+_NUMBERS = 2**18  # in a tensor of a mixture, which stays in the processor's cache
 _MOST_NUMBERS = 12  # in one element
 _MOST_PREDICTORS = 8  # beside those of components
 MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
