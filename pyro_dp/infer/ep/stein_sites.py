@@ -87,8 +87,6 @@ class FewPredictors:
             start = self._columns[-1][-1] + 1 if self._columns else 0
             self._columns.append(list(range(start, start + _numbers(leaf))))
         self.own = self._own_columns(wanted, moving, affine)
-        number = sum(map(len, self._columns))
-        self._shared = [i for i in range(number) if i not in self.own]
         if len(self._shared) > _MOST_PREDICTORS:
             raise NotLinear("it depends on the latents through many numbers")
         found = on_varied(
@@ -103,10 +101,10 @@ class FewPredictors:
         self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
         # Components' predictors lie in few directions, such as those of the columns of a matrix.
         constant, own = found.constant[self.own], of_rows[:, self.own]
-        self.directions = _independent(torch.cat([constant, own.flatten(0, 1)]))
-        back = torch.linalg.pinv(self.directions)
+        directions = _independent(torch.cat([constant, own.flatten(0, 1)]))
+        back = torch.linalg.pinv(directions)
         rest = [x if x is None else x[:, self.own] @ back for x in found.of_rows]
-        self.coordinates = Coefficients(constant @ back, rest)
+        self.directions = directions, Coefficients(constant @ back, rest)
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
     @staticmethod
@@ -176,6 +174,10 @@ class FewPredictors:
         if len(found) > 1:
             raise NotLinear("components have several predictors each")
         return [i for leaf in found for i in self._columns[self._leaves.index(leaf)]]
+
+    @property
+    def _shared(self) -> list[int]:
+        return [i for columns in self._columns for i in columns if i not in self.own]
 
     def columns(self, kind: int) -> list[int]:
         """The predictors of such records, those of components first."""
@@ -266,6 +268,8 @@ class SteinSites:
     :param frame: W of the frame in which the sites are released, (d, d); None: the latents' own.
     """
 
+    size = _PASS
+
     def __init__(self, moments: Any, mean: Tensor, root: Tensor, frame: Tensor | None):
         self._moments, self._few = moments, moments.design
         self._mean, self._root, self._frame = mean, root, frame
@@ -273,17 +277,19 @@ class SteinSites:
         dim = len(mean)
         basis = mean.new_zeros(dim + 1, dim + 1)
         basis[:dim, :dim], basis[:dim, dim], basis[dim, dim] = axes.basis, mean, 1.0
-        product = self._few.coefficients.along
-        self._alike = product(basis, self._few.columns(ALIKE))
-        self._shared = product(basis, self._few.columns(MIXED)[len(self._few.own) :])
-        self._directions = self._few.directions @ basis  # (r, d + 1)
-        self._coordinates = self._few.coordinates.along(torch.eye(len(self._directions)).to(basis))
+        directions, coordinates = self._few.directions
+        along, shared = self._few.coefficients.along, self._few.columns(MIXED)[len(self._few.own) :]
+        self._products = {
+            "alike": along(basis, self._few.columns(ALIKE)),
+            "shared": along(basis, shared),
+            "own": coordinates.along(torch.eye(len(directions)).to(basis)),
+        }
+        self._directions = directions @ basis  # (r, d + 1)
         steps = torch.linalg.solve(axes.basis, root @ moments._draws.mT)  # (d, J)
         self._draws = torch.cat([steps, torch.ones_like(steps[:1])])  # (d + 1, J)
         probe = torch.cos(torch.arange(1.0, dim + 1).to(mean))  # an irregular direction
         self._probe = probe / probe.norm()
         self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
-        self.size = _PASS
         numbers = len(moments._draws) * max(1, len(self._few.own))
         self._sizes = {
             ALIKE: _LENGTH,
@@ -316,7 +322,7 @@ class SteinSites:
             sites = self._moments.factors(self._mean, self._root, indices, rows)
             return sites if self._frame is None else sites.whitened(self._frame)
         if kind == ALIKE or not self._few.own:
-            found, spread = self._alike(rows), None
+            found, spread = self._products["alike"](rows), None
             predictors, along = self._drawn(found), found[..., :-1]
         else:
             predictors, along, spread = self._mixed(rows)
@@ -341,7 +347,8 @@ class SteinSites:
         :returns: (R', J, B); the few in T, (B, R, d); how much each component has of the first n,
             (n, K, B).
         """
-        shared, spread = self._shared(rows), self._coordinates(rows).permute(2, 1, 0).contiguous()
+        shared = self._products["shared"](rows)
+        spread = self._products["own"](rows).permute(2, 1, 0).contiguous()
         own = times((self._directions @ self._draws).mT, spread.flatten(1))
         own = own.unflatten(1, spread.shape[1:]).permute(1, 0, 2).to(self._moments.dtype)
         predictors = torch.cat([own, self._drawn(shared)])
@@ -360,8 +367,8 @@ class SteinSites:
     def found_kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
         """The kinds of at most as many records as the graph takes, (B,)."""
         try:
-            own = self._coordinates(rows)
-            found = torch.cat([own @ self._directions, self._shared(rows)], dim=1)
+            own, shared = self._products["own"](rows), self._products["shared"](rows)
+            found = torch.cat([own @ self._directions, shared], dim=1)
             along, here = found[..., :-1], found[..., -1]
             there = here + along @ self._probe
             size = here.abs() + there.abs() + along.norm(dim=2)
