@@ -22,7 +22,7 @@ from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
 
-# The first q's. If sites come from derivatives at draws, the draws should be near.
+# The first q's. Sites of a narrow one need few nodes, or draws that are near.
 _WIDE, _NARROW = 0.1, 0.02
 _TEXTS = ("formula", "family", "exposure", "group")
 
@@ -101,7 +101,8 @@ class RegressionModel:
     @property
     def init_scale(self) -> float:
         """The first q's standard deviation."""
-        return _NARROW if self._incomplete or self.family.ordered else _WIDE
+        wide = self.family.name in ("logistic", "linear") and not self._incomplete
+        return _WIDE if wide else _NARROW
 
     @cached_property
     def scale(self) -> UserScale:

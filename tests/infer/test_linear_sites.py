@@ -52,6 +52,13 @@ def clamped(x, y):
 
 poisson = glm(lambda mean: dist.Poisson((0.3 * mean).exp()))
 gaussian = glm(lambda mean: dist.Normal(mean, 0.7))
+student = glm(lambda mean: dist.StudentT(4.0, mean, 0.7))
+
+
+def overdispersed(x, y):
+    w, total = weights(), pyro.sample("total", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.NegativeBinomial(total, logits=x[i] @ w - total.log()), obs=y[i])
 
 
 def categorical(x, y):
@@ -259,13 +266,16 @@ def test_elements_without_a_search_are_those_of_quadrature(model, variance):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("model", [poisson, overdispersed, student])
 @pytest.mark.parametrize("variance", [0.0, 1e-8, 1e-4, 1e-3, 0.01, 1.0])
-def test_few_nodes_where_they_are_enough(variance):
-    _, sites = sites_of(poisson, data(gaussian))
+def test_few_nodes_where_they_are_enough(variance, model):
+    x, y = data(gaussian)
+    _, sites = sites_of(model, (x, y.round().abs()))
     (family,) = sites._moments.families
     mean = torch.linspace(-1, 1, 57 * family.rank).reshape(57, 1, family.rank)
     spread = variance * (torch.eye(family.rank) + 0.4).expand(57, 1, -1, -1)
-    rest = [torch.arange(57.0).unsqueeze(1) % 9, torch.ones(57, 1)]
+    constants = [torch.full((57, 1), {"df": 4.0}.get(name, 0.7)) for name in family.constants]
+    rest = [*constants, torch.arange(57.0).unsqueeze(1) % 9, torch.ones(57, 1)]
     found = element_sites(family, mean, spread, rest)
     expected = by_quadrature(family, mean, spread, rest)
     for one, other in zip(vars(found).values(), vars(expected).values(), strict=True):
@@ -277,12 +287,6 @@ def test_few_nodes_where_they_are_enough(variance):
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_huge_count_adds_the_same_alone_and_among_others(count, fast):
     """No mode is found of the largest ones, and their moments are rounding."""
-
-    def overdispersed(x, y):
-        w, total = weights(), pyro.sample("total", dist.LogNormal(0.0, 1.0))
-        with pyro.plate("data", len(x)) as i:
-            pyro.sample("y", dist.NegativeBinomial(total, logits=x[i] @ w - total.log()), obs=y[i])
-
     x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
     y[7] = count
     sep, sites = sites_of(overdispersed, (x, y))

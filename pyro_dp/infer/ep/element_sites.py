@@ -4,8 +4,9 @@
 (:mod:`~pyro_dp.infer.ep.gauss_hermite`), unless less is enough. A Gaussian of fixed scale has its
 site in closed form. In a narrow cavity nodes around the cavity's mean are as good as nodes around
 the mode. A Bernoulli outcome decides beforehand whether its cavity is narrow; both choices of nodes
-agree to 1e-10. Other elements use three nodes for each number if two nodes agree with them to 1e-6,
-or else six if five agree. The choice for an element depends on its own numbers alone.
+agree to 1e-10. Other elements use three nodes for each number if these are right to 1e-6, or else
+six. For counts on a log scale, the cavity's width in units of the site tells. For other families,
+one node less must agree. The choice for an element depends on its own numbers alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +26,10 @@ from pyro_dp.infer.ep.observation_family import Family
 _USUAL = 2.0  # residuals, in standard deviations
 # Where 15 nodes around the cavity's mean are as good as around the mode.
 _WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
-_FEW, _AGREEMENT = ((3, 2), (6, 5)), 1e-6  # numbers of nodes that agree so far in a narrow cavity
 _AT_A_TIME = 4096  # records, whose nodes stay in the processor's cache
+# Nodes for each number, and the largest width at which they are enough in a smooth family. Errors
+# were at most 5e-7 in half a million elements of all scales.
+_FEW, _AGREEMENT = ((3, 0.006), (6, 0.06)), 1e-6
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 
@@ -101,14 +104,16 @@ def _logits_in_part(
 
 
 def _near_mean_in_part(
-    count: int, fewer: int, family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+    count: int, widest: float, family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> tuple[ElementSites, Tensor]:
-    """Sites by few nodes, and where fewer nodes agree with them, (B, E)."""
+    """Sites by few nodes, and where these are enough, (B, E)."""
     density = partial(family.derivatives, rest=rest)
-    few, check = (moments_near_mean(density, mean, variance, n) for n in (count, fewer))
-    sites = _sites(family, few, mean, rest)
-    precision, residual = check.site()
+    sites = _sites(family, moments_near_mean(density, mean, variance, count), mean, rest)
     size = sites.precision.diagonal(dim1=2, dim2=3).abs()
+    if family.is_smooth:
+        unit = (1 + size.amax(dim=2)).maximum(sites.residual.square().amax(dim=2))
+        return sites, variance.diagonal(dim1=2, dim2=3).sum(dim=2) * unit <= widest
+    precision, residual = moments_near_mean(density, mean, variance, count - 1).site()
     gap = (precision - sites.precision).diagonal(dim1=2, dim2=3).abs()
     quick = gap <= _AGREEMENT * size
     quick &= (residual - sites.residual).abs() <= _AGREEMENT * (sites.residual.abs() + size.sqrt())

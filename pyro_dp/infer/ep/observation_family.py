@@ -188,6 +188,11 @@ class Family:
         return self.residuals == Residuals.SCALED and self._varying == ["loc", "scale"]
 
     @property
+    def is_smooth(self) -> bool:
+        """Whether each further derivative in the numbers is about as large as the one before."""
+        return self._closed in (poisson, negative_binomial)
+
+    @property
     def is_concave(self) -> bool:
         """Whether the log density is concave in its numbers, or nearly so (with a scale)."""
         return issubclass(self.distribution, _CONCAVE)

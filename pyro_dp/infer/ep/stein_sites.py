@@ -42,9 +42,9 @@ from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.linalg import spectra, times
 
 T = TypeVar("T")
-_LENGTH = 2048  # records of the traced graph
-_PASS = 4 * _LENGTH  # so that there are many of each kind
-_NUMBERS = 2**16  # in a tensor of a mixture, which stays in the processor's cache
+_LENGTH = 4096  # records of the traced graph
+_PASS = 2 * _LENGTH  # so that there are many of each kind
+_NUMBERS = 2**18  # in a tensor of a mixture, which stays in the processor's cache
 _MOST_NUMBERS = 12  # in one element
 _MOST_PREDICTORS = 8  # beside those of components
 MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
@@ -87,8 +87,6 @@ class FewPredictors:
             start = self._columns[-1][-1] + 1 if self._columns else 0
             self._columns.append(list(range(start, start + _numbers(leaf))))
         self.own = self._own_columns(wanted, moving, affine)
-        number = sum(map(len, self._columns))
-        self._shared = [i for i in range(number) if i not in self.own]
         if len(self._shared) > _MOST_PREDICTORS:
             raise NotLinear("it depends on the latents through many numbers")
         found = on_varied(
@@ -101,6 +99,12 @@ class FewPredictors:
             [found.constant[None][:0], *(x for x in found.of_rows if x is not None)]
         )
         self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
+        # Components' predictors lie in few directions, such as those of the columns of a matrix.
+        constant, own = found.constant[self.own], of_rows[:, self.own]
+        directions = _independent(torch.cat([constant, own.flatten(0, 1)]))
+        back = torch.linalg.pinv(directions)
+        rest = [x if x is None else x[:, self.own] @ back for x in found.of_rows]
+        self.directions = directions, Coefficients(constant @ back, rest)
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
     @staticmethod
@@ -170,6 +174,10 @@ class FewPredictors:
         if len(found) > 1:
             raise NotLinear("components have several predictors each")
         return [i for leaf in found for i in self._columns[self._leaves.index(leaf)]]
+
+    @property
+    def _shared(self) -> list[int]:
+        return [i for columns in self._columns for i in columns if i not in self.own]
 
     def columns(self, kind: int) -> list[int]:
         """The predictors of such records, those of components first."""
@@ -260,6 +268,8 @@ class SteinSites:
     :param frame: W of the frame in which the sites are released, (d, d); None: the latents' own.
     """
 
+    size = _PASS
+
     def __init__(self, moments: Any, mean: Tensor, root: Tensor, frame: Tensor | None):
         self._moments, self._few = moments, moments.design
         self._mean, self._root, self._frame = mean, root, frame
@@ -267,15 +277,19 @@ class SteinSites:
         dim = len(mean)
         basis = mean.new_zeros(dim + 1, dim + 1)
         basis[:dim, :dim], basis[:dim, dim], basis[dim, dim] = axes.basis, mean, 1.0
+        directions, coordinates = self._few.directions
+        along, shared = self._few.coefficients.along, self._few.columns(MIXED)[len(self._few.own) :]
         self._products = {
-            kind: self._few.coefficients.along(basis, self._few.columns(kind))
-            for kind in (ALIKE, MIXED)
+            "alike": along(basis, self._few.columns(ALIKE)),
+            "shared": along(basis, shared),
+            "own": coordinates.along(torch.eye(len(directions)).to(basis)),
         }
-        self._steps = torch.linalg.solve(axes.basis, root @ moments._draws.mT)  # (d, J)
+        self._directions = directions @ basis  # (r, d + 1)
+        steps = torch.linalg.solve(axes.basis, root @ moments._draws.mT)  # (d, J)
+        self._draws = torch.cat([steps, torch.ones_like(steps[:1])])  # (d + 1, J)
         probe = torch.cos(torch.arange(1.0, dim + 1).to(mean))  # an irregular direction
         self._probe = probe / probe.norm()
         self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
-        self.size = _PASS
         numbers = len(moments._draws) * max(1, len(self._few.own))
         self._sizes = {
             ALIKE: _LENGTH,
@@ -307,13 +321,14 @@ class SteinSites:
         if kind == OTHER:
             sites = self._moments.factors(self._mean, self._root, indices, rows)
             return sites if self._frame is None else sites.whitened(self._frame)
-        found = self._products[kind](rows)
-        along, here = found[..., :-1], found[..., -1]
-        steps = times(self._steps.mT, along.flatten(0, 1).mT)  # (J, B R')
-        predictors = (steps.unflatten(1, here.shape) + here).permute(2, 0, 1)
-        gradient, curvature = _averages(
-            self._few.joint(predictors, indices, rows, kind), self._few.columns(kind), self._few.own
-        )
+        if kind == ALIKE or not self._few.own:
+            found, spread = self._products["alike"](rows), None
+            predictors, along = self._drawn(found), found[..., :-1]
+        else:
+            predictors, along, spread = self._mixed(rows)
+        joint = self._few.joint(predictors, indices, rows, kind)
+        columns, own = self._few.columns(kind), self._few.own
+        gradient, curvature = _averages(joint, columns, own, spread)
         if along.shape[1] >= along.shape[2]:
             gradient = (gradient.unsqueeze(1) @ along).squeeze(1)
             curvature = along.mT @ curvature @ along
@@ -321,15 +336,44 @@ class SteinSites:
         half = along * self._axes.variances.sqrt()
         return LowRank(along, *_site(gradient, curvature, half), turn=self._axes.turn)
 
+    def _drawn(self, found: Tensor) -> Tensor:
+        """Predictors at the draws, (R', J, B), from (B, R', d + 1)."""
+        drawn = times(self._draws.mT, found.flatten(0, 1).mT).unflatten(1, found.shape[:2])
+        return drawn.permute(2, 0, 1).to(self._moments.dtype)
+
+    def _mixed(self, rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Predictors of mixtures at the draws, and few others whose sums they are.
+
+        :returns: (R', J, B); the few in T, (B, R, d); how much each component has of the first n,
+            (n, K, B).
+        """
+        shared = self._products["shared"](rows)
+        spread = self._products["own"](rows).permute(2, 1, 0).contiguous()
+        own = times((self._directions @ self._draws).mT, spread.flatten(1))
+        own = own.unflatten(1, spread.shape[1:]).permute(1, 0, 2).to(self._moments.dtype)
+        predictors = torch.cat([own, self._drawn(shared)])
+        # All that is alike in the components of all these records is one predictor. A record has
+        # exact zeros for a direction in which only others' components differ.
+        first = spread[:, :1]
+        vary = ((spread - first).abs() > _ALIKE * first.abs()).flatten(1).any(dim=1)
+        few = [self._directions[vary].expand(len(shared), -1, -1), shared]
+        spread = spread[vary]
+        if not vary.all():
+            common = (first[:, 0] * ~vary[:, None]).mT @ self._directions
+            few.insert(0, common.unsqueeze(1))
+            spread = torch.cat([spread.new_ones(1, *spread.shape[1:]), spread])
+        return predictors, torch.cat(few, dim=1)[..., :-1], spread
+
     def found_kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
         """The kinds of at most as many records as the graph takes, (B,)."""
         try:
-            found = self._products[MIXED](rows)
+            own, shared = self._products["own"](rows), self._products["shared"](rows)
+            found = torch.cat([own @ self._directions, shared], dim=1)
             along, here = found[..., :-1], found[..., -1]
             there = here + along @ self._probe
             size = here.abs() + there.abs() + along.norm(dim=2)
             number = len(self._few.own)
-            same = (found[:, :number] - found[:, :1]).abs() <= _ALIKE * found[:, :1].abs()
+            same = (own - own[:, :1]).abs() <= _ALIKE * own[:, :1].abs()
             straight, alike = torch.ones_like(indices, dtype=torch.bool), same.flatten(1).all(dim=1)
             elsewhere = self._mean + self._axes.basis @ self._probe
             for predictors, z in ((here, self._mean), (there, elsewhere)):
@@ -383,30 +427,54 @@ def _numbers(node: Node) -> int:
     return int(node.meta["val"][0].numel())
 
 
-def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _averages(
+    joint: Jet, columns: Sequence[int], own: Sequence[int], spread: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """g and B in R predictors, (B, R) and (B, R, R), in float64.
 
     :param joint: log densities of components, draws and records, (K, J, B).
     :param columns: directions of the predictors, those of components first.
+    :param spread: as of :meth:`SteinSites._mixed`; None: one component has a predictor, or none.
     """
     value = joint.value
     weights = value.flatten(0, 1).softmax(dim=0).unflatten(0, value.shape[:2])
-    number = sum(i in own for i in columns)
-    spans = {ALONG: slice(0, number)} if number else {}
-    spans |= {i: slice(p, p + 1) for p, i in enumerate(columns) if p >= number}
-    gradient = weights.new_zeros(len(columns), value.shape[2], dtype=torch.float64)
-    moments = gradient.new_zeros(len(columns), len(columns), value.shape[2])
+    shared = [i for i in columns if i not in own]
+    number = int(len(shared) < len(columns)) if spread is None else len(spread)
+    places = {i: number + p for p, i in enumerate(shared)}
+    gradient = weights.new_zeros(number + len(shared), value.shape[2], dtype=torch.float64)
+    moments = gradient.new_zeros(len(gradient), len(gradient), value.shape[2])
     first, second = averages(joint, weights, 0, 1)
+
+    def summed(x: Tensor) -> Tensor:
+        """The sum over components, for each of the n predictors."""
+        x = x[:, 0].double()
+        return x if spread is None else (spread * x).sum(dim=1)
+
     for i, x in first.items():
-        gradient[spans[i]] = x[:, 0].double()
+        if i == ALONG:
+            gradient[:number] = summed(x)
+        else:
+            gradient[places[i]] = x[0, 0].double()
     for (i, k), x in second.items():
         if k == ALONG:
-            moments[range(number), range(number)] = x[:, 0].double()
+            for n in range(number):
+                moments[n, :number] = summed(x if spread is None else x * spread[n].unsqueeze(1))
         else:
-            moments[spans[i], spans[k].start] = x[:, 0].double()
-            moments[spans[k].start, spans[i]] = x[:, 0].double()
+            part = summed(x) if i == ALONG else x[0, 0].double()
+            at = slice(0, number) if i == ALONG else places[i]
+            moments[at, places[k]] = moments[places[k], at] = part
     moments[:number, :number] -= gradient[:number, None] * gradient[:number]
     return gradient.mT.contiguous(), -moments.permute(2, 0, 1).contiguous()
+
+
+def _independent(rows: Tensor) -> Tensor:
+    """Some of these rows, (r, d). All others are sums of multiples of them."""
+    found = rows[:0]
+    for row in rows.unique(dim=0).flip(0):
+        rest = row - row @ torch.linalg.pinv(found) @ found
+        if rest.norm() > 1e-9 * row.norm():
+            found = torch.cat([found, row[None]])
+    return found
 
 
 def _site(gradient: Tensor, curvature: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:

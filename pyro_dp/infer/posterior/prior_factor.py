@@ -29,7 +29,7 @@ _STEP = 0.5  # weight of a newly refined factor, if the prior is not Gaussian
 _MOST_ROUNDS = 50
 _ROUNDS = 3  # rounds if the prior is Gaussian: the mean and the noise depend on each other
 _SETTLED = 1e-4  # longest step of the last round, in standard deviations
-_LONGEST = 2.0  # standard deviations
+_LONGEST, _NEAR = 2.0, 0.003  # the longest step, and where steps may be whole ones, likewise
 
 
 Derivatives = Callable[[Tensor], Sequence[Tensor]]
@@ -290,6 +290,7 @@ def combined(
     :returns: the prior as a factor at q, and q.
     """
     step, rounds = (1.0, _ROUNDS) if prior.is_gaussian else (_STEP, _MOST_ROUNDS)
+    length = math.inf
     for _ in range(rounds):
         likelihood = evidence(mean)
         covariance = inverse(before.precision + likelihood.precision)
@@ -298,8 +299,11 @@ def combined(
         way = found.mean - mean
         far = 1.0 if prior.is_gaussian else _within(way, covariance.diagonal().sqrt())
         mean = mean + step * far * way
-        if (way.square() / covariance.diagonal()).max() < _SETTLED**2:
+        last, length = length, (way.abs() / covariance.diagonal().sqrt()).max().item()
+        if length < _SETTLED:
             break
+        # The end may be slow, and is half as long by whole steps. None follows one that led away.
+        step = 1.0 if prior.is_gaussian or length < min(_NEAR, last) else _STEP
     return before, found
 
 
