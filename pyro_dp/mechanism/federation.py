@@ -287,11 +287,10 @@ class Holders(Peers):
 
     _speaker = "holder"
     own_ledgers = True
+    _group: Federation
 
     def __init__(self, federation: Federation, accountant: PrivacyAccountant):
-        super().__init__(federation)
-        self._federation = federation
-        self._accountant = accountant
+        super().__init__(federation, accountant)
         self.note, self.noise_factor = federation.note, federation.noise_factor
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
@@ -300,7 +299,7 @@ class Holders(Peers):
         :returns: this holder's.
         """
         self._require_equal(settings, self.exchange(settings))
-        self._draws = self._federation.agreed_states()
+        self._draws = self._group.agreed_states()
         set_torch_states(self._draws)
         return ledger
 
@@ -316,15 +315,15 @@ class Holders(Peers):
         # Its computing time stays secret: it reveals something about the number of sampled records.
         self._agree_on(clipped, event, step, public, 0.0)
         assert isinstance(clipped, FixedPointSum)  # as the settings say
-        clipped.in_shares(self._federation.honest, self._federation.add)
+        clipped.in_shares(self._group.honest, self._group.add)
 
     def warnings(self) -> list[Warning]:
-        left = len(self._federation.present)
-        if left == self._federation.size:
+        left = len(self._group.present)
+        if left == self._group.size:
             return []
-        return [ClusterWarning(_LEFT.format(holders=self._federation.size, left=left))]
+        return [ClusterWarning(_LEFT.format(holders=self._group.size, left=left))]
 
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
         if error is None:
-            holders = " and ".join(str(self._federation.present[rank]) for rank in ranks)
+            holders = " and ".join(str(self._group.present[rank]) for rank in ranks)
             raise ClusterError(_FAILED.format(holders=holders))

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.messages import UNREADABLE, Ledger, M, Settings, Start
@@ -96,10 +97,18 @@ class Alone:
     alone = True
     note = ""  # for the ledger: towards whom the guarantee holds
     rank = 0
-    counts = True  # whether the accountant of this rank counts
     own_ledgers = False  # whether each rank counts for itself
     noise_factor = 1.0  # noise in the sums, in units of the noise that the guarantee counts
     due = False  # whether this rank needs a common look, as a state was loaded
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether the accountant of this rank counts."""
+        return self.leads or self.own_ledgers
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Inside, all ranks learn that one fails."""
@@ -170,19 +179,14 @@ class Peers(Alone, abc.ABC):
     alone = False
     _speaker = "rank"  # what each of them is called
 
-    def __init__(self, group: Group):
-        self._group = group
+    def __init__(self, group: Group, accountant: PrivacyAccountant):
+        self._group, self._accountant = group, accountant
         self.rank = group.rank
-        self.counts = self.leads or self.own_ledgers
         self._draws: list[Tensor] | None = None  # states of public draws, from the first look on
         self._asked = False  # whether another rank is waiting for a common look
         self._depth = 0
         self._told: BaseException | None = None  # an error that all have seen
         self._began = self._longest = 0.0
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

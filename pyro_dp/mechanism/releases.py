@@ -12,9 +12,8 @@ from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.plan import Steps, gaussian
 from pyro_dp.mechanism.release import release
-from pyro_dp.mechanism.reservation import Reservation
+from pyro_dp.mechanism.reservation import Reservation, Steps, gaussian
 from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.mechanism.streams import Randomness

@@ -73,22 +73,13 @@ class _ArrowColumn(Column):
         stacked = not isinstance(name, str)
         if stacked and any(shape for shape, _ in kinds):
             raise ModelError(_ROWS.format(name=name))
-        self._stacked, self._kinds = stacked, [kind for _, kind in kinds]
-        super().__init__((size, *((len(kinds),) if stacked else kinds[0][0])))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return joint_dtype([dtype_of(kind) for kind in self._kinds])
-
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._read(np.arange(start, stop))
+        self._stacked = stacked
+        dtype = joint_dtype([dtype_of(kind) for _, kind in kinds])
+        super().__init__((size, *((len(kinds),) if stacked else kinds[0][0])), dtype)
 
     def _at(self, indices: Tensor) -> Tensor:
-        return self._read(indices.cpu().numpy())
-
-    def _read(self, indices: np.ndarray) -> Tensor:
         found, done = torch.empty((len(indices), *self.row_shape), dtype=self.dtype), 0
-        for piece in self._pieces(indices):
+        for piece in self._pieces(indices.cpu().numpy()):
             rows = self._rows_of(piece)
             found[done : done + len(rows)] = rows
             done += len(rows)

@@ -148,15 +148,7 @@ class _DatasetColumn(Column):
     def __init__(self, items: _Items, place: int):
         self._items, self._place = items, place
         row = items.rows(torch.zeros(1, dtype=torch.long))[place]
-        self._is_float, self._other = row.is_floating_point(), row.dtype
-        super().__init__((items.size, *row.shape[1:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.get_default_dtype() if self._is_float else self._other
-
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._at(torch.arange(start, stop))
+        super().__init__((items.size, *row.shape[1:]), row.dtype)
 
     def _at(self, indices: Tensor) -> Tensor:
         return self._items.rows(indices.cpu())[self._place].to(self.dtype, copy=True)

@@ -121,8 +121,8 @@ class RecordTerm:
     :param released: those, and the parameters of the latents' draws.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param samples: number of local draws of one record.
-    :param vectorizes: whether all records can be taken at once; else one after the other.
-    :param answers: a placeholder's answers at the model's branches on a record's values.
+    :param answers: a placeholder's answers at the model's branches on a record's values. None:
+        records cannot be taken at once, but one after the other.
     """
 
     loss: ELBO
@@ -136,8 +136,11 @@ class RecordTerm:
     released: dict[str, Tensor]
     enumerates: bool
     samples: int = 0
-    vectorizes: bool = False
-    answers: tuple[bool, ...] = ()
+    answers: tuple[bool, ...] | None = None
+
+    @property
+    def vectorizes(self) -> bool:
+        return self.answers is not None
 
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
         """Compute gradients by the fastest method that this model allows.
@@ -237,7 +240,7 @@ class RecordTerm:
 
         :param decisions: by default those of a placeholder.
         """
-        leaves, decided = self.parameters, decisions or Decisions(self.answers)
+        leaves, decided = self.parameters, decisions or Decisions(self.answers or ())
 
         def term(latents, parameters, local, index, row, values):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
