@@ -42,7 +42,6 @@ _TOO_FEW = (
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
-_DAMAGED = "The channel's total is not the sum of the uploads."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
@@ -225,10 +224,9 @@ class Federation:
         with self._in_step():
             total, present = self._channel.add(upload.cpu().numpy())
         self._left(present)
-        if not (isinstance(total, np.ndarray) and total.dtype == np.int64):
-            raise ClusterError(_DAMAGED)
-        if total.shape != upload.shape:
-            raise ClusterError(_DAMAGED)
+        whole = isinstance(total, np.ndarray) and total.dtype == np.int64
+        if not (whole and total.shape == upload.shape):
+            raise ClusterError("The channel's total is not the sum of the uploads.")
         return torch.from_numpy(total)
 
     def leave(self) -> None:

@@ -262,14 +262,14 @@ class Peers(Alone, abc.ABC):
 
     def exchange(self, message: M) -> list[M]:
         if set(self._agree(Says.EXCHANGES)) != {Says.EXCHANGES}:
-            self._say_elsewhere()
+            raise ClusterError(_ELSEWHERE)
         return message.of_all(self._group.exchange, self._speaker)
 
     def all_have(self, kind: type | None) -> bool:
         name = "" if kind is None else kind.__qualname__
         said = self._agree(Says.HAS + zlib.crc32(name.encode()))
         if min(said) < Says.HAS:
-            self._say_elsewhere()
+            raise ClusterError(_ELSEWHERE)
         return kind is not None and len(set(said)) == 1
 
     def stop(self) -> None:
@@ -285,10 +285,7 @@ class Peers(Alone, abc.ABC):
     def _agree_on(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor], own: float
     ) -> None:
-        """All are ready to add up, and have in common all that is public.
-
-        :param own: seconds that this rank computed.
-        """
+        """Agree to add up, and on all that is public. This rank computed ``own`` seconds."""
         settings = f"{event} of step {step} {clipped.blocks}"
         digests = zlib.crc32(settings.encode()), _digest(public), _digest(torch_states())
         said = self._agree(Says.READY, *digests, int(1e6 * own))
@@ -297,13 +294,10 @@ class Peers(Alone, abc.ABC):
         if Says.LOOKS_ANEW in said:
             raise _LooksAnew
         if set(said) != {Says.READY}:
-            self._say_elsewhere()
+            raise ClusterError(_ELSEWHERE)
 
     def _agree(self, says: int, *digests: int, error: BaseException | None = None) -> list[int]:
-        """The message of each rank.
-
-        :raises ClusterError: one failed, or not all are at the same point.
-        """
+        """The message of each rank. :raises ClusterError: one failed, or is at another point."""
         numbers = [says, *digests, *[0] * (4 - len(digests))]
         said = self._group.tell_all(numbers)
         failed = [rank for rank, each in enumerate(said) if each[0] == Says.FAILED]
@@ -319,10 +313,6 @@ class Peers(Alone, abc.ABC):
     @abc.abstractmethod
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
         """:raises ClusterError: on the ranks that did not fail; the others have their error."""
-
-    @staticmethod
-    def _say_elsewhere() -> None:
-        raise ClusterError(_ELSEWHERE)
 
 
 def _digest(tensors: Sequence[Tensor]) -> int:

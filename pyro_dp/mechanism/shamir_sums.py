@@ -140,10 +140,7 @@ class ShamirSums:
         return list(range(len(self._addresses)))
 
     def _sizes(self, own: int, *, adds: bool) -> list[int]:
-        """The length of each holder's next message.
-
-        :raises ClusterError: not all are about to do the same.
-        """
+        """The length of each holder's message. :raises ClusterError: not all are to do the same."""
         said = [int(each[0]) for each in self._opened([2 * own + adds], "agreeing")]
         if any(each % 2 != adds or each > _MOST for each in said):
             raise ClusterError(_ELSEWHERE)

@@ -121,10 +121,7 @@ class _TableColumn(_ArrowColumn):
 
 
 class _ParquetColumn(_ArrowColumn):
-    """Columns of Parquet files. Earlier rows of the first row's group are decoded, too.
-
-    Rows that are asked for in their order are decoded once.
-    """
+    """Columns of Parquet files. Rows that are asked for in their order are decoded once."""
 
     sequential = True
 
@@ -155,10 +152,7 @@ class _ParquetColumn(_ArrowColumn):
 
 
 class _Files:
-    """The row groups of Parquet files, in the order of the files' names.
-
-    :param path: a file, or a directory.
-    """
+    """The row groups of a Parquet file, or of all files of a directory in order of their names."""
 
     def __init__(self, path: Path):
         self._parquet = _module("pyarrow.parquet")

@@ -141,9 +141,7 @@ class _Items:
 
 
 class _DatasetColumn(Column):
-    """
-    :param place: this one's position among the parts of an item.
-    """
+    """One part of each item of a dataset."""
 
     def __init__(self, items: _Items, place: int):
         self._items, self._place = items, place

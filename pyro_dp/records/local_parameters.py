@@ -58,11 +58,7 @@ from pyro_dp.utils.torch_state import forked_rng
 
 @dataclass(frozen=True)
 class _Repeated:
-    """A row several times.
-
-    :param whole: all of them, a view.
-    :param single: one of them: ``dim`` has length 1.
-    """
+    """A row several times: all of them, as a view, and one, in which ``dim`` has length 1."""
 
     whole: Tensor
     single: Tensor

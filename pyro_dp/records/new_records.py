@@ -232,10 +232,7 @@ class Given:
             yield
 
     def _traced(self, function: Callable, varies: str | None = None) -> poutine.Trace:
-        """
-        :param varies: replacements of absent arguments, whose rows differ, and which are no
-            placeholders.
-        """
+        """A run in which the rows that replace this absent argument differ."""
         values = dict(self.found)
         for name, (row, places) in self.filled.items():
             make = partial(_repeated, size=self.size, varies=name == varies)
@@ -298,10 +295,7 @@ def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:
-    """The tensors of an argument that have a row per record.
-
-    :param known: a row of each, as of the fit.
-    """
+    """The tensors of an argument that have a row per record, as ``known``, a row of the fit."""
     leaves, likes = pytree.tree_leaves(value), pytree.tree_leaves(known)
     if len(leaves) != len(likes):
         raise ModelError(_NO_ROWS.format(name=name, dims=likes[0].dim()))

@@ -189,10 +189,7 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
 
 @dataclass(eq=False)
 class _Parts:
-    """The loss of two records, and its parts.
-
-    :param indices: one for each of the two, (2,).
-    """
+    """The loss of two records, of these indices, and its parts."""
 
     loss: ELBO
     inside: Runs
@@ -200,11 +197,7 @@ class _Parts:
     indices: Tensor
 
     def all(self, together: Arguments, rows: list[list[Tensor]]) -> list[Tensor]:
-        """Each a vector of the loss and its derivatives: of both records; outside; of each.
-
-        :param together: arguments that are public.
-        :param rows: the rows of the two records.
-        """
+        """Each a vector of the loss and its derivatives: of both records; outside; of each."""
         records = self.inside.records
         drawn: dict[str, Tensor] = {}
         both = self._loss(together, self.indices, _Drawn(records.plate, drawn), None)

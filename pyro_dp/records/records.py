@@ -322,10 +322,7 @@ class Prepared:
 
 
 class _Original:
-    """The arguments as the user gave them.
-
-    :ivar leaves: leaf by leaf.
-    """
+    """The arguments as the user gave them, leaf by leaf."""
 
     def __init__(self, args: tuple, kwargs: dict):
         self.leaves, self._spec = flattened(args, kwargs)

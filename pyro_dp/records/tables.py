@@ -224,9 +224,6 @@ def _column(name: str, column: Any, label: str | None = None) -> np.ndarray:
 
 
 def _numbers(name: str, array: np.ndarray, label: str | None = None) -> np.ndarray:
-    """
-    :param label: how to write the column of a frame that this is.
-    """
     where = f" in {label}" if label not in (None, name) else ""
     kind = array.dtype.kind
     if kind == "O":
