@@ -41,10 +41,7 @@ class Block:
             )
 
     def noise(self, multiplier: float) -> float:
-        """Standard deviation of the noise in a coordinate; 0 without noise, whatever the bound.
-
-        :param multiplier: sigma of the release.
-        """
+        """Standard deviation of the noise in a coordinate; 0 without noise, whatever the bound."""
         return multiplier * self.bound / math.sqrt(self.share) if multiplier > 0 else 0.0
 
 
@@ -216,7 +213,6 @@ class LookedUpRows:
 
     :param gradients: the gradients in the rows that each record reads, (B, T, q).
     :param indices: which rows it reads, (B, T), from 0 to size - 1.
-    :param num_rows: number of the table's rows.
     """
 
     gradients: Tensor

@@ -81,9 +81,7 @@ class Channel(Protocol):
     note: str
 
     def begin(self, holders: int, dropouts: int) -> None:
-        """
-        :raises ConfigurationError: it does not carry so many holders, or drop-outs.
-        """
+        """:raises ConfigurationError: it does not carry so many holders, or drop-outs."""
 
     def talk(self, public: bytes) -> dict[int, bytes]:
         """The messages of all present holders.

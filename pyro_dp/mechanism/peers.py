@@ -125,8 +125,6 @@ class Alone:
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
         """The ledger that counts, on all; from here on public draws agree.
 
-        :param settings: that all must have in common.
-        :param ledger: this rank's.
         :raises ClusterError: a setting differs between ranks; names it.
         """
         return ledger
@@ -154,8 +152,6 @@ class Alone:
     ) -> None:
         """Agree on a release, and prepare the sum for it.
 
-        :param clipped: sums of this rank.
-        :param event: that will be recorded.
         :param public: parameters, and whatever else the release depends on.
         """
 
@@ -165,7 +161,6 @@ class Alone:
         """The release, on all ranks.
 
         :param make: records the event and adds noise.
-        :param clipped: the sums.
         """
         return make()
 

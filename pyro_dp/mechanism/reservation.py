@@ -31,9 +31,7 @@ class Steps:
     """Steps with one release each, which are alike.
 
     :param num_steps: None: as many as are asked for.
-    :param sampling: its kind.
     :param bound: the largest norm of one record's part of a release.
-    :ivar done: number of steps done.
     """
 
     kind = PLANNED  # for the ledger, if releases are reserved
@@ -105,8 +103,6 @@ class Steps:
 class Reservation:
     """A run's part of the budget.
 
-    :param inference: its name, to users.
-    :param plan: its steps.
     :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
     :param now: makes the run's origin, from its reservation and plan.
     :ivar whole: the next release reserves all that are left.
@@ -198,9 +194,7 @@ class Reservation:
             self.whole = False  # one step more would not fit the budget: the last is refused
 
     def state(self) -> dict[str, Any]:
-        """
-        :raises PrivacyError: on a rank of a cluster whose accountant does not count.
-        """
+        """:raises PrivacyError: on a rank of a cluster whose accountant does not count."""
         if not self._peers.counts:
             raise PrivacyError(
                 "state_dict: the ledger of a cluster is on rank 0. Save there, as in "

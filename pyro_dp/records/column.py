@@ -265,8 +265,6 @@ class HeldRows(Column):
     """Another column, whose chosen rows stay in memory until others are chosen.
 
     They are in memory for longer than the step that takes them, until the run ends.
-
-    :param column: the other one.
     """
 
     def __init__(self, column: Column):

@@ -65,10 +65,7 @@ _WAYS: dict[bool | str, tuple[Reading, ...]] = {
 
 
 def refuse_rows(references: References, size: int) -> None:
-    """:raises ModelError: something that user code holds has a row per record; names it.
-
-    :param size: number of records N.
-    """
+    """:raises ModelError: something that user code holds has a row per record; names it."""
     for label, thing in references.held:
         if size > 1 and _rows(thing) == size:
             if found := re.match(_OF_CONDITION, label):
@@ -139,7 +136,6 @@ def find_reading(
     If there is none, the first one. It serves a model that observes a whole argument and reads
     others by index. Later checks refuse other models.
 
-    :param arguments: the model's, as tensors.
     :param slice_data: False (by index), True (whole) or "auto" (either).
     """
     ways = _WAYS[slice_data]

@@ -64,7 +64,6 @@ _FACTOR = (
 @dataclass(frozen=True, eq=False)
 class NewRecords:
     """
-    :param guide: the latents' guide.
     :param fitted: the records of the fit. Only the shapes of rows are used, and, for a warning,
         whether new rows are among them.
     """
@@ -156,10 +155,8 @@ class Given:
     """A model's arguments, and its draws for them.
 
     :param order: names of the arguments that are passed by position.
-    :param found: arguments by name.
     :param filled: outcomes that are missing: a placeholder row of each, and which leaves are data.
     :param rows: the caller's tensors with a row per record, by argument.
-    :param size: number of new records.
     :param complete: whether no argument with rows is missing.
     """
 

@@ -41,7 +41,6 @@ Traces = dict[str, poutine.Trace]  # the guide's and the model's
 class PrivatePlate:
     """The ``pyro.plate`` whose elements are the protected individuals.
 
-    :param name: its name.
     :param size: N, a public constant.
     :param subsample_size: the batch size that the plate declares (N if none).
     :param enumerates: whether the model marks latents to sum out.

@@ -113,7 +113,6 @@ class RecordTerm:
 
     :param loss: the user's, for one particle.
     :param guide: its sites inside the plate; without any, :func:`no_sites`.
-    :param records: whose terms these are.
     :param state: the state of model and guide, which keeps nothing of a record.
     :param local: unconstrained parameters with a row per record.
     :param latents: names of the global latents that the term uses.
@@ -196,12 +195,7 @@ class RecordTerm:
         *,
         public: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The reference: gradients of all that one record uses, by name, and its loss.
-
-        :param row: its row of every data tensor.
-        :param local_rows: its rows of the local parameters; by default public constants.
-        :param public: all rows are placeholders, so errors keep their texts.
-        """
+        """The reference: gradients of all that one record uses, by name, and its loss."""
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         local_rows = {
             name: row.detach().clone().requires_grad_()
