@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.messages import UNREADABLE, Draws, Failure
+from pyro_dp.mechanism.messages import UNREADABLE, Failure, Start
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError, PrivacyError
 from pyro_dp.utils.torch_state import set_torch_states, torch_states
@@ -122,7 +122,8 @@ class Cluster:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # Sums are small, and noise is drawn on the host. So sums go there, even with nccl.
         self._group = self._heard("meeting", lambda: dist.new_group(backend="gloo", timeout=limit))
-        set_torch_states(Draws(torch_states()).of_all(self.exchange, "rank")[0].states)
+        start = Start({}, torch_states(), None)
+        set_torch_states(start.of_all(self.exchange, "rank")[0].states)
 
     def tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
         own = torch.tensor(numbers, dtype=torch.int64)
