@@ -253,13 +253,11 @@ def _by_name(source: Any, names: Sequence[str]) -> Mapping[str, Column]:
 
 
 def _of_array(name: str, array: Any) -> Column:
+    if not (isinstance(array, (Tensor, Column)) or is_numeric(array)):
+        # A list's, or a frame's column; text is refused by name.
+        array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
     if isinstance(array, Column):
         return array
-    if not isinstance(array, Tensor):
-        if not is_numeric(array):  # a list's, or a frame's column; text is refused by name
-            array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
-        if isinstance(array, Column):
-            return array
     if not getattr(array, "shape", None):
         raise ModelError(_NO_ROWS.format(name=name))
     return TensorColumn(array) if isinstance(array, Tensor) else ArrayColumn(array)
