@@ -336,7 +336,7 @@ def take_one_by_one(moments: LinearMoments | SteinMoments) -> None:
     """The records of a likelihood that can be vectorised."""
     likelihood = moments._likelihood
     assert likelihood.term.vectorizes
-    term = replace(likelihood.term, vectorizes=False)
+    term = replace(likelihood.term, answers=None)
     moments._likelihood = replace(likelihood, term=term)
 
 

@@ -79,7 +79,6 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
     """An event, and how often it counts, for one use of a ``Mechanism`` of autodp.
 
     :param stated: the relation under which it is private, as its user says: autodp does not know.
-    :param neighboring: the accountant's relation.
     :raises ConfigurationError: it is none, of the other relation, or has no cost that is certain.
     """
     from autodp.autodp_core import Mechanism

@@ -119,7 +119,6 @@ class Journal:
     data are safe. (On macOS they may still be in the drive's cache.)
 
     :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
-    :param settings: the accountant's, by name.
     :param ours: the accountant's ledger, which the file's must contain. It gets missing notes.
     :ivar ledger: the content of the file.
     :ivar resumed: whether there was a file.

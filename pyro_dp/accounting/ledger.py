@@ -235,10 +235,7 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
 
 
 def _rows(entries: Iterable[LedgerEntry]) -> Sequence[tuple[str, ...]]:
-    """The rows, with a single one for sums over all records if there are many kinds of them.
-
-    Gaussians compose to a Gaussian, whose noise multiplier the row has.
-    """
+    """The rows. Many kinds of sums over all records have one, of the Gaussian they compose to."""
     counts = dict(entries)
     whole = {event: count for event, count in counts.items() if is_whole(event)}
     if len(whole) <= _MOST_ALONE:

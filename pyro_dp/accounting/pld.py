@@ -137,7 +137,6 @@ class Curve(NamedTuple):
 def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     """Tilt, convolve, tilt back.
 
-    :param side: pairs and counts.
     :param rate: the tilt's, Rényi order - 1.
     :param log_delta: to order of magnitude: what may be cut off is relative to it.
     :param spread: relative rise of delta that the grid may cause, about.

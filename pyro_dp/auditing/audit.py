@@ -290,10 +290,7 @@ def _claims(
 
 
 def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
-    """The canaries, (m, ...) for each column of the data, in its type; m is 1 for a single one.
-
-    :raises ConfigurationError: they do not fit the data.
-    """
+    """The canaries, (m, ...) for each column of the data, in its type; m is 1 for a single one."""
     name = "canary" if single else "canaries"
     for argument, value in (("data", data), (name, canaries)):
         if not isinstance(value, tuple | list) or not value:

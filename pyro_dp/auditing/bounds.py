@@ -56,7 +56,6 @@ def runs_bound(
     (the rest). By the union bound both hold with the stated confidence. The inequality is solved
     for epsilon. Each of the two directions alone is the case of an empty A or B.
 
-    :param trials: coins.
     :param guesses: runs in which a guess was made; ``correct`` of these were right.
     :returns: bounds on epsilon in nats, >= 0.
     """

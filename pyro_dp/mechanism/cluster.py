@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.messages import UNREADABLE, Draws, Failure
+from pyro_dp.mechanism.messages import UNREADABLE, Failure, Start
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError, PrivacyError
 from pyro_dp.utils.torch_state import set_torch_states, torch_states
@@ -122,7 +122,8 @@ class Cluster:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # Sums are small, and noise is drawn on the host. So sums go there, even with nccl.
         self._group = self._heard("meeting", lambda: dist.new_group(backend="gloo", timeout=limit))
-        set_torch_states(Draws(torch_states()).of_all(self.exchange, "rank")[0].states)
+        start = Start({}, torch_states(), None)
+        set_torch_states(start.of_all(self.exchange, "rank")[0].states)
 
     def tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
         own = torch.tensor(numbers, dtype=torch.int64)
@@ -175,18 +176,17 @@ class Ranks(Peers):
     """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0."""
 
     note = _CLUSTER
+    _group: Cluster
 
     def __init__(self, cluster: Cluster, accountant: PrivacyAccountant):
-        super().__init__(cluster)
-        self._cluster = cluster
-        self._accountant = accountant
+        super().__init__(cluster, accountant)
         self._times: list[tuple[float, float]] = []  # a step's, and the longest own part
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
         self._agree_on(clipped, event, step, public, time.perf_counter() - self._began)
-        clipped.over_ranks(self._cluster.reduce)
+        clipped.over_ranks(self._group.reduce)
 
     def released(
         self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
@@ -201,10 +201,10 @@ class Ranks(Peers):
                 spent = self._accountant.position != position
                 shared[0], self._told = 2 if spent else 1, error
                 with contextlib.suppress(ClusterError):
-                    self._cluster.broadcast(shared)
+                    self._group.broadcast(shared)
                 raise
             shared[1:] = torch.cat(blocks)
-        outcome = self._cluster.broadcast(shared)[0].item()
+        outcome = self._group.broadcast(shared)[0].item()
         if outcome not in (0, 1, 2):
             raise ClusterError(UNREADABLE.format(speaker="rank 0"))
         if not self.leads and outcome != 1:
@@ -218,7 +218,7 @@ class Ranks(Peers):
 
     def warnings(self) -> list[Warning]:
         """On rank 0, if computing took a small share of its time."""
-        if not self.leads or len(self._times) < _FEW_STEPS or self._cluster.size == 1:
+        if not self.leads or len(self._times) < _FEW_STEPS or self._group.size == 1:
             return []
         step, own = (1e3 * float(np.median(each)) for each in zip(*self._times, strict=True))
         if step < 2 * own:
@@ -230,6 +230,6 @@ class Ranks(Peers):
         if error is not None:
             text = f": {error}" if isinstance(error, PrivacyError) else "."
             what = type(error).__name__ + text
-        told = Failure(what).of_all(self._cluster.exchange, self._speaker)
+        told = Failure(what).of_all(self._group.exchange, self._speaker)
         if error is None:
             raise ClusterError(_FAILED.format(rank=ranks[0], what=told[ranks[0]].text))

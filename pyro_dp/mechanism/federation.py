@@ -42,7 +42,6 @@ _TOO_FEW = (
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
-_DAMAGED = "The channel's total is not the sum of the uploads."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
@@ -82,9 +81,7 @@ class Channel(Protocol):
     note: str
 
     def begin(self, holders: int, dropouts: int) -> None:
-        """
-        :raises ConfigurationError: it does not carry so many holders, or drop-outs.
-        """
+        """:raises ConfigurationError: it does not carry so many holders, or drop-outs."""
 
     def talk(self, public: bytes) -> dict[int, bytes]:
         """The messages of all present holders.
@@ -225,10 +222,9 @@ class Federation:
         with self._in_step():
             total, present = self._channel.add(upload.cpu().numpy())
         self._left(present)
-        if not (isinstance(total, np.ndarray) and total.dtype == np.int64):
-            raise ClusterError(_DAMAGED)
-        if total.shape != upload.shape:
-            raise ClusterError(_DAMAGED)
+        whole = isinstance(total, np.ndarray) and total.dtype == np.int64
+        if not (whole and total.shape == upload.shape):
+            raise ClusterError("The channel's total is not the sum of the uploads.")
         return torch.from_numpy(total)
 
     def leave(self) -> None:
@@ -287,11 +283,10 @@ class Holders(Peers):
 
     _speaker = "holder"
     own_ledgers = True
+    _group: Federation
 
     def __init__(self, federation: Federation, accountant: PrivacyAccountant):
-        super().__init__(federation)
-        self._federation = federation
-        self._accountant = accountant
+        super().__init__(federation, accountant)
         self.note, self.noise_factor = federation.note, federation.noise_factor
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
@@ -300,7 +295,7 @@ class Holders(Peers):
         :returns: this holder's.
         """
         self._require_equal(settings, self.exchange(settings))
-        self._draws = self._federation.agreed_states()
+        self._draws = self._group.agreed_states()
         set_torch_states(self._draws)
         return ledger
 
@@ -316,15 +311,15 @@ class Holders(Peers):
         # Its computing time stays secret: it reveals something about the number of sampled records.
         self._agree_on(clipped, event, step, public, 0.0)
         assert isinstance(clipped, FixedPointSum)  # as the settings say
-        clipped.in_shares(self._federation.honest, self._federation.add)
+        clipped.in_shares(self._group.honest, self._group.add)
 
     def warnings(self) -> list[Warning]:
-        left = len(self._federation.present)
-        if left == self._federation.size:
+        left = len(self._group.present)
+        if left == self._group.size:
             return []
-        return [ClusterWarning(_LEFT.format(holders=self._federation.size, left=left))]
+        return [ClusterWarning(_LEFT.format(holders=self._group.size, left=left))]
 
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
         if error is None:
-            holders = " and ".join(str(self._federation.present[rank]) for rank in ranks)
+            holders = " and ".join(str(self._group.present[rank]) for rank in ranks)
             raise ClusterError(_FAILED.format(holders=holders))

@@ -66,8 +66,6 @@ def rounded_sums(
     """As :func:`~pyro_dp.mechanism.clipping.clipped_sums`, in units of the grid: (size,) in int64.
 
     No coordinate of a record is rounded up, so that the norm of each stays within the bound.
-
-    :param fused: the sums will be compiled.
     """
     blocks = [divisible(each) for each in values]
     norms = [block.norms() for block in blocks]  # (B, 1)

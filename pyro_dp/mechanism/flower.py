@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyro_dp.mechanism.flower_relay import (
     ANSWER,
@@ -25,6 +25,7 @@ from pyro_dp.mechanism.flower_relay import (
     left,
     receive,
 )
+from pyro_dp.mechanism.trusted_aggregator import TrustedAggregator
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -191,25 +192,7 @@ def _listen(address: Path) -> socket.socket:
     return listener
 
 
-class Aggregator(Protocol):
-    """Adds up the holders' messages. It does not depend on their transport.
-
-    :ivar holders: K; their indices are 0 to K - 1.
-    :ivar timeout: in seconds: the time a round waits for messages.
-    """
-
-    holders: int
-    timeout: float
-
-    @property
-    def done(self) -> bool:
-        """Whether the last answers have been sent."""
-
-    def answer(self, messages: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """One round: the messages of the holders that are there, and the answer to each."""
-
-
-def server_app(aggregator: Aggregator) -> "ServerApp":
+def server_app(aggregator: TrustedAggregator) -> "ServerApp":
     """Flower's ServerApp with an aggregator in it: it goes round by round until that is done.
 
     In a round each holder sends one message and gets one answer. A holder is left out from then on
@@ -276,7 +259,7 @@ class Nodes:
         return found
 
 
-def lead(nodes: Nodes, aggregator: Aggregator) -> None:
+def lead(nodes: Nodes, aggregator: TrustedAggregator) -> None:
     there = nodes.meet(aggregator.holders)
     found = nodes.ask(BEGIN, dict.fromkeys(there, b""))
     index_of = {node: index for node, (index, _) in found.items()}

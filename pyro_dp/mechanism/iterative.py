@@ -16,9 +16,8 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster, Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.peers import Alone, Stopped
-from pyro_dp.mechanism.plan import Steps
 from pyro_dp.mechanism.releases import Releases
-from pyro_dp.mechanism.reservation import Reservation
+from pyro_dp.mechanism.reservation import Reservation, Steps
 from pyro_dp.mechanism.run_result import (
     BY_CALLBACK,
     DONE,
@@ -120,10 +119,6 @@ class IterativeMechanism(abc.ABC):
     def num_steps(self) -> int | None:
         """Number of planned steps; None: there is no plan, or not yet."""
         return self._reservation.plan.num_steps
-
-    @num_steps.setter
-    def num_steps(self, num_steps: int | None) -> None:
-        self._reservation.plan.num_steps = num_steps
 
     @property
     def _steps(self) -> int:

@@ -126,23 +126,6 @@ class Settings(Message):
 
 
 @dataclass(frozen=True)
-class Draws(Message):
-    """States of torch's global generators; empty: those of this process do not matter."""
-
-    states: list[Tensor]
-
-    def __post_init__(self) -> None:
-        own = torch_states()[0]
-        if not isinstance(self.states, list) or not all(
-            isinstance(each, Tensor) and each.dtype == own.dtype and each.dim() == 1
-            for each in self.states
-        ):
-            raise ConfigurationError("states must be a list of tensors of bytes.")
-        if self.states and len(self.states[0]) != len(own):
-            raise ConfigurationError("states must begin with that of the host's generator.")
-
-
-@dataclass(frozen=True)
 class Ledger(Message):
     """The ledger of the first process of a cluster, and its run, as of a :class:`Reservation`.
 
@@ -165,9 +148,10 @@ class Ledger(Message):
 
 @dataclass(frozen=True)
 class Start(Message):
-    """The start of a run in a cluster: each process gives its :class:`Settings`.
+    """The start of a cluster, or of a run there: each process gives its :class:`Settings`.
 
-    :param states: as :class:`Draws`; the first process gives them, and its :class:`Ledger`.
+    :param states: those of torch's global generators; empty: this process's do not matter.
+    :param ledger: the :class:`Ledger` of the first process, packed; None: of another one.
     """
 
     settings: dict[str, float | str | None]
@@ -176,7 +160,14 @@ class Start(Message):
 
     def __post_init__(self) -> None:
         Settings(self.settings)
-        Draws(self.states)
+        own = torch_states()[0]
+        if not isinstance(self.states, list) or not all(
+            isinstance(each, Tensor) and each.dtype == own.dtype and each.dim() == 1
+            for each in self.states
+        ):
+            raise ConfigurationError("states must be a list of tensors of bytes.")
+        if self.states and len(self.states[0]) != len(own):
+            raise ConfigurationError("states must begin with that of the host's generator.")
         if self.ledger is not None:
             Ledger(*self.ledger)
 

@@ -112,7 +112,6 @@ class Norms:
 
         :param counts: (SIZE,), released.
         :param sd: standard deviation of the noise in a bin.
-        :param size: N.
         :param typical: a public guess of the norms.
         :param spread: standard deviation of its logarithm.
         :param tail: whether to extend the peak's tail where the noise hides it: for a bound whose

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.messages import UNREADABLE, Ledger, M, Settings, Start
@@ -96,10 +97,18 @@ class Alone:
     alone = True
     note = ""  # for the ledger: towards whom the guarantee holds
     rank = 0
-    counts = True  # whether the accountant of this rank counts
     own_ledgers = False  # whether each rank counts for itself
     noise_factor = 1.0  # noise in the sums, in units of the noise that the guarantee counts
     due = False  # whether this rank needs a common look, as a state was loaded
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether the accountant of this rank counts."""
+        return self.leads or self.own_ledgers
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Inside, all ranks learn that one fails."""
@@ -116,8 +125,6 @@ class Alone:
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
         """The ledger that counts, on all; from here on public draws agree.
 
-        :param settings: that all must have in common.
-        :param ledger: this rank's.
         :raises ClusterError: a setting differs between ranks; names it.
         """
         return ledger
@@ -145,8 +152,6 @@ class Alone:
     ) -> None:
         """Agree on a release, and prepare the sum for it.
 
-        :param clipped: sums of this rank.
-        :param event: that will be recorded.
         :param public: parameters, and whatever else the release depends on.
         """
 
@@ -156,7 +161,6 @@ class Alone:
         """The release, on all ranks.
 
         :param make: records the event and adds noise.
-        :param clipped: the sums.
         """
         return make()
 
@@ -170,19 +174,14 @@ class Peers(Alone, abc.ABC):
     alone = False
     _speaker = "rank"  # what each of them is called
 
-    def __init__(self, group: Group):
-        self._group = group
+    def __init__(self, group: Group, accountant: PrivacyAccountant):
+        self._group, self._accountant = group, accountant
         self.rank = group.rank
-        self.counts = self.leads or self.own_ledgers
         self._draws: list[Tensor] | None = None  # states of public draws, from the first look on
         self._asked = False  # whether another rank is waiting for a common look
         self._depth = 0
         self._told: BaseException | None = None  # an error that all have seen
         self._began = self._longest = 0.0
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -258,14 +257,14 @@ class Peers(Alone, abc.ABC):
 
     def exchange(self, message: M) -> list[M]:
         if set(self._agree(Says.EXCHANGES)) != {Says.EXCHANGES}:
-            self._say_elsewhere()
+            raise ClusterError(_ELSEWHERE)
         return message.of_all(self._group.exchange, self._speaker)
 
     def all_have(self, kind: type | None) -> bool:
         name = "" if kind is None else kind.__qualname__
         said = self._agree(Says.HAS + zlib.crc32(name.encode()))
         if min(said) < Says.HAS:
-            self._say_elsewhere()
+            raise ClusterError(_ELSEWHERE)
         return kind is not None and len(set(said)) == 1
 
     def stop(self) -> None:
@@ -281,10 +280,7 @@ class Peers(Alone, abc.ABC):
     def _agree_on(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor], own: float
     ) -> None:
-        """All are ready to add up, and have in common all that is public.
-
-        :param own: seconds that this rank computed.
-        """
+        """Agree to add up, and on all that is public. This rank computed ``own`` seconds."""
         settings = f"{event} of step {step} {clipped.blocks}"
         digests = zlib.crc32(settings.encode()), _digest(public), _digest(torch_states())
         said = self._agree(Says.READY, *digests, int(1e6 * own))
@@ -293,13 +289,10 @@ class Peers(Alone, abc.ABC):
         if Says.LOOKS_ANEW in said:
             raise _LooksAnew
         if set(said) != {Says.READY}:
-            self._say_elsewhere()
+            raise ClusterError(_ELSEWHERE)
 
     def _agree(self, says: int, *digests: int, error: BaseException | None = None) -> list[int]:
-        """The message of each rank.
-
-        :raises ClusterError: one failed, or not all are at the same point.
-        """
+        """The message of each rank. :raises ClusterError: one failed, or is at another point."""
         numbers = [says, *digests, *[0] * (4 - len(digests))]
         said = self._group.tell_all(numbers)
         failed = [rank for rank, each in enumerate(said) if each[0] == Says.FAILED]
@@ -315,10 +308,6 @@ class Peers(Alone, abc.ABC):
     @abc.abstractmethod
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
         """:raises ClusterError: on the ranks that did not fail; the others have their error."""
-
-    @staticmethod
-    def _say_elsewhere() -> None:
-        raise ClusterError(_ELSEWHERE)
 
 
 def _digest(tensors: Sequence[Tensor]) -> int:

@@ -12,9 +12,8 @@ from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.plan import Steps, gaussian
 from pyro_dp.mechanism.release import release
-from pyro_dp.mechanism.reservation import Reservation
+from pyro_dp.mechanism.reservation import Reservation, Steps, gaussian
 from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
 from pyro_dp.mechanism.settings import Noise
 from pyro_dp.mechanism.streams import Randomness
@@ -34,10 +33,8 @@ _LARGE_DELTA = (
 class Releases:
     """Draws the records of a run's steps, and releases their sums.
 
-    :param steps: the plan of the run.
     :param inference: its name, to users.
     :param method: its name in reports.
-    :ivar reservation: the run's part of the budget.
     :ivar interrupts: wait for a step that has begun to release.
     :ivar last: the last release's event; None before the first.
     :ivar noise: standard deviation of the last release's noise in a coordinate of its first block.
@@ -70,8 +67,6 @@ class Releases:
         """Whether the data are looked at now, as they are new here, or on another rank.
 
         Then all ranks have the same settings, and in a cluster the ledger of rank 0.
-
-        :param sample_rate: as the user set it.
         """
         ours, peers = self.reservation, self.peers
         if peers.alone or not peers.look_anew(needed):
@@ -152,10 +147,7 @@ class Releases:
         step: int,
         public: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Noisy sums over the step's records, of all peers.
-
-        :param public: parameters, and other inputs of the release.
-        """
+        """Noisy sums over the step's records, of all peers."""
         self.peers.add_up(clipped, event, step, public)
         door = functools.partial(
             release,

@@ -1,18 +1,17 @@
-"""A run's part of the budget: the noise of its releases, and what the ledger reserves for them."""
+"""A run's plan, and its part of the budget: its noise, and what the ledger reserves for it."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian, require_short_text
-from pyro_dp.accounting.origins import OPEN, Origin, new_name
+from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.plan import Steps
 from pyro_dp.utils.errors import (
     ClusterError,
     ConfigurationError,
@@ -25,13 +24,85 @@ _RESULTS_LOST = (
     " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
     "and their results are lost. The present result can be used as it is."
 )
+gaussian = lru_cache(16)(SubsampledGaussian)  # steps are alike
+
+
+class Steps:
+    """Steps with one release each, which are alike.
+
+    :param num_steps: None: as many as are asked for.
+    :param bound: the largest norm of one record's part of a release.
+    """
+
+    kind = PLANNED  # for the ledger, if releases are reserved
+    chooses = False  # whether the first step chooses num_steps, where it is None
+    whole = False  # whether one share of the budget, with noise that stays, is for all releases
+
+    def __init__(self, num_steps: int | None, sampling: str, bound: float):
+        self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
+        self.sampling, self.done, self._bound = sampling, 0, bound
+
+    @property
+    def bound(self) -> float:
+        """That of the next release."""
+        return self._bound
+
+    @property
+    def left(self) -> int | None:
+        """Number of steps; None: as many as are asked for."""
+        return None if self.num_steps is None else self.num_steps - self.done
+
+    @property
+    def finished(self) -> bool:
+        return self.left is not None and self.left <= 0
+
+    def rate(self, subsample: int, size: int) -> float:
+        """The sample rate of N records, if the user sets none."""
+        return subsample / size
+
+    def noise(self, sigma: float) -> float:
+        """The next step's, from that of the run."""
+        return sigma
+
+    def in_one(self, sigma: float) -> float:
+        """Noise of one release that costs as much as all steps."""
+        assert self.num_steps is not None
+        return sigma / math.sqrt(self.num_steps)
+
+    def releases(self, rate: float, sigma: float) -> Counter[Event]:
+        """Those that are left."""
+        assert self.left is not None  # calibration and runs have a number
+        return Counter({gaussian(sigma, rate, self.sampling): self.left})
+
+    def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event] | None:
+        """The run's reservation with its next release; None: none is whole, and it stays."""
+        return self.releases(rate, sigma) if whole else None
+
+    def lose(self) -> None:
+        """Count a release without a result."""
+
+    def load(self, steps: int, lost: int) -> None:
+        """Go on after a saved state, beyond which the ledger has so many releases."""
+        self.done = steps
+
+    def agree(self, peers: Alone) -> None:
+        """Agree with the peers on the releases that are left."""
+
+    def catch_up(self, lost: int, held: Callable[[], float], peers: Alone) -> None:
+        """Count as spent what the ledger has beyond the run's state: so many lost releases."""
+
+    def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
+        """:raises PrivacyBudgetExceeded: none is left of those that the noise is for."""
+        if calibrates and self.finished:
+            raise PrivacyBudgetExceeded(
+                f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
+                "anew with the remaining budget."
+            )
 
 
 class Reservation:
     """A run's part of the budget.
 
-    :param inference: its name, to users.
-    :param plan: its steps.
     :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
     :param now: makes the run's origin, from its reservation and plan.
     :ivar whole: the next release reserves all that are left.
@@ -123,9 +194,7 @@ class Reservation:
             self.whole = False  # one step more would not fit the budget: the last is refused
 
     def state(self) -> dict[str, Any]:
-        """
-        :raises PrivacyError: on a rank of a cluster whose accountant does not count.
-        """
+        """:raises PrivacyError: on a rank of a cluster whose accountant does not count."""
         if not self._peers.counts:
             raise PrivacyError(
                 "state_dict: the ledger of a cluster is on rank 0. Save there, as in "

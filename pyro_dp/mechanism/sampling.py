@@ -109,8 +109,6 @@ class RecordSampler:
         Coins of different records are independent, so this is Poisson sampling for any blocks. At a
         small rate all records are one block, and time is that of the batch, too; but not in secure
         mode, which counts coins.
-
-        :param stream: the private stream of this step.
         """
         if self.sampling == "full" or self.sample_rate == 1.0:
             return AllRecords(self._count)

@@ -92,7 +92,7 @@ class ShamirSums:
         if self.index >= len(self._addresses):
             raise ConfigurationError("index must be less than the number of addresses.")
         self._timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST)
-        self._lost = False
+        self._lost, self._all = False, list(range(len(self._addresses)))
         self._party = _party(self._addresses, self.index, require_flag("encrypted", encrypted))
         self._field = self._party.SecFld(_PRIME)
         self._heard("meeting", self._party.start())
@@ -135,15 +135,8 @@ class ShamirSums:
         """Connections are closed without MPyC's farewell, which is a pickle."""
         self._heard("leaving", self._party.__aexit__(ClusterError, None, None))
 
-    @property
-    def _all(self) -> list[int]:
-        return list(range(len(self._addresses)))
-
     def _sizes(self, own: int, *, adds: bool) -> list[int]:
-        """The length of each holder's next message.
-
-        :raises ClusterError: not all are about to do the same.
-        """
+        """The length of each holder's message. :raises ClusterError: not all are to do the same."""
         said = [int(each[0]) for each in self._opened([2 * own + adds], "agreeing")]
         if any(each % 2 != adds or each > _MOST for each in said):
             raise ClusterError(_ELSEWHERE)

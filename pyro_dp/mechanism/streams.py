@@ -102,7 +102,6 @@ def drawn(
     """Local draws: standard normals, or uniforms on (0, 1], in float64.
 
     :param stream: a private one for local draws.
-    :param kind: "normal" or "uniform".
     """
     numbers = stream.normal(size=shape) if kind == "normal" else 1.0 - stream.random(shape)
     return sent(torch.from_numpy(numbers), device)
@@ -123,7 +122,6 @@ def normals(stream: np.random.Generator, size: int, sd: float, device: torch.dev
     On an accelerator, the host draws and sends few of them. Many are :func:`counted_normals`.
 
     :param stream: the private stream of one release.
-    :param sd: their standard deviation.
     """
     if device.type != "cpu" and size > _FEW:
         return counted_normals(stream, size, device).mul_(sd)

@@ -125,10 +125,7 @@ def _accepted(scale: int, count: int, stream: SystemGenerator) -> NDArray[np.int
 
 
 def _half_normal(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """k >= 0 with probabilities proportional to exp(-k^2 / 2), in int64.
-
-    :param words: the first 64 bits of uniform numbers.
-    """
+    """k >= 0 with probabilities proportional to exp(-k^2 / 2), by the first 64 bits of uniforms."""
     thresholds, firsts = _cumulative()
     k = np.searchsorted(firsts, words, side="left")
     for i in np.flatnonzero(firsts.take(k, mode="clip") == words):
@@ -140,10 +137,7 @@ def _half_normal(words: NDArray[np.uint64]) -> NDArray[np.int64]:
 def _accepts(
     k: NDArray[np.int64], j: NDArray[np.uint64], scale: int, words: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    """Whether uniform numbers are below exp(-x (2 k + x) / 2), x = j / scale.
-
-    :param words: their first 64 bits.
-    """
+    """Whether uniforms, by their first 64 bits, are below exp(-x (2 k + x) / 2), x = j / scale."""
     x = j / scale
     distance = words * 2.0**-64 - np.exp(-0.5 * x * (2 * k + x))
     accepted = distance < 0

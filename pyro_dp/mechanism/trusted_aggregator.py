@@ -15,23 +15,17 @@ and tensors (``torch.load(weights_only=True)``), never as code.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyro_dp.mechanism.federation import Numbers
-from pyro_dp.mechanism.flower import FlowerLine
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 
 _LONGEST = 1e6  # seconds
 NUMBERS = np.dtype("<i8")
-_NOTE = (
-    "A trusted aggregator added up the sums of {holders} holders, each with a share of the "
-    "noise. The noise allows for at most {dropouts} absent and {colluders} colluding holders. "
-    "The guarantee holds towards everyone except the aggregator, which sees single shares."
-)
 _WHY = {
     "too few": (
         "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise "
@@ -116,6 +110,7 @@ class TrustedAggregator:
 
     @property
     def done(self) -> bool:
+        """Whether the last answers have been sent."""
         return self._closed or not self._left
 
     def answer(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -169,6 +164,14 @@ def _read(data: bytes) -> Message:
     return message
 
 
+class Line(Protocol):
+    """A holder's line to the aggregator, such as a :class:`FlowerLine`."""
+
+    index: int
+
+    def ask(self, message: bytes) -> bytes: ...
+
+
 class AtTrustedAggregator:
     """A channel of a :class:`~pyro_dp.federated.Federation` through a :class:`TrustedAggregator`.
 
@@ -185,9 +188,13 @@ class AtTrustedAggregator:
     1
     """
 
-    note = _NOTE
+    note = (
+        "A trusted aggregator added up the sums of {holders} holders, each with a share of the "
+        "noise. The noise allows for at most {dropouts} absent and {colluders} colluding holders. "
+        "The guarantee holds towards everyone except the aggregator, which sees single shares."
+    )
 
-    def __init__(self, line: FlowerLine):
+    def __init__(self, line: Line):
         self.index = line.index
         self._line = line
         self._facts: dict[str, int] = {}

@@ -196,7 +196,6 @@ class Declared:
 class TrialAccountant(PrivacyAccountant):
     """Admits the declared releases, and no other.
 
-    :param ours: the accountant of the data set.
     :param start: a number of 128 bits, drawn for this trial. So no two trials derive a stream from
         the same position, and no position reveals a trial's number.
     """

@@ -125,10 +125,7 @@ def _longest(args: tuple, kwargs: dict) -> int:
 
 
 def refuse_untyped(name: str, value: Any, size: int) -> None:
-    """
-    :param size: number of records.
-    :raises ModelError: an argument has one element per record, and is no tensor.
-    """
+    """:raises ModelError: an argument has one element per record, and is no tensor."""
     if _is_untyped_data(value, size):
         elements = f"{name}.values()" if isinstance(value, dict) else name
         kind = type(value).__name__
@@ -231,8 +228,6 @@ def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) 
     ones everywhere, which only the model can tell from data. Values of numbers stay private,
     because a number in a list may be a record.
 
-    :param names: the arguments' names, one for each leaf.
-    :param arguments: this process's tensors.
     :raises ModelError: they differ between processes, or there are no rows; on all of them alike.
     """
     _refuse_nested(names, arguments)

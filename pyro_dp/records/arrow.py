@@ -73,22 +73,13 @@ class _ArrowColumn(Column):
         stacked = not isinstance(name, str)
         if stacked and any(shape for shape, _ in kinds):
             raise ModelError(_ROWS.format(name=name))
-        self._stacked, self._kinds = stacked, [kind for _, kind in kinds]
-        super().__init__((size, *((len(kinds),) if stacked else kinds[0][0])))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return joint_dtype([dtype_of(kind) for kind in self._kinds])
-
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._read(np.arange(start, stop))
+        self._stacked = stacked
+        dtype = joint_dtype([dtype_of(kind) for _, kind in kinds])
+        super().__init__((size, *((len(kinds),) if stacked else kinds[0][0])), dtype)
 
     def _at(self, indices: Tensor) -> Tensor:
-        return self._read(indices.cpu().numpy())
-
-    def _read(self, indices: np.ndarray) -> Tensor:
         found, done = torch.empty((len(indices), *self.row_shape), dtype=self.dtype), 0
-        for piece in self._pieces(indices):
+        for piece in self._pieces(indices.cpu().numpy()):
             rows = self._rows_of(piece)
             found[done : done + len(rows)] = rows
             done += len(rows)
@@ -130,10 +121,7 @@ class _TableColumn(_ArrowColumn):
 
 
 class _ParquetColumn(_ArrowColumn):
-    """Columns of Parquet files. Earlier rows of the first row's group are decoded, too.
-
-    Rows that are asked for in their order are decoded once.
-    """
+    """Columns of Parquet files. Rows that are asked for in their order are decoded once."""
 
     sequential = True
 
@@ -164,10 +152,7 @@ class _ParquetColumn(_ArrowColumn):
 
 
 class _Files:
-    """The row groups of Parquet files, in the order of the files' names.
-
-    :param path: a file, or a directory.
-    """
+    """The row groups of a Parquet file, or of all files of a directory in order of their names."""
 
     def __init__(self, path: Path):
         self._parquet = _module("pyarrow.parquet")

@@ -21,7 +21,6 @@ _NAMES = (
 )
 _UNKNOWN = "columns(): source has no column {name!r}; it has {known}."
 _BLOCK = 2**20  # numbers that are read at a time: 8 MB
-_FLOATS = "f"
 _MOST = 2**28  # bytes that are held
 _INDICES = 16  # bytes of a record beside its rows: its index and its position
 
@@ -58,11 +57,10 @@ class Column(abc.ABC):
     :ivar shape: (N, ...).
     """
 
-    shape: torch.Size
     sequential = False  # whether some rows at random take as long to read as all between them
 
-    def __init__(self, shape: Sequence[int]):
-        self.shape = torch.Size(shape)
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype):
+        self.shape, self._dtype = torch.Size(shape), dtype
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -71,9 +69,9 @@ class Column(abc.ABC):
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @property
-    @abc.abstractmethod
     def dtype(self) -> torch.dtype:
         """The dtype that is read."""
+        return torch.get_default_dtype() if self._dtype.is_floating_point else self._dtype
 
     @property
     def row_shape(self) -> torch.Size:
@@ -128,9 +126,9 @@ class Column(abc.ABC):
         """Rows start, ..., stop - 1, where they are if that is memory: nobody writes into them."""
         return self._between(start, stop)
 
-    @abc.abstractmethod
     def _between(self, start: int, stop: int) -> Tensor:
         """Rows start, ..., stop - 1, with memory of their own."""
+        return self._at(torch.arange(start, stop))
 
     @abc.abstractmethod
     def _at(self, indices: Tensor) -> Tensor:
@@ -144,12 +142,12 @@ class TensorColumn(Column):
     """
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype | None = None):
-        super().__init__(tensor.shape)
-        self.tensor, self._dtype = tensor, dtype
+        super().__init__(tensor.shape, tensor.dtype)
+        self.tensor, self._read_as = tensor, dtype
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._dtype or _dtype(self.tensor.is_floating_point(), self.tensor.dtype)
+        return self._read_as or super().dtype
 
     @property
     def device(self) -> torch.device:
@@ -181,12 +179,8 @@ class ArrayColumn(Column):
     """
 
     def __init__(self, array: Any):
-        super().__init__(array.shape)
+        super().__init__(array.shape, dtype_of(array.dtype.kind))
         self.array = array
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return dtype_of(self.array.dtype.kind)
 
     def _between(self, start: int, stop: int) -> Tensor:
         return self._read(self.array[start:stop])
@@ -205,13 +199,10 @@ class StackedColumn(Column):
     """
 
     def __init__(self, columns: Sequence[Column]):
-        super().__init__((len(columns[0]), len(columns)))
+        dtype = joint_dtype([column.dtype for column in columns])
+        super().__init__((len(columns[0]), len(columns)), dtype)
         self._columns = columns
         self.sequential = any(column.sequential for column in columns)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return joint_dtype([column.dtype for column in self._columns])
 
     def _between(self, start: int, stop: int) -> Tensor:
         return self._stacked(lambda column: column._between(start, stop))
@@ -255,7 +246,7 @@ def like(leaf: Any) -> Any:
 
 def dtype_of(kind: str) -> torch.dtype:
     """The dtype read from an array of this kind."""
-    return _dtype(kind == _FLOATS, torch.bool if kind == "b" else torch.int64)
+    return {"f": torch.get_default_dtype(), "b": torch.bool}.get(kind, torch.int64)
 
 
 def joint_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
@@ -270,20 +261,14 @@ def own_tensor(array: Any, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=plain, order="C", subok=False)).to(dtype)
 
 
-def _dtype(floats: bool, other: torch.dtype) -> torch.dtype:
-    return torch.get_default_dtype() if floats else other
-
-
 class HeldRows(Column):
     """Another column, whose chosen rows stay in memory until others are chosen.
 
     They are in memory for longer than the step that takes them, until the run ends.
-
-    :param column: the other one.
     """
 
     def __init__(self, column: Column):
-        super().__init__(column.shape)
+        super().__init__(column.shape, column.dtype)
         self._column = column
         self._held = self.like[:0]
         self._chosen = self._places = torch.empty(0, dtype=torch.long)
@@ -294,10 +279,6 @@ class HeldRows(Column):
 
     def choose(self, indices: Tensor, places: Tensor) -> None:
         self._chosen, self._places = indices, places
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._column.dtype
 
     def rows(self, indices: Tensor) -> Tensor:
         if len(self._chosen) and self._held.dtype == self.dtype:

@@ -141,22 +141,12 @@ class _Items:
 
 
 class _DatasetColumn(Column):
-    """
-    :param place: this one's position among the parts of an item.
-    """
+    """One part of each item of a dataset."""
 
     def __init__(self, items: _Items, place: int):
         self._items, self._place = items, place
         row = items.rows(torch.zeros(1, dtype=torch.long))[place]
-        self._is_float, self._other = row.is_floating_point(), row.dtype
-        super().__init__((items.size, *row.shape[1:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.get_default_dtype() if self._is_float else self._other
-
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._at(torch.arange(start, stop))
+        super().__init__((items.size, *row.shape[1:]), row.dtype)
 
     def _at(self, indices: Tensor) -> Tensor:
         return self._items.rows(indices.cpu())[self._place].to(self.dtype, copy=True)
@@ -263,13 +253,11 @@ def _by_name(source: Any, names: Sequence[str]) -> Mapping[str, Column]:
 
 
 def _of_array(name: str, array: Any) -> Column:
+    if not (isinstance(array, (Tensor, Column)) or is_numeric(array)):
+        # A list's, or a frame's column; text is refused by name.
+        array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
     if isinstance(array, Column):
         return array
-    if not isinstance(array, Tensor):
-        if not is_numeric(array):  # a list's, or a frame's column; text is refused by name
-            array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
-        if isinstance(array, Column):
-            return array
     if not getattr(array, "shape", None):
         raise ModelError(_NO_ROWS.format(name=name))
     return TensorColumn(array) if isinstance(array, Tensor) else ArrayColumn(array)

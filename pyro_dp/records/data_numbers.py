@@ -15,10 +15,7 @@ _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
 
 
 class DataNumbers:
-    """Numbers in the columns of floats. They are read once, some megabytes at a time, when needed.
-
-    :param columns: with a row per record.
-    """
+    """Numbers in columns of floats, which are read once, some megabytes at a time, when needed."""
 
     def __init__(self, columns: Sequence[Column]):
         self._columns = [x for x in columns if x.dtype.is_floating_point and len(x) > 1]

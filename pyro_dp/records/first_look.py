@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -30,12 +29,12 @@ from pyro_dp.records.arguments import (
 )
 from pyro_dp.records.column import ArrayColumn, Column, TensorColumn, like
 from pyro_dp.records.messengers import OneRecord
-from pyro_dp.records.plate import PrivatePlate, find_plate, is_random, latents_alone, random_sites
+from pyro_dp.records.plate import PrivatePlate, find_plate, latents_alone, random_sites, run_once
 from pyro_dp.records.records import Reading, Records
-from pyro_dp.records.sandbox import guarded, looking_at_records
+from pyro_dp.records.sandbox import looking_at_records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
-from pyro_dp.utils.torch_state import address, forked_rng
+from pyro_dp.utils.torch_state import address
 
 _SAME_MEMORY = (
     "{label} is (part of) the data of step(). Captured data cannot be protected. "
@@ -66,10 +65,7 @@ _WAYS: dict[bool | str, tuple[Reading, ...]] = {
 
 
 def refuse_rows(references: References, size: int) -> None:
-    """:raises ModelError: something that user code holds has a row per record; names it.
-
-    :param size: number of records N.
-    """
+    """:raises ModelError: something that user code holds has a row per record; names it."""
     for label, thing in references.held:
         if size > 1 and _rows(thing) == size:
             if found := re.match(_OF_CONDITION, label):
@@ -140,7 +136,6 @@ def find_reading(
     If there is none, the first one. It serves a model that observes a whole argument and reads
     others by index. Later checks refuse other models.
 
-    :param arguments: the model's, as tensors.
     :param slice_data: False (by index), True (whole) or "auto" (either).
     """
     ways = _WAYS[slice_data]
@@ -173,26 +168,13 @@ def _suits(model: Callable, records: Records) -> bool:
 
 
 def _run(model: Callable, records: Records, count: int) -> poutine.Trace:
-    """A run that leaves nothing behind, with all log densities.
-
-    :param count: how many records the model sees. One of them is not the first.
-    :raises ModelError: the model raised.
-    """
+    """A run on ``count`` records, with all log densities. One of them is not the first."""
     last = min(max(count - 1, 1), records.plate.size - 1)
     indices = torch.arange(last + 1 - count, last + 1, device=records.device)
     length = count if records.slice_data else records.shown
     args, kwargs = records.arguments(records.placeholder(), length=length)
-    store = pyro.get_param_store()
-    with (
-        forked_rng(),
-        store.scope(store.get_state()),
-        torch.no_grad(),
-        OneRecord(records.plate, indices, indexes=False),
-        guarded("Running the model on one record", public=True),
-    ):
-        trace = poutine.trace(model).get_trace(*args, **kwargs)
-        trace.compute_log_prob(lambda name, site: is_random(site))
-    return trace
+    with OneRecord(records.plate, indices, indexes=False):
+        return run_once(model, args, kwargs, densities=True)
 
 
 def first_look(

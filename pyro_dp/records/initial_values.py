@@ -118,9 +118,7 @@ class FirstRun:
 def _first_run(
     model: Callable, guide: Callable, records: Records, count: int, arguments: Arguments
 ) -> FirstRun:
-    """
-    :param count: how many rows.
-    """
+    """A run on so many rows."""
     copies = copied(model, guide)
     model, guide = copies or (model, guide)
     # Pyro's guides keep what they see first. Only a copy of them can forget it.
@@ -160,9 +158,6 @@ def _terms_afterwards(
 
 
 def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -> None:
-    """
-    :param autoguides: prefixes of the names of their parameters.
-    """
     for name in first.values.keys() & other.values.keys():
         if not agree(first.values[name], other.values[name]):
             why = _AUTOGUIDE_STARTS if name.startswith(tuple(autoguides)) else ""

@@ -58,11 +58,7 @@ from pyro_dp.utils.torch_state import forked_rng
 
 @dataclass(frozen=True)
 class _Repeated:
-    """A row several times.
-
-    :param whole: all of them, a view.
-    :param single: one of them: ``dim`` has length 1.
-    """
+    """A row several times: all of them, as a view, and one, in which ``dim`` has length 1."""
 
     whole: Tensor
     single: Tensor
@@ -197,7 +193,6 @@ _SCALE = 0.1  # the constants that replace rows, in unconstrained coordinates
 class LocalParameters:
     """The unconstrained parameters that have a row per record.
 
-    :param size: N.
     :param leaves: unconstrained parameters, by name.
     :param dims: each parameter's dimension of length N.
     :param constraints: each parameter's; by default none.
@@ -235,8 +230,6 @@ class LocalParameters:
         """Rows that are public instead of private, without batch dimension.
 
         They are numbers without meaning, since at zero gradients may vanish.
-
-        :param factor: multiplies these numbers.
         """
         return {
             name: factor * _constant(leaf.movedim(self.dims[name], 0)[0])
@@ -261,7 +254,6 @@ def marked_parameters(size: int) -> LocalParameters:
 
     Nothing public may come from them, whatever a model uses them for now.
 
-    :param size: number of records N.
     :raises ModelError: the rows are of other records.
     """
     store, found = pyro.get_param_store(), LocalParameters(size)

@@ -90,13 +90,18 @@ def looped_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwarg
     Pyro's ``TraceEnum_ELBO`` refuses a loss without a derivative. A record's term has none where
     all of its latents are drawn without a reparameterisation: then its number alone counts.
     """
-    with mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _dice_loss):
+    with mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _negative(_compute_dice_elbo)):
         return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs)).reshape(())
 
 
-def _dice_loss(loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:
-    traces = loss._get_traces(model, guide, args, kwargs)
-    return -sum(_compute_dice_elbo(*each) for each in traces) / loss.num_particles
+def _negative(elbo: Callable[[Trace, Trace], Tensor]) -> Callable[..., Tensor]:
+    """The loss of a ``TraceEnum_ELBO`` from the ELBO of a pair of traces."""
+
+    def loss(self: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:
+        traces = self._get_traces(model, guide, args, kwargs)
+        return -sum(elbo(*each) for each in traces) / self.num_particles
+
+    return loss
 
 
 @contextlib.contextmanager
@@ -106,7 +111,7 @@ def _no_numbers_read() -> Iterator[None]:
     with (
         mock.patch.multiple(trace_elbo, **quiet),
         mock.patch.multiple(trace_mean_field_elbo, **quiet),
-        mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _enumerated_loss),
+        mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _negative(_enumerated_elbo)),
         # torch.func cannot see through Pyro's safe_log.
         mock.patch.object(torch_log, "safe_log", _SafeLog.apply),
     ):
@@ -117,17 +122,8 @@ def _detached(x: Tensor | float) -> Tensor | float:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def _enumerated_loss(
-    loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs
-) -> Tensor:
-    """The loss of ``TraceEnum_ELBO``. The model's enumerated latents are summed out within the
-    logarithm, and the guide's outside of it, with their probabilities.
-    """
-    traces = loss._get_traces(model, guide, args, kwargs)
-    return -sum(_enumerated_elbo(*each) for each in traces) / loss.num_particles
-
-
 def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
+    """The model's enumerated latents are summed out within the logarithm, the guide's outside."""
     costs, log_factors, ordering, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
     if log_factors:
         sizes: dict[str, int] = {}

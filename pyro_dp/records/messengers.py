@@ -88,8 +88,6 @@ class Outside(Messenger):
 
     Hidden latents still need a value for the model to run through; it is drawn without moving the
     public generator.
-
-    :param seed: the seed of these draws.
     """
 
     plate: PrivatePlate

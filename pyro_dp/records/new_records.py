@@ -64,7 +64,6 @@ _FACTOR = (
 @dataclass(frozen=True, eq=False)
 class NewRecords:
     """
-    :param guide: the latents' guide.
     :param fitted: the records of the fit. Only the shapes of rows are used, and, for a warning,
         whether new rows are among them.
     """
@@ -129,15 +128,14 @@ class NewRecords:
         found |= {name: defaults[name] for name in missing if name in defaults}
         filled = {n: (known[n], tables[n]) for n in missing if n not in defaults}
         constants = {name: x for name, x in known.items() if name not in tables}
-        found = pytree.tree_map(partial(self._resized, size=size), constants) | found
+        n = self.fitted.plate.size
+        resized = pytree.tree_map(lambda x: size if type(x) is int and x == n else x, constants)
+        found = resized | found
         order = list(known)[: len(self.fitted.places[0])]
         return Given(self, order, found, filled, rows, size, complete=not missing)
 
     def _named(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
         return named_arguments(self.model, args, kwargs)
-
-    def _resized(self, constant: Any, size: int) -> Any:
-        return size if type(constant) is int and constant == self.fitted.plate.size else constant
 
     def _converted(self, args: tuple, kwargs: dict, tables: Mapping) -> dict[str, Any]:
         """The arguments by name, as tensors; also a list of a single record."""
@@ -156,10 +154,8 @@ class Given:
     """A model's arguments, and its draws for them.
 
     :param order: names of the arguments that are passed by position.
-    :param found: arguments by name.
     :param filled: outcomes that are missing: a placeholder row of each, and which leaves are data.
     :param rows: the caller's tensors with a row per record, by argument.
-    :param size: number of new records.
     :param complete: whether no argument with rows is missing.
     """
 
@@ -205,6 +201,7 @@ class Given:
         amortised = amortised and not self.new.parameters
         guide = self.new.guide if amortised else no_sites
         plate, drawn = self.new.fitted.plate, list[dict[str, Tensor]]()
+        model = poutine.uncondition(self.new.model)
         with self._running():
             self._require_outcomes()
             for i in range(count):
@@ -212,13 +209,9 @@ class Given:
                 trace = self._traced(poutine.condition(guide, values))
                 own = {n: s["value"] for n, s in trace.iter_stochastic_nodes() if plate.holds(s)}
                 guide = guide if own else no_sites
-                trace = self._traced(poutine.condition(self._unconditioned, values | own))
+                trace = self._traced(poutine.condition(model, values | own))
                 drawn.append(_values(trace, sites))
         return {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
-
-    @property
-    def _unconditioned(self) -> Callable:
-        return poutine.uncondition(self.new.model)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -232,10 +225,7 @@ class Given:
             yield
 
     def _traced(self, function: Callable, varies: str | None = None) -> poutine.Trace:
-        """
-        :param varies: replacements of absent arguments, whose rows differ, and which are no
-            placeholders.
-        """
+        """A run in which the rows that replace this absent argument differ."""
         values = dict(self.found)
         for name, (row, places) in self.filled.items():
             make = partial(_repeated, size=self.size, varies=name == varies)
@@ -255,7 +245,7 @@ class Given:
             for varies in (None, missing):
                 with forked_rng():
                     pyro.set_rng_seed(0)
-                    traces.append(self._traced(self._unconditioned, varies))
+                    traces.append(self._traced(poutine.uncondition(self.new.model), varies))
                 traces[-1].compute_log_prob()
             one, other = (dict(trace.iter_stochastic_nodes()) for trace in traces)
             alike = one.keys() == other.keys() and all(
@@ -298,10 +288,7 @@ def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:
-    """The tensors of an argument that have a row per record.
-
-    :param known: a row of each, as of the fit.
-    """
+    """The tensors of an argument that have a row per record, as ``known``, a row of the fit."""
     leaves, likes = pytree.tree_leaves(value), pytree.tree_leaves(known)
     if len(leaves) != len(likes):
         raise ModelError(_NO_ROWS.format(name=name, dims=likes[0].dim()))

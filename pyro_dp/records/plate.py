@@ -41,7 +41,6 @@ Traces = dict[str, poutine.Trace]  # the guide's and the model's
 class PrivatePlate:
     """The ``pyro.plate`` whose elements are the protected individuals.
 
-    :param name: its name.
     :param size: N, a public constant.
     :param subsample_size: the batch size that the plate declares (N if none).
     :param enumerates: whether the model marks latents to sum out.
@@ -137,9 +136,6 @@ def _shortened(leaf: Any, few: FewIndices) -> Any:
 def _find_plate(
     model: Callable, args: tuple, kwargs: dict, name: str | None, rows: int
 ) -> PrivatePlate:
-    """
-    :param rows: those of the longest argument, before the cut.
-    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     lengths = [len(x) for x in leaves if is_table(x)]
     longest = max(lengths, default=0)
@@ -152,7 +148,7 @@ def _find_plate(
     for stand_in in attempts:
         shown = pytree.tree_unflatten(map(stand_in, leaves), spec)
         try:
-            trace = _run(model, shown)
+            trace = run_once(model, *shown)
             plate = _plate_of(trace, name, lengths, rows)
         except ModelError as error:
             # A later text could quote what is shorter than the longest, and data all the same.
@@ -179,7 +175,7 @@ def _refuse_loops(model: Callable, args: tuple, kwargs: dict) -> None:
         ones = [*shown[:i], _other(leaf), *shown[i + 1 :]]
         observed: Sites = {}
         with contextlib.suppress(ModelError):
-            observed = _observed(_run(model, pytree.tree_unflatten(ones, spec)))
+            observed = _observed(run_once(model, *pytree.tree_unflatten(ones, spec)))
         if observed:
             raise ModelError(_LOOPS.format(name=name))
 
@@ -192,25 +188,26 @@ def _other(leaf: Any) -> Any:
     return (row / 2 if leaf.is_floating_point() else torch.ones_like(row)).expand(leaf.shape)
 
 
-def _run(model: Callable, arguments: tuple[tuple, dict]) -> poutine.Trace:
-    """A run on placeholders that leaves nothing behind."""
+def run_once(
+    model: Callable, args: tuple, kwargs: dict, *, densities: bool = False
+) -> poutine.Trace:
+    """A run on placeholders that leaves nothing behind. :raises ModelError: the model raised."""
     store = pyro.get_param_store()
-    args, kwargs = arguments
     with (
         forked_rng(),
         store.scope(store.get_state()),
         torch.no_grad(),
         guarded("Running the model on placeholder data", public=True),
     ):
-        return poutine.trace(model).get_trace(*args, **kwargs)
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        if densities:
+            trace.compute_log_prob(lambda name, site: is_random(site))
+    return trace
 
 
 def _plate_of(
     trace: poutine.Trace, name: str | None, lengths: Collection[int], rows: int
 ) -> PrivatePlate:
-    """
-    :param lengths: the arguments' lengths.
-    """
     observed = _observed(trace)
     if not observed:
         raise ModelError(_NOT_OBSERVED)
@@ -274,10 +271,7 @@ def _outermost(
 def _require_outside_is_public(
     model: Callable, trace: poutine.Trace, plate: PrivatePlate, others: tuple[tuple, dict]
 ) -> None:
-    """
-    :param others: arguments with other numbers.
-    :raises ModelError: something is observed outside the plate, or a factor there reads arguments.
-    """
+    """:raises ModelError: a site outside is observed, or a factor there reads arguments."""
     outside = {n: site for n, site in _observed(trace).items() if not plate.holds(site)}
     for key, site in outside.items():
         if not isinstance(site["fn"], Unit):
@@ -288,7 +282,7 @@ def _require_outside_is_public(
     if not outside:
         return
     try:
-        again = _run(poutine.replay(model, trace=latents_alone(trace)), others)
+        again = run_once(poutine.replay(model, trace=latents_alone(trace)), *others)
     except ModelError:
         again = poutine.Trace()
     for key, site in outside.items():

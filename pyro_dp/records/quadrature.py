@@ -121,16 +121,15 @@ def _at(values: _Values) -> Iterator[None]:
         _VALUES.reset(token)
 
 
+@dataclass(eq=False, repr=False)
 class ObservedLatents(Messenger):
     """Observes the continuous latents of records, at :func:`_at` or at their prior's mean."""
 
-    def __init__(self, plate: PrivatePlate):
-        super().__init__()
-        self._plate = plate
+    plate: PrivatePlate
 
     def _pyro_sample(self, msg: dict) -> None:
         name = msg["name"]
-        if name not in self._plate.continuous:
+        if name not in self.plate.continuous:
             return
         values = _VALUES.get() or _Values()
         if name in values.own:

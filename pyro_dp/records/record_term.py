@@ -113,7 +113,6 @@ class RecordTerm:
 
     :param loss: the user's, for one particle.
     :param guide: its sites inside the plate; without any, :func:`no_sites`.
-    :param records: whose terms these are.
     :param state: the state of model and guide, which keeps nothing of a record.
     :param local: unconstrained parameters with a row per record.
     :param latents: names of the global latents that the term uses.
@@ -121,8 +120,8 @@ class RecordTerm:
     :param released: those, and the parameters of the latents' draws.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param samples: number of local draws of one record.
-    :param vectorizes: whether all records can be taken at once; else one after the other.
-    :param answers: a placeholder's answers at the model's branches on a record's values.
+    :param answers: a placeholder's answers at the model's branches on a record's values. None:
+        records cannot be taken at once, but one after the other.
     """
 
     loss: ELBO
@@ -136,8 +135,11 @@ class RecordTerm:
     released: dict[str, Tensor]
     enumerates: bool
     samples: int = 0
-    vectorizes: bool = False
-    answers: tuple[bool, ...] = ()
+    answers: tuple[bool, ...] | None = None
+
+    @property
+    def vectorizes(self) -> bool:
+        return self.answers is not None
 
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
         """Compute gradients by the fastest method that this model allows.
@@ -193,12 +195,7 @@ class RecordTerm:
         *,
         public: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The reference: gradients of all that one record uses, by name, and its loss.
-
-        :param row: its row of every data tensor.
-        :param local_rows: its rows of the local parameters; by default public constants.
-        :param public: all rows are placeholders, so errors keep their texts.
-        """
+        """The reference: gradients of all that one record uses, by name, and its loss."""
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         local_rows = {
             name: row.detach().clone().requires_grad_()
@@ -237,7 +234,7 @@ class RecordTerm:
 
         :param decisions: by default those of a placeholder.
         """
-        leaves, decided = self.parameters, decisions or Decisions(self.answers)
+        leaves, decided = self.parameters, decisions or Decisions(self.answers or ())
 
         def term(latents, parameters, local, index, row, values):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}

@@ -7,6 +7,7 @@ run before any budget is spent, and restore the random state.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,52 +168,19 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
     records = inside.records
     if records.plate.size == 1:
         return
+    value = partial(_value, loss, inside, particle)
     length = 2 if records.slice_data else records.shown
-
     indices = records.apart(2, length)
 
-    def on_rows(integers: bool) -> list[Tensor]:
-        tables = [varied(table, length, 1, integers=integers) for table in records.likes]
-        rows = [[table[i] for table in tables] for i in indices.tolist()]
-        together = records.varied(length, 1, integers=integers)
-        return _Parts(loss, inside, particle, indices).all(together, rows)
-
-    found = on_varied(on_rows)
-    if found is None:  # they may be outside the model's domain
-        row = records.placeholder()
-        together = records.arguments(row, length=length)
-        found = _Parts(loss, inside, particle, indices).all(together, [row, row])
-    both, *each = found
-    if not agree(torch.stack([both, *each]), torch.stack([torch.stack(each).sum(0), *each])):
-        raise ModelError(_NO_SUM.format(plate=records.plate.name))
-
-
-@dataclass(eq=False)
-class _Parts:
-    """The loss of two records, and its parts.
-
-    :param indices: one for each of the two, (2,).
-    """
-
-    loss: ELBO
-    inside: Runs
-    particle: Particle
-    indices: Tensor
-
-    def all(self, together: Arguments, rows: list[list[Tensor]]) -> list[Tensor]:
-        """Each a vector of the loss and its derivatives: of both records; outside; of each.
-
-        :param together: arguments that are public.
-        :param rows: the rows of the two records.
-        """
-        records = self.inside.records
+    def parts(together: Arguments, rows: list[list[Tensor]]) -> list[Tensor]:
+        """Each a vector of the loss and its derivatives: of both records; outside; of each."""
         drawn: dict[str, Tensor] = {}
-        both = self._loss(together, self.indices, _Drawn(records.plate, drawn), None)
-        outside = self._loss(together, self.indices, _Drawn(records.plate, drawn), Outside)
+        both = value(together, indices, _Drawn(records.plate, drawn), None)
+        outside = value(together, indices, _Drawn(records.plate, drawn), Outside)
         alone = [
-            self._loss(
+            value(
                 records.arguments(row),
-                self.indices[k : k + 1],
+                indices[k : k + 1],
                 _Drawn(records.plate, drawn, k),
                 lambda plate: Inside(plate, {}),
             )
@@ -220,42 +188,64 @@ class _Parts:
         ]
         return [both, outside, *alone]
 
-    def _loss(
-        self, arguments: Arguments, indices: Tensor, drawn: "_Drawn", hide: _Hide | None
-    ) -> Tensor:
-        inside, (args, kwargs) = self.inside, arguments
-        plate, leaves = inside.records.plate, list(self.particle.parameters.values())
-        moved = [_moved(leaf) for leaf in leaves]
-        loss = single_particle(self.loss, plate_nesting(self.loss, inside))
+    def on_rows(integers: bool) -> list[Tensor]:
+        tables = [varied(table, length, 1, integers=integers) for table in records.likes]
+        rows = [[table[i] for table in tables] for i in indices.tolist()]
+        together = records.varied(length, 1, integers=integers)
+        return parts(together, rows)
 
-        def shown(function: Callable) -> Callable:
-            return hide(plate)(drawn(function)) if hide else drawn(function)
+    found = on_varied(on_rows)
+    if found is None:  # they may be outside the model's domain
+        row = records.placeholder()
+        together = records.arguments(row, length=length)
+        found = parts(together, [row, row])
+    both, *each = found
+    if not agree(torch.stack([both, *each]), torch.stack([torch.stack(each).sum(0), *each])):
+        raise ModelError(_NO_SUM.format(plate=records.plate.name))
 
-        guide, runs = shown(inside.guide), 0
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal runs
-            runs += 1
-            return guide(*args, **kwargs)
+def _value(
+    loss: ELBO,
+    inside: Runs,
+    particle: Particle,
+    arguments: Arguments,
+    indices: Tensor,
+    drawn: "_Drawn",
+    hide: _Hide | None,
+) -> Tensor:
+    """The loss and its derivatives, of what is not hidden of these records."""
+    plate, leaves = inside.records.plate, list(particle.parameters.values())
+    moved = [_moved(leaf) for leaf in leaves]
 
-        with (
-            forked_rng(),
-            inside.state.preserved(),
-            guarded("Running the loss on public rows", public=True),
-            OneRecord(plate, indices),
-            Substitution({id(leaf): x for leaf, x in zip(leaves, moved, strict=True)}),
-            inside.local.shown(inside.local.constants()),
-        ):
-            value = record_loss(loss, shown(inside.model), counted, args, kwargs)
-            if runs != 1:
-                raise ModelError(_RUNS.format(runs=runs))
-            if value.numel() != 1:
-                raise ModelError(_NO_NUMBER)
-            value = value.reshape(1)
-            if not (moved and value.requires_grad):
-                return torch.cat([value.detach(), *(torch.zeros_like(x).flatten() for x in moved)])
-            gradients = torch.autograd.grad(value, moved, allow_unused=True, materialize_grads=True)
-        return torch.cat([value.detach(), *(g.flatten() for g in gradients)])
+    def shown(function: Callable) -> Callable:
+        return hide(plate)(drawn(function)) if hide else drawn(function)
+
+    guide, runs = shown(inside.guide), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        return guide(*args, **kwargs)
+
+    single = single_particle(loss, plate_nesting(loss, inside))
+    with (
+        forked_rng(),
+        inside.state.preserved(),
+        guarded("Running the loss on public rows", public=True),
+        OneRecord(plate, indices),
+        Substitution({id(leaf): x for leaf, x in zip(leaves, moved, strict=True)}),
+        inside.local.shown(inside.local.constants()),
+    ):
+        value = record_loss(single, shown(inside.model), counted, *arguments)
+        if runs != 1:
+            raise ModelError(_RUNS.format(runs=runs))
+        if value.numel() != 1:
+            raise ModelError(_NO_NUMBER)
+        value = value.reshape(1)
+        if not (moved and value.requires_grad):
+            return torch.cat([value.detach(), *(torch.zeros_like(x).flatten() for x in moved)])
+        gradients = torch.autograd.grad(value, moved, allow_unused=True, materialize_grads=True)
+    return torch.cat([value.detach(), *(g.flatten() for g in gradients)])
 
 
 def _moved(leaf: Tensor) -> Tensor:

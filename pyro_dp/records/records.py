@@ -287,11 +287,7 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """The checks and the built term for the data of a step. Other data start anew.
-
-    :param records: the data, seen as records.
-    :param sampler: samples the records of a step.
-    """
+    """The checks and the built term for the data of a step. Other data start anew."""
 
     records: Records
     sampler: RecordSampler
@@ -322,10 +318,7 @@ class Prepared:
 
 
 class _Original:
-    """The arguments as the user gave them.
-
-    :ivar leaves: leaf by leaf.
-    """
+    """The arguments as the user gave them, leaf by leaf."""
 
     def __init__(self, args: tuple, kwargs: dict):
         self.leaves, self._spec = flattened(args, kwargs)

@@ -102,7 +102,6 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
 class FewIndices:
     """Inside, plates of this size have the first ``count`` indices, also within Pyro's blocks.
 
-    :param size: the plates' size.
     :ivar declared: the batch size that each of them declares, by name.
     """
 

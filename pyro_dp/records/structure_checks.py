@@ -180,7 +180,7 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
             f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
         )
         return term
-    term = replace(term, vectorizes=True, answers=tuple(decisions.answers))
+    term = replace(term, answers=tuple(decisions.answers))
     with looking_at_records():
         examples = Batch(indices, records.rows(indices), local_rows=local)
         reason = _why_not_vectorized(term, particle, examples)

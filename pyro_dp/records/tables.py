@@ -99,7 +99,6 @@ def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
     and has the right dtype. Else it becomes a column, which converts the rows that are read.
     Everything else is copied, so later changes have no effect.
 
-    :param name: the argument's.
     :param size: how many elements a list has that is rows.
     :raises ModelError: it has rows, and cannot be read as numbers; names the argument.
     """
@@ -162,9 +161,6 @@ def is_numeric(value: Any) -> bool:
 
 
 def no_numbers(name: str, found: str) -> ModelError:
-    """
-    :param found: the object found instead.
-    """
     return ModelError(_KIND.format(name=name, kind=found, where="", column=name))
 
 
@@ -224,9 +220,6 @@ def _column(name: str, column: Any, label: str | None = None) -> np.ndarray:
 
 
 def _numbers(name: str, array: np.ndarray, label: str | None = None) -> np.ndarray:
-    """
-    :param label: how to write the column of a frame that this is.
-    """
     where = f" in {label}" if label not in (None, name) else ""
     kind = array.dtype.kind
     if kind == "O":

@@ -30,7 +30,7 @@ from pyro_dp.infer.preparation import Preparation
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
-from pyro_dp.mechanism.plan import Steps
+from pyro_dp.mechanism.reservation import Steps
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.arguments import argument_names, as_tensors, find_shards

@@ -12,9 +12,8 @@ from sums import exact_sums
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.clipping import ClippedSum, clipped_sums
-from pyro_dp.mechanism.contributions import Block, Kept, Rows
+from pyro_dp.mechanism.contributions import Block, Joined, Kept, OuterProducts, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum, rounded_sums
-from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.vips.models.latent_dirichlet_allocation import Documents, WordCounts

@@ -17,7 +17,6 @@ KNOWN = [
     messages.Seed(2**64 - 1),
     messages.Failure("ValueError."),
     messages.Settings({"num_steps": None, "sampling": "full", "secure": True, "bound": 1.0}),
-    messages.Draws(torch_states()),
     messages.Ledger(*LEDGER),
     messages.Start({"num_steps": 5}, torch_states(), LEDGER),
     messages.Shapes(["x", "y"], [(3, (2,), "torch.float32"), (3, (), "torch.int64")]),
@@ -27,7 +26,6 @@ ALLOWED = {
     (messages.NoiseMultiplier, 0): (None,),
     (messages.Failure, 0): ("5",),
     (messages.Settings, 0): ({},),
-    (messages.Draws, 0): ([],),
     (messages.Ledger, 0): ({}, {"x": []}),  # the accountant that follows it checks the rest
     (messages.Ledger, 1): (None,),
     (messages.Ledger, 3): ("5",),
@@ -74,8 +72,8 @@ def test_another_kind_is_not(known):
     [
         (messages.Settings({}), ({"num_steps": [5]},)),
         (messages.Share(0.5), (1.5,)),
-        (messages.Draws([]), ([torch.ones(5056)],)),
-        (messages.Draws([]), ([torch.ones(3, dtype=torch.uint8)],)),
+        (messages.Start({}, [], None), ({}, [torch.ones(5056)], None)),
+        (messages.Start({}, [], None), ({}, [torch.ones(3, dtype=torch.uint8)], None)),
         (messages.Ledger(*LEDGER), ({}, 1.5, 0, "two\nlines")),
         (messages.Start({}, [], None), ({}, [], ({}, 1.5, 0))),
         (messages.Shapes([], []), (["x"], [])),

@@ -12,8 +12,7 @@ from pyro_dp.graphs.factorisation import Lookup, Product, factorised
 from pyro_dp.graphs.tracing import trace
 from pyro_dp.infer.svi.traced_step import joined as joined_parts
 from pyro_dp.mechanism.clipping import clipped_sums
-from pyro_dp.mechanism.contributions import Rows
-from pyro_dp.mechanism.outer_products import Joined, LookedUpRows, OuterProducts
+from pyro_dp.mechanism.contributions import Joined, LookedUpRows, OuterProducts, Rows
 
 SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30), (6, 20, 7)]  # p, k, q
 

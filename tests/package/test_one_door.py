@@ -70,9 +70,9 @@ USES = {
         mechanism.contributions.Divisible mechanism.contributions.divisible
         mechanism.contributions.Rows
         mechanism.contributions.Kept mechanism.contributions.Kept.whole_sum
-        mechanism.outer_products.LookedUpRows mechanism.outer_products.LookedUpRows.whole_sum
-        mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
-        mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
+        mechanism.contributions.LookedUpRows mechanism.contributions.LookedUpRows.whole_sum
+        mechanism.contributions.OuterProducts mechanism.contributions.OuterProducts.whole_sum
+        mechanism.contributions.Joined mechanism.contributions.Joined.whole_sum
         mechanism.fixed_point.rounded_sums tabular.cells.CellCounts
     """,
     "add_sums": """

@@ -10,13 +10,10 @@ METHODS, ATTRIBUTES, ARGUMENTS = 25, 12, 7
 # Methods and attributes. Accountants and inferences, which users see, may have 35 methods.
 LARGER = {
     "DPSEP": (34, 9),
-    "Holders": (19, 14),
     "Looks": (35, 9),
     "PaperDPSEP": (32, 12),
     "PaperDPSVI": (30, 11),
     "PrivacyAccountant": (35, 8),
-    "Ranks": (19, 13),
-    "RecordTerm": (7, 13),
     "StochasticEP": (32, 9),
     "StochasticGradientVI": (30, 11),
     "TrialAccountant": (35, 10),

@@ -13,7 +13,7 @@ from pyro_dp.infer.ep.look_plan import LEAST_SHARE
 from pyro_dp.infer.ep.stochastic_ep import Current
 from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.plan import Steps
+from pyro_dp.mechanism.reservation import Steps
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 _DONE = "The run is finished: read posterior(). A new run needs new budget."

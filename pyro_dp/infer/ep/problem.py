@@ -155,7 +155,7 @@ class EPProblem:
             raise ModelError(_HIDE if continuous else _NO_DRAWS)
         if term.answers:  # curvatures are not taken apart
             warnings.warn(_BRANCHES, stacklevel=2)
-            term = replace(term, vectorizes=False, answers=())
+            term = replace(term, answers=None)
         with forked_rng():
             gaussian = read(model, guide, records)
             particle = draw_particle(term.loss, model, guide, records, local=term.local)

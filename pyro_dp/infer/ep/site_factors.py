@@ -17,8 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import Rows
-from pyro_dp.mechanism.outer_products import counted, weighted_gram
+from pyro_dp.mechanism.contributions import Rows, counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacked
 
 _TINY = torch.finfo(torch.float64).tiny

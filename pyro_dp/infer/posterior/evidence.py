@@ -239,7 +239,7 @@ class Evidence:
 
         :param model: a Pyro model without data: the prior.
         """
-        return self._conditioned(model, [part.pooled for part in self.parts])
+        return _conditioned(self, model, [part.pooled for part in self.parts])
 
     def conditioned_near(self, model: Callable) -> Callable:
         """As :meth:`conditioned`, with the noise everywhere as at the estimates.
@@ -247,21 +247,7 @@ class Evidence:
         This log likelihood is quadratic. Noise flattens the exact one far away, and a search that
         starts there would not arrive.
         """
-        return self._conditioned(model, [part.pooled.with_noise_here() for part in self.parts])
-
-    def _conditioned(self, model: Callable, pooled: Sequence[PooledLooks]) -> Callable:
-        # Their tensors must not be made under torch.func, which would keep them.
-        likelihoods = [each.log_likelihood() for each in pooled]
-
-        def with_evidence(*args: Any, **kwargs: Any) -> Any:
-            trace = poutine.trace(model).get_trace(*args, **kwargs)
-            sites = {each.name for each in self.latents} & set(trace.nodes)
-            values = {name: trace.nodes[name]["value"] for name in sites}
-            z = self.coordinates(values)
-            pyro.factor("evidence", torch.stack([each(z) for each in likelihoods]).sum())
-            return trace.nodes["_RETURN"]["value"]
-
-        return with_evidence
+        return _conditioned(self, model, [part.pooled.with_noise_here() for part in self.parts])
 
     def times(self, other: "Evidence", *, disjoint: bool) -> "Evidence":
         """Evidence of both data sets: likelihoods multiply.
@@ -378,17 +364,6 @@ class Evidence:
                 svi.step()
         return guide
 
-    def _rows(self) -> list[tuple[str, ...]]:
-        """A row for each look: records, number, and the median noise of a coordinate."""
-        rows: list[tuple[str, ...]] = []
-        for part in self.parts:
-            inverse = torch.linalg.inv(part.pooled.curvature)
-            for number, look in enumerate(part.looks, start=1):
-                noise = inverse @ look.score_noise @ inverse
-                sd = noise.diagonal().sqrt().median().item()
-                rows.append((f"{part.size:,}", str(number), f"{sd:.3g}"))
-        return rows
-
     def _facts(self) -> list[tuple[str, str]]:
         sites = ", ".join(f"{each.name} {tuple(each.shape)}" for each in self.latents)
         return [
@@ -400,12 +375,12 @@ class Evidence:
 
     def __repr__(self) -> str:
         facts = [f"  {name}: {value}" for name, value in self._facts()]
-        rows = display.aligned([("", *row) for row in (_COLUMNS, *self._rows())])
+        rows = display.aligned([("", *row) for row in (_COLUMNS, *_rows(self.parts))])
         return "\n".join([f"Evidence of {self.size:,} records", *facts, *rows])
 
     def _repr_html_(self) -> str:
         facts = display.facts(f"Evidence of {self.size:,} records", self._facts())
-        return facts + display.table("Looks", _COLUMNS, self._rows())
+        return facts + display.table("Looks", _COLUMNS, _rows(self.parts))
 
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.
@@ -424,6 +399,33 @@ class Evidence:
         axes.axvline(0.0, color="0.8", zorder=0)
         axes.set_xlabel("estimate by the evidence alone, with 95% interval")
         return figure
+
+
+def _rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+    """A row for each look: records, number, and the median noise of a coordinate."""
+    rows: list[tuple[str, ...]] = []
+    for part in parts:
+        inverse = torch.linalg.inv(part.pooled.curvature)
+        for number, look in enumerate(part.looks, start=1):
+            noise = inverse @ look.score_noise @ inverse
+            sd = noise.diagonal().sqrt().median().item()
+            rows.append((f"{part.size:,}", str(number), f"{sd:.3g}"))
+    return rows
+
+
+def _conditioned(evidence: Evidence, model: Callable, pooled: Sequence[PooledLooks]) -> Callable:
+    """The model with these log likelihoods of the evidence's latents as a factor."""
+    # Their tensors must not be made under torch.func, which would keep them.
+    likelihoods = [each.log_likelihood() for each in pooled]
+
+    def with_evidence(*args: Any, **kwargs: Any) -> Any:
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        sites = {each.name for each in evidence.latents} & set(trace.nodes)
+        z = evidence.coordinates({name: trace.nodes[name]["value"] for name in sites})
+        pyro.factor("evidence", torch.stack([each(z) for each in likelihoods]).sum())
+        return trace.nodes["_RETURN"]["value"]
+
+    return with_evidence
 
 
 def _described(latents: Sequence[Latent]) -> list[dict[str, Any]]:

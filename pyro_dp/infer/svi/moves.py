@@ -14,7 +14,7 @@ from pyro_dp.infer.svi.clip_policy import ClipPolicy
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, row_step_size, usual_rate
-from pyro_dp.mechanism.plan import Steps
+from pyro_dp.mechanism.reservation import Steps
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 from pyro_dp.utils.validation import require_count, require_tensors, same
 

@@ -35,8 +35,7 @@ from pyro_dp.infer.svi.eager_step import (
     mean_loss,
 )
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Rows
-from pyro_dp.mechanism.outer_products import Joined, LookedUpRows, OuterProducts
+from pyro_dp.mechanism.contributions import Contributions, Joined, LookedUpRows, OuterProducts, Rows
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws

@@ -9,7 +9,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.mechanism.outer_products import Joined, OuterProducts
+from pyro_dp.mechanism.contributions import Joined, OuterProducts
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.utils.validation import require_count, require_scale

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.outer_products import counted, weighted_gram
+from pyro_dp.mechanism.contributions import counted, weighted_gram
 from pyro_dp.utils.linalg import cholesky, noise_radius, stacked, unstacked
 
 _FAR = 50.0  # standard deviations below zero

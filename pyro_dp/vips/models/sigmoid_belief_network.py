@@ -15,7 +15,7 @@ import torch
 from pyro.distributions import Distribution, Gamma
 from torch import Tensor
 
-from pyro_dp.mechanism.outer_products import Joined, OuterProducts
+from pyro_dp.mechanism.contributions import Joined, OuterProducts
 from pyro_dp.utils.errors import warn_not_private
 from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.validation import require_count, require_scale
