@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from pyro_dp.graphs.simplify import arguments, shape
 
@@ -132,7 +133,7 @@ def factorised(
     results += outputs[-others:]
     new.output(results)
     new.eliminate_dead_code()
-    return GraphModule(graph, new), found
+    return _LazyGraphModule(graph, new), found
 
 
 @dataclass(frozen=True)

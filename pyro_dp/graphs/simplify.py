@@ -168,7 +168,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
             values = {inputs[0]: getattr(graph, str(inputs[0].target))}
         else:
             values = {
-                each: constants[each] if each in constants else _blank(each) for each in inputs
+                each: constants[each] if each in constants else blank(each) for each in inputs
             }
         args = torch.fx.map_arg(node.args, values.__getitem__)
         kwargs = torch.fx.map_arg(node.kwargs, values.__getitem__)
@@ -207,7 +207,7 @@ def _spell_out_masks(graph: GraphModule, constants: dict[Node, torch.Tensor]) ->
             node.update_arg(1, [index for each in given for index in each])
 
 
-def _blank(node: Node) -> torch.Tensor:
+def blank(node: Node) -> torch.Tensor:
     """A tensor of this node's form; its numbers do not matter."""
     value = node.meta["val"]
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

@@ -6,14 +6,18 @@ functions that Python code calls (``torch.add``) parse them in about half of tha
 
 import contextlib
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -22,7 +26,8 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 
-from pyro_dp.graphs.simplify import is_draw, simplify
+from pyro_dp.graphs.factorisation import LINEAR
+from pyro_dp.graphs.simplify import blank, is_draw, simplify
 from pyro_dp.utils.errors import PrivacyError
 
 # Functions that take the arguments of all overloads of that name.
@@ -57,12 +62,11 @@ _FUNCTIONS: dict[Any, Callable] = {
 
 def called_by_torch(graph: GraphModule) -> Callable[..., Sequence[Tensor]]:
     """The graph as a function of its inputs."""
-    faster = GraphModule(graph, graph.graph.__deepcopy__({}))
-    for node in faster.graph.nodes:
+    faster = graph.graph.__deepcopy__({})
+    for node in faster.nodes:
         if node.op == "call_function":
             _call_by_torch(node)
-    faster.recompile()
-    forward = faster.forward
+    forward = GraphModule(graph, faster).forward
 
     def call(*inputs: Tensor) -> Sequence[Tensor]:
         # Functions, unlike overloads, ask the caller's modes.
@@ -83,6 +87,12 @@ def _call_by_torch(node: Node) -> None:
 
 
 _LARGE = 2**20  # numbers
+_TOTAL = LINEAR | {  # with results for all floating-point numbers
+    *("_adaptive_avg_pool2d", "_log_softmax", "_softmax", "addmm", "amax", "avg_pool2d", "baddbmm"),
+    *("bmm", "convolution", "dot", "logsumexp", "max_pool2d_with_indices", "mkldnn_rnn_layer"),
+    *("mm", "mv", "native_group_norm", "native_layer_norm", "var"),
+    "_scaled_dot_product_flash_attention_for_cpu",
+}
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
 
 
@@ -104,9 +114,7 @@ def trace(
     :raises NotTraceable: it reads a number out of a tensor, or draws random numbers.
     """
     try:
-        # With this mode, torch makes no mode of its own for the form of each tensor.
-        with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
-            graph = make_fx(function)(*inputs) if draws else _without_numbers(function, inputs)
+        graph = _without_numbers(function, inputs)
     except Exception as error:
         if isinstance(error, PrivacyError):
             reason = str(error).split(". ")[0]
@@ -114,16 +122,109 @@ def trace(
             reason = f"tracing raised {type(error).__name__}"
         raise NotTraceable(reason) from None
     graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
-        if is_draw(node) and not draws:
-            raise NotTraceable(f"it draws random numbers by {node.target}")
-    graph = GraphModule(graph, graph.graph)  # with the constants that are used
+    if not draws:
+        _require_no_draws(graph)
+    graph = _LazyGraphModule(graph, graph.graph)  # with the constants that are used
     for name in {node.target for node in graph.graph.nodes if node.op == "get_attr"}:
         value = getattr(graph, name)
         delattr(graph, name)
         graph.register_buffer(name, value.detach(), persistent=False)  # the same memory
     simplify(graph)
     return graph
+
+
+def inlined(graph: GraphModule) -> Callable[..., list[Tensor]]:
+    """The graph as a part of another one that is being traced. Nothing of it is computed.
+
+    Nodes of unknown form, which :mod:`.factorisation` adds, are traced as usual.
+    """
+
+    def call(*inputs: Tensor) -> list[Tensor]:
+        tracer: Any = get_proxy_mode().tracer  # type: ignore[union-attr]
+        copies: dict[Node, Node] = {}
+        values: dict[Node, Tensor] = {}
+
+        def value(node: Node) -> Tensor:
+            if node not in values:
+                with disable_proxy_modes_tracing():
+                    numbers = blank(node)
+                proxy = Proxy(copies[node], tracer)
+                values[node] = track_tensor_tree(numbers, proxy, constant=None, tracer=tracer)
+            return values[node]
+
+        given = iter(inputs)
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+                copies[node] = get_proxy_slot(values[node], tracer).proxy.node
+            elif node.op == "get_attr":
+                name = tracer.get_fresh_qualname("_tensor_constant")
+                setattr(tracer.root, name, getattr(graph, node.target))
+                copies[node] = tracer.graph.get_attr(name)
+                copies[node].meta = dict(node.meta)
+            elif node.op == "output":
+                return [value(each) for each in node.args[0]]
+            elif "val" in node.meta or not node.users:  # a check has no value
+                copies[node] = tracer.graph.node_copy(node, copies.__getitem__)
+            else:
+                values[node] = node.target(*torch.fx.map_arg(node.args, value))
+        raise AssertionError("a graph ends with its output")
+
+    return call
+
+
+def needed(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
+    """The operations of ``function(*inputs)`` that its results need, or that may fail on numbers.
+
+    An index may be too large, and a matrix may have no Cholesky factor. Draws are made, too.
+    """
+    graph = _made(function, inputs)
+    graph.graph.eliminate_dead_code(lambda node: not _always_succeeds(node))
+    return graph
+
+
+def _always_succeeds(node: Node) -> bool:
+    """Whether an operation has a result for all numbers, if shapes fit."""
+    if node.target is operator.getitem or node.op == "get_attr":
+        return True
+    operation: Any = node.target
+    schema = getattr(operation, "_schema", None)
+    if schema is None or schema.is_mutable or is_draw(node):
+        return False
+    kinds = {x.meta["val"].dtype.is_floating_point for x in node.all_input_nodes}
+    known = torch.Tag.pointwise in operation.tags or operation.overloadpacket.__name__ in _TOTAL
+    return known and kinds == {True}
+
+
+def without_draws(graph: GraphModule, count: int) -> tuple[GraphModule, GraphModule]:
+    """A graph of the draws, and one of all else, which has them as its last inputs.
+
+    :param count: how many of the graph's last outputs are draws.
+    :raises NotTraceable: it draws other random numbers, too.
+    """
+    drawing, rest = (_LazyGraphModule(graph, graph.graph.__deepcopy__({})) for _ in range(2))
+    (drawn,), (output,) = (each.graph.find_nodes(op="output") for each in (drawing, rest))
+    drawn.args = (drawn.args[0][-count:],)
+    drawing.graph.eliminate_dead_code()
+    last = rest.graph.find_nodes(op="placeholder")[-1]
+    for node in output.args[0][-count:]:
+        with rest.graph.inserting_after(last):
+            last = rest.graph.placeholder(f"drawn_{node.name}")
+        last.meta = dict(node.meta)
+        node.replace_all_uses_with(last)
+    output.args = (output.args[0][:-count],)
+    for node in reversed(rest.graph.nodes):
+        if is_draw(node) and not node.users:
+            rest.graph.erase_node(node)
+    rest.graph.eliminate_dead_code()
+    _require_no_draws(rest)
+    return drawing, rest
+
+
+def _require_no_draws(graph: GraphModule) -> None:
+    for node in graph.graph.nodes:
+        if is_draw(node):
+            raise NotTraceable(f"it draws random numbers by {node.target}")
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
@@ -139,11 +240,36 @@ def _without_numbers(function: Callable[..., list[Tensor]], inputs: Sequence[Ten
     left: list[Node] = []
     table = {each: _uncomputed(each, layout, left) for each, layout in _LAYOUTS.items()}
     try:
-        return make_fx(function, decomposition_table=table)(*inputs)
+        return _made(function, inputs, table)
     except Exception:
         if not left:
             raise
-    return make_fx(function)(*inputs)
+    return _made(function, inputs)
+
+
+def _made(function: Callable, inputs: Sequence[Tensor], table: Any = None) -> GraphModule:
+    """The graph by torch, as code once it is called. Each node has the form of its value.
+
+    Torch finds that form by a dispatch for each node, which takes a third of the time.
+    """
+    mode = FakeTensorMode()
+
+    def form(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(form, value))
+        if not isinstance(value, Tensor):
+            return value
+        own = value.shape, value.stride()
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            empty = torch.empty_strided(*own, dtype=value.dtype, device="meta")
+        return FakeTensor(mode, empty, value.device)
+
+    def set_meta(proxy: Proxy, value: Any) -> Proxy:
+        proxy.node.meta["val"] = form(value)
+        return proxy
+
+    with mock.patch.object(proxy_tensor, "set_meta", set_meta), _use_lazy_graph_module(True):
+        return make_fx(function, decomposition_table=table)(*inputs)
 
 
 def _uncomputed(

@@ -103,17 +103,19 @@ class PaddedSum:
         return PaddedBatch(chosen, [*inputs, *sampled], [x[: len(chosen)] for x in sampled])
 
     def add(
-        self, clipped: ClippedSum, public: Sequence[Tensor], batch: PaddedBatch
+        self, clipped: ClippedSum, public: Sequence[Tensor], batch: PaddedBatch, *also: ClippedSum
     ) -> list[Tensor]:
         """Clip and add these records. If the graph fails, nothing was added.
 
+        :param also: sums of the same blocks that they are added to, too.
         :returns: the further outputs of the graph.
         """
         count = len(batch.chosen)
         with torch.no_grad():
             bounds = self._bounds_of(clipped.blocks)
             found = self._graph(*bounds, self._weights(count), *public, *batch.inputs)
-            clipped.add_sums(found[: self._num_blocks])
+            for each in (clipped, *also):
+                each.add_sums(found[: self._num_blocks])
         return [each[:count] for each in found[self._num_blocks :]]
 
     def _bounds_of(self, blocks: Sequence[Block]) -> list[Tensor]:

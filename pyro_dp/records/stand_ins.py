@@ -18,8 +18,8 @@ from pyro_dp.utils.errors import ModelError
 _LEAST = 0.25  # varied rows lie in (0.25, 1), where logarithms, roots and probabilities exist
 _MOST = 2**22  # numbers of rows that do not overlap
 _APART = 4
-_MOST_SHOWN = 2**20  # numbers of placeholders that stand for all records
-_FEWER = (211, 101, 11)
+_MOST_SHOWN = 2**16  # numbers of placeholders that stand for all records
+_FEWER = (211, 101, 53, 11)
 T = TypeVar("T")
 
 

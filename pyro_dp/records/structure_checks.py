@@ -4,9 +4,11 @@
 budget is spent (:mod:`pyro_dp.records.record_term_builder`).
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,20 +17,22 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_dp.graphs.captured_state import require_same_changes
+from pyro_dp.graphs.tracing import called_by_torch, needed, tracing
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.losses import NotVectorizable
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
-from pyro_dp.records.sandbox import looking_at_records
+from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
 from pyro_dp.utils.errors import ModelError, PrivacyError
-from pyro_dp.utils.linalg import agree, close
+from pyro_dp.utils.linalg import agree, close, largest
 from pyro_dp.utils.torch_state import seed_torch
 
 _COUNT = 3
+_FEW = 500  # records whose observations are looked at sooner than a graph is traced
 _COUPLED = (
     "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other "
     "records change. It reads other rows: a mean or maximum over the data, a shifted index, batch "
@@ -206,38 +210,40 @@ def _why_not_vectorized(
     before, together = torch.get_rng_state(), (~vectorized.apart).nonzero().squeeze(1)
     if not len(together):
         return None
+    sampled = vectorized.sampled
+    if len(together) < len(batch.indices):
+        vectorized = vectorized.at(together)
+    tolerance, same = _tolerance(vectorized, batch.rows), True
     try:
-        looped = term.looped(particle, batch.at(together, vectorized.sampled))
+        for k, place in enumerate(together.split(1)):  # a record at a time: gradients may be large
+            looped = term.looped(particle, batch.at(place, sampled))
+            same &= _same_gradients(looped, vectorized.at(place.new_tensor([k])), tolerance)
     except NotVectorizable as error:
         return str(error)
     other_draws = not torch.equal(before, torch.get_rng_state())
-    if other_draws or _same_gradients(looped, vectorized.at(together), _largest(batch.rows)):
-        return None
-    return "the vectorised gradient differs from the loop's"
+    return None if other_draws or same else "the vectorised gradient differs from the loop's"
 
 
-def _largest(rows: Sequence[Tensor]) -> float:
-    """Number in these rows, and at least 1."""
-    floats = (row for row in rows if row.is_floating_point() and row.numel())
-    return max([1.0, *(row.abs().max().item() for row in floats)])
+def _tolerance(found: RecordGradients, rows: Sequence[Tensor]) -> float:
+    """By rounding, relative to the largest gradient of all and to the rows.
 
-
-def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) -> bool:
-    """Whether gradients are equal up to rounding, relative to the largest of all.
-
-    :param scale: the rows' scale. Terms that cancel in a gradient, as for a nearly certain outcome,
-        leave rounding of this size.
+    Terms that cancel in a gradient, as for a nearly certain outcome, leave rounding of their size.
     """
-    parts = [
-        (getattr(one, kind), getattr(other, kind)) for kind in ("latents", "parameters", "local")
-    ]
-    pairs = [(these[name], those[name]) for these, those in parts for name in these]
-    pairs = [pair for pair in pairs if pair[0].numel()]
-    exact = all(x.dtype == torch.float64 for x in (*one.latents.values(), *one.parameters.values()))
+    exact = all(
+        x.dtype == torch.float64 for x in (*found.latents.values(), *found.parameters.values())
+    )
     relative, rounding = (1e-8, 1e-14) if exact else (1e-4, 1e-6)
-    sizes = (ours.abs().nan_to_num(0.0, 0.0, 0.0).max().item() for ours, _ in pairs)
-    tolerance = relative * max(sizes, default=0.0) + rounding * scale
-    return all(close(ours, theirs, tolerance) for ours, theirs in pairs)
+    gradients = (*found.latents.values(), *found.parameters.values(), *found.local.values())
+    scale = max([1.0, *(largest(row) for row in rows if row.is_floating_point())])
+    return relative * max(map(largest, gradients), default=0.0) + rounding * scale
+
+
+def _same_gradients(one: RecordGradients, other: RecordGradients, tolerance: float) -> bool:
+    return all(
+        close(ours, getattr(other, kind)[name], tolerance)
+        for kind in ("latents", "parameters", "local")
+        for name, ours in getattr(one, kind).items()
+    )
 
 
 @looking_at_records()
@@ -306,15 +312,36 @@ class _Support:
 
     def _found(self, indices: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:
         """Whether observations lie in the support of their distributions: (B, ...) per site."""
-        term, particle = self.term, self.particle
+        if not self.vectorizes:
+            return self._of_record(indices[0], [row[0] for row in rows])
+        if self._graph:
+            with contextlib.suppress(ModelError), guarded("Looking at observations"):
+                return torch.vmap(self._graph, randomness="different")(indices, rows)
+        # If the graph failed on some record, this says where in the user's code.
+        return torch.vmap(self._of_record, randomness="different")(indices, rows)
 
-        def check(index, row):
-            observed = term.observations(particle, particle.detached(), index, row)
-            return {site["name"]: _in_support(site) for site in observed}
+    def _of_record(self, index: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
+        observed = self.term.observations(self.particle, self.particle.detached(), index, row)
+        return {site["name"]: _in_support(site) for site in observed}
 
-        if self.vectorizes:
-            return torch.vmap(check, randomness="different")(indices, rows)
-        return check(indices[0], [row[0] for row in rows])
+    @cached_property
+    def _graph(self) -> Callable[[Tensor, list[Tensor]], dict[str, Tensor]] | None:
+        """The same for many records, without networks and the like on which no support depends."""
+        records, names = self.term.records, list[str]()
+        if records.count <= _FEW:
+            return None
+
+        def inside(index: Tensor, *row: Tensor) -> list[Tensor]:
+            found = self._of_record(index, list(row))
+            names[:] = found
+            return list(found.values())
+
+        index = torch.zeros((), dtype=torch.long, device=records.device)
+        try:
+            graph = called_by_torch(needed(inside, [index, *records.placeholder()]))
+        except Exception:  # there is none
+            return None
+        return lambda index, row: dict(zip(names, graph(index, *row), strict=True))
 
 
 def _innermost(fn: Any) -> Any:
@@ -327,5 +354,7 @@ def _in_support(site: dict) -> Tensor:
     try:
         inside = torch.as_tensor(site["fn"].support.check(site["value"]))
     except (NotImplementedError, RuntimeError):  # a distribution that does not tell, or not in vmap
+        if tracing():
+            raise
         return torch.ones((), dtype=torch.bool)
     return inside if site["mask"] is None else inside | ~torch.as_tensor(site["mask"])

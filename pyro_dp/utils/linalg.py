@@ -25,11 +25,20 @@ def require_same(
     :param exact: whether the model computes in float64.
     :param rounding: by how much they may differ in any case, in units of ``scale``.
     """
-    largest = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0.0
-    size = max(scale, largest)
+    size = max(scale, largest(expected))
     tolerance = (1e-8 if exact else 1e-3) * size + rounding * scale
     if not close(found, expected, tolerance):
         raise ModelError(MISMATCH)
+
+
+def largest(values: Tensor) -> float:
+    """The largest size of a finite number; 0 if there is none."""
+    if not values.numel():
+        return 0.0
+    sizes = torch.stack(values.aminmax()).abs()
+    if not sizes.isfinite().all():  # a copy, which may take much memory
+        sizes = values.abs().nan_to_num(0.0, 0.0, 0.0)
+    return sizes.max().item()
 
 
 def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
@@ -49,8 +58,7 @@ def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool
         return False
     if tolerance is None:
         tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
-    size = one.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if one.numel() else 0.0
-    return close(one, other, tolerance * size)
+    return close(one, other, tolerance * largest(one.detach()))
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -10,7 +10,16 @@ from compilers import needs_compiler
 
 from pyro_dp.graphs import tracing
 from pyro_dp.graphs.simplify import is_draw
-from pyro_dp.graphs.tracing import Compiler, NotTraceable, constant_number, trace, untraced
+from pyro_dp.graphs.tracing import (
+    Compiler,
+    NotTraceable,
+    constant_number,
+    inlined,
+    needed,
+    trace,
+    untraced,
+    without_draws,
+)
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 
@@ -239,3 +248,46 @@ def test_a_constant_is_read_out_of_a_graph():
 
     (value,) = trace(function, [torch.ones(())]).forward(torch.tensor(3.0))
     assert value == 3.0
+
+
+def test_what_may_fail_is_needed():
+    """Networks go if nothing depends on them; an index, a factor of a matrix and a draw stay."""
+
+    def function(x, places):
+        torch.tanh(x @ x.mT).relu().sum()
+        x[places].exp()
+        torch.linalg.cholesky(x @ x.mT)
+        torch.randn(2).cos()
+        return [x + 1]
+
+    names = [node.name for node in needed(function, [torch.eye(3), torch.arange(3)]).graph.nodes]
+    assert "tanh" not in names and "relu" not in names and "exp" not in names and "cos" not in names
+    assert {"mm_1", "index", "linalg_cholesky_ex", "randn", "add"} <= set(names)
+
+
+def _drawn(x):
+    own = torch.empty(3).bernoulli_(0.5)
+    return [own.clone() * x, own]
+
+
+def test_draws_become_inputs():
+    draws, rest = without_draws(trace(_drawn, [torch.ones(3)], draws=True), 1)
+    (own,) = draws(torch.ones(3))
+    assert not any(is_draw(node) for node in rest.graph.nodes)
+    torch.testing.assert_close(rest(torch.full((3,), 2.0), own)[0], 2.0 * own)
+    with pytest.raises(NotTraceable, match="draws random numbers"):
+        graph = trace(lambda x: [*_drawn(torch.randn(3) * x)], [torch.ones(3)], draws=True)
+        without_draws(graph, 1)
+
+
+def test_a_graph_within_a_graph_has_constants_of_its_own():
+    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+    inner = trace(lambda x: [x * first + torch.full((2,), 0.5)], [torch.ones(2)])
+
+    def outer(x):
+        (value,) = inlined(inner)(x)
+        return [value * second + torch.full((2,), 0.25)]
+
+    x = torch.tensor([7.0, 11.0])
+    (found,) = trace(outer, [torch.ones(2)])(x)
+    torch.testing.assert_close(found, (x * first + 0.5) * second + 0.25)

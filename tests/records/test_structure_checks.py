@@ -389,7 +389,7 @@ def test_observations_outside_the_support():
 
 def test_a_support_that_the_record_sets():
     """All records are looked at, also one beyond the examples, whose support its own row sets."""
-    x = torch.rand(500) + 1.0
+    x = torch.rand(600) + 1.0  # enough for a graph
     y = x / 2
 
     def model(x, y):
@@ -402,6 +402,26 @@ def test_a_support_that_the_record_sets():
     y[333] = x[333] + 1e-3
     with pytest.raises(ModelError, match="'y'.*outside the support"):
         attempt(model, data=(x, y))
+
+
+@pytest.mark.parametrize("broken", [9, -1.0], ids=["index", "Cholesky factor"])
+def test_a_record_on_which_the_model_fails(broken):
+    """It is found, though no support depends on what fails, and a network costs nothing."""
+    codes, y = torch.ones(600, dtype=torch.long), torch.ones(600)
+    if isinstance(broken, int):
+        codes[577] = broken
+    else:
+        y[577] = broken
+
+    def model(codes, y):
+        w = weights()
+        with pyro.plate("data", len(y)) as idx:
+            root = torch.linalg.cholesky(y[idx, None, None])
+            mean = torch.tanh(w[codes[idx]]) * root.reshape(-1)
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match="Running the model on one record"):
+        attempt(model, data=(codes, y))
 
 
 def test_masked_observations_may_be_anything():

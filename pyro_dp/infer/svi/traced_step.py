@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_dp.graphs.factorisation import Form, Lookup, factorised
 from pyro_dp.graphs.references import References
-from pyro_dp.graphs.tracing import Compiler, called_by_torch, trace
+from pyro_dp.graphs.tracing import Compiler, called_by_torch, inlined, trace, without_draws
 from pyro_dp.infer.padded_sum import (
     CHECKED_STEPS,
     PaddedBatch,
@@ -39,7 +39,7 @@ from pyro_dp.mechanism.contributions import Contributions, Joined, LookedUpRows,
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
-from pyro_dp.records.record_term import Batch, RecordGradients
+from pyro_dp.records.record_term import Batch
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import MISMATCH, require_same
@@ -118,20 +118,35 @@ class TracedStep:
                 own = (self._particles(draws), chosen, sampled)
                 return self.eager.add_microbatch(clipped, *own)
 
+        own = self._like(clipped)
         try:
-            batch = self._passes.batch(inputs, chosen)
-            found = self._passes.add(clipped, inputs, batch)
+            batch, kept, beside = self._pass(inputs, chosen, clipped, own)
         except Exception:  # on some record; which one, the eager step finds out
             return [by_pyro(chosen)]
         moves = []
-        if self.eager.term.answers:  # other records are not in the sums
-            apart = found.pop()
-            if apart.any():
-                moves.append(by_pyro(chosen[apart], self._sampled(batch, apart)))
-            chosen, found = chosen[~apart], [each[~apart] for each in found]
-        if self._unchecked and len(chosen):
-            self._check_sums(clipped, draws, chosen)
-        return [*moves, (chosen, dict(zip(self.eager.term.local.leaves, found, strict=True)))]
+        if self.eager.term.answers and not kept.all():
+            moves.append(by_pyro(chosen[~kept], self._sampled(batch, ~kept)))
+        if self._unchecked and kept.any():
+            self._check_sums(own, draws, batch, kept, beside)
+        names = self.eager.term.local.leaves
+        return [*moves, (chosen[kept], dict(zip(names, beside, strict=True)))]
+
+    def _like(self, clipped: ClippedSum) -> ClippedSum:
+        return type(clipped)(clipped.blocks, self.eager.term.records.device)
+
+    def _pass(
+        self, inputs: list[Tensor], chosen: Tensor, *sums: ClippedSum
+    ) -> tuple[PaddedBatch, Tensor, list[Tensor]]:
+        """Add these records to sums by the graph.
+
+        :returns: the batch; which of them are in the sums, (B,); further outputs for those.
+        """
+        batch = self._passes.batch(inputs, chosen)
+        beside = self._passes.add(sums[0], inputs, batch, *sums[1:])
+        kept = torch.ones_like(chosen, dtype=torch.bool)
+        if self.eager.term.answers:  # by these draws
+            kept = ~beside.pop()
+        return batch, kept, [each[kept] for each in beside]
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
@@ -180,7 +195,10 @@ class TracedStep:
                 self.eager.draw([RecordMode(draws, substitutes) for draws in made])
             return [each for draws in made for each in draws.sampled]
 
-        graph = trace(drawn, [leaf.detach() for leaf in self._leaves], draws=True)
+        values = [leaf.detach() for leaf in self._leaves]
+        if not drawn(*values):
+            return lambda *_: [], [0] * len(made)
+        graph = trace(drawn, values, draws=True)
         return called_by_torch(graph), [len(draws.sampled) for draws in made]
 
     def _trace_records(
@@ -188,47 +206,34 @@ class TracedStep:
     ) -> PaddedSum:
         """Trace gradients per record, to find what must be stored; then clipped and summed."""
         eager, term = self.eager, self.eager.term
-        names, particles = list(term.local.leaves), len(self._counts)
+        names = list(term.local.leaves)
         public = self._public_inputs(self.draw())
-        counts = [len(public), 1, len(term.records.placeholder()), len(names)]
-        counts += [term.samples] * particles
-
-        def gradients(*inputs: Tensor) -> tuple[dict[str, Tensor], list, list[RecordGradients]]:
-            own, (indices,), rows, own_rows, *draws = parted(inputs, counts)
-            parameters, drawn = self._at(own)
-            by_name = dict(zip(names, own_rows, strict=True))
-            return (
-                parameters,
-                drawn,
-                [
-                    term.at_once(particle, Batch(indices, rows, values, by_name))
-                    for particle, values in zip(drawn, draws[:-1], strict=True)
-                ],
-            )
-
-        def sampled(*inputs: Tensor) -> list[Tensor]:
-            return [value for each in gradients(*inputs)[2] for value in each.sampled]
+        counts = [len(public), 1, len(term.records.placeholder())]
 
         def per_record(*inputs: Tensor) -> list[Tensor]:
-            parameters, drawn, found = gradients(*inputs)
+            own, (indices,), rows, own_rows = parted(inputs, counts)
+            parameters, drawn = self._at(own)
+            batch = Batch(indices, rows, local_rows=dict(zip(names, own_rows, strict=True)))
+            found = [term.at_once(particle, batch) for particle in drawn]
             losses = mean([each.losses for each in found])
             blocks = eager.coordinates(drawn, parameters).per_record(found)
             beside = [mean([each.local[name] for each in found]) for name in names]
             if term.answers:
                 beside.append(torch.stack([own.apart for own in found]).any(dim=0))
-            return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside]
+            sampled = [value for each in found for value in each.sampled]
+            return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside, *sampled]
 
         def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
-            outputs = list(graph(*own, indices, *rows, *rest))
+            outputs = inlined(graph)(*own, indices, *rows, *rest)
             losses, *beside = outputs[len(outputs) - others :]
             return eager.blocks(joined(outputs, forms), losses, bounds[0]), beside
 
         others = 1 + len(names) + bool(term.answers)
         inputs = [*public, *placeholder_batch(term, size)]
-        drawing = trace(sampled, inputs, draws=True) if term.samples else None
-        sampling = called_by_torch(drawing) if drawing else None
-        values = sampling(*inputs) if sampling else []
-        graph = trace(per_record, [*inputs, *values])
+        graph, sampling = trace(per_record, inputs, draws=term.samples > 0), None
+        if term.samples:
+            drawing, graph = without_draws(graph, term.samples * len(self._counts))
+            sampling = called_by_torch(drawing)
         graph, forms = factorised(graph, fused=compiler.enabled, others=others)
         return PaddedSum(
             contribute,
@@ -271,25 +276,28 @@ class TracedStep:
         with put_back(self._generators):
             return self.eager.draw(self._modes(public))
 
-    def _check_sums(self, clipped: ClippedSum, public: PublicTables, chosen: Tensor) -> None:
-        # Pyro's code holds the gradients of all records at once. A large model affords only a few.
-        chosen = chosen[: max(2, _MOST_CHECKED // max(1, self._size))]
-        found, expected = (
-            type(clipped)(clipped.blocks, self.eager.term.records.device) for _ in range(2)
-        )
-        inputs = self._public_inputs(public)
-        batch = self._passes.batch(inputs, chosen)
-        beside = self._passes.add(found, inputs, batch)
-        together = torch.arange(len(chosen), device=chosen.device)
-        if self.eager.term.answers:  # by these draws
-            together = together[~beside.pop()]
-        particles = self._particles(public)
-        for places in together.split(_AT_ONCE):
-            own = (particles, chosen[places], self._sampled(batch, places))
-            _, moves = self.eager.add_microbatch(expected, *own)
+    def _check_sums(
+        self,
+        found: ClippedSum,
+        public: PublicTables,
+        batch: PaddedBatch,
+        kept: Tensor,
+        beside: list[Tensor],
+    ) -> None:
+        """Compare a pass with Pyro's code, which affords only a few records of a large model."""
+        most = max(1, _MOST_CHECKED // max(1, self._size))
+        if kept.sum() > max(2, most):
+            few, found = batch.chosen[kept][: max(2, most)], self._like(found)
+            batch, kept, beside = self._pass(self._public_inputs(public), few, found)
+        expected, particles = self._like(found), self._particles(public)
+        places = kept.nonzero().squeeze(1)
+        for part in torch.arange(len(places), device=places.device).split(min(most, _AT_ONCE)):
+            own = places[part]
+            given = (particles, batch.chosen[own], self._sampled(batch, own))
+            _, moves = self.eager.add_microbatch(expected, *given)
             for one, other in zip(beside, moves.values(), strict=True):
-                require_same(one[places], other, exact=self._exact)
-        found.require_same_as(expected, count=len(chosen), exact=self._exact)
+                require_same(one[part], other, exact=self._exact)
+        found.require_same_as(expected, count=len(places), exact=self._exact)
 
     def _sampled(self, batch: PaddedBatch, places: Tensor) -> list[list[Tensor]]:
         """Draws of some of its records, by particle."""
