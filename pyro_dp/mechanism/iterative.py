@@ -120,6 +120,10 @@ class IterativeMechanism(abc.ABC):
         """Number of planned steps; None: there is no plan, or not yet."""
         return self._reservation.plan.num_steps
 
+    @num_steps.setter
+    def num_steps(self, num_steps: int | None) -> None:
+        self._reservation.plan.num_steps = num_steps
+
     @property
     def _steps(self) -> int:
         """Number of steps done."""
