@@ -118,16 +118,17 @@ class TracedStep:
                 own = (self._particles(draws), chosen, sampled)
                 return self.eager.add_microbatch(clipped, *own)
 
-        own = self._like(clipped)
+        own = [self._like(clipped)] if self._unchecked else []
         try:
-            batch, kept, beside = self._pass(inputs, chosen, clipped, own)
+            batch, kept, beside = self._pass(inputs, chosen, clipped, *own)
         except Exception:  # on some record; which one, the eager step finds out
             return [by_pyro(chosen)]
         moves = []
-        if self.eager.term.answers and not kept.all():
-            moves.append(by_pyro(chosen[~kept], self._sampled(batch, ~kept)))
-        if self._unchecked and kept.any():
-            self._check_sums(own, draws, batch, kept, beside)
+        if len(kept) < len(chosen):
+            apart = torch.ones_like(chosen, dtype=torch.bool).index_fill(0, kept, False)
+            moves.append(by_pyro(chosen[apart], self._sampled(batch, apart)))
+        if own and len(kept):
+            self._check_sums(own[0], draws, batch, kept, beside)
         names = self.eager.term.local.leaves
         return [*moves, (chosen[kept], dict(zip(names, beside, strict=True)))]
 
@@ -139,13 +140,13 @@ class TracedStep:
     ) -> tuple[PaddedBatch, Tensor, list[Tensor]]:
         """Add these records to sums by the graph.
 
-        :returns: the batch; which of them are in the sums, (B,); further outputs for those.
+        :returns: the batch; places of those in the sums, (n,); further outputs for those.
         """
         batch = self._passes.batch(inputs, chosen)
         beside = self._passes.add(sums[0], inputs, batch, *sums[1:])
-        kept = torch.ones_like(chosen, dtype=torch.bool)
+        kept = torch.arange(len(chosen), device=chosen.device)
         if self.eager.term.answers:  # by these draws
-            kept = ~beside.pop()
+            kept = kept[~beside.pop()]
         return batch, kept, [each[kept] for each in beside]
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
@@ -286,18 +287,17 @@ class TracedStep:
     ) -> None:
         """Compare a pass with Pyro's code, which affords only a few records of a large model."""
         most = max(1, _MOST_CHECKED // max(1, self._size))
-        if kept.sum() > max(2, most):
+        if len(kept) > max(2, most):
             few, found = batch.chosen[kept][: max(2, most)], self._like(found)
             batch, kept, beside = self._pass(self._public_inputs(public), few, found)
         expected, particles = self._like(found), self._particles(public)
-        places = kept.nonzero().squeeze(1)
-        for part in torch.arange(len(places), device=places.device).split(min(most, _AT_ONCE)):
-            own = places[part]
+        for part in torch.arange(len(kept), device=kept.device).split(min(most, _AT_ONCE)):
+            own = kept[part]
             given = (particles, batch.chosen[own], self._sampled(batch, own))
             _, moves = self.eager.add_microbatch(expected, *given)
             for one, other in zip(beside, moves.values(), strict=True):
                 require_same(one[part], other, exact=self._exact)
-        found.require_same_as(expected, count=len(places), exact=self._exact)
+        found.require_same_as(expected, count=len(kept), exact=self._exact)
 
     def _sampled(self, batch: PaddedBatch, places: Tensor) -> list[list[Tensor]]:
         """Draws of some of its records, by particle."""
