@@ -140,7 +140,7 @@ class TracedStep:
     ) -> tuple[PaddedBatch, Tensor, list[Tensor]]:
         """Add these records to sums by the graph.
 
-        :returns: the batch; places of those in the sums, (n,); further outputs for those.
+        :returns: the batch; indices of those in the sums, (n,); further outputs for those.
         """
         batch = self._passes.batch(inputs, chosen)
         beside = self._passes.add(sums[0], inputs, batch, *sums[1:])
