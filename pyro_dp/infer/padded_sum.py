@@ -114,7 +114,7 @@ class PaddedSum:
         with torch.no_grad():
             bounds = self._bounds_of(clipped.blocks)
             found = self._graph(*bounds, self._weights(count), *public, *batch.inputs)
-            for each in (clipped, *also):
+            for each in (*also, clipped):  # the release's last: nothing fails after it
                 each.add_sums(found[: self._num_blocks])
         return [each[:count] for each in found[self._num_blocks :]]
 

@@ -120,9 +120,12 @@ class TracedStep:
 
         own = [self._like(clipped)] if self._unchecked else []
         try:
-            batch, kept, beside = self._pass(inputs, chosen, clipped, *own)
+            batch = self._passes.batch(inputs, chosen)
+            found = self._passes.add(clipped, inputs, batch, *own)
         except Exception:  # on some record; which one, the eager step finds out
             return [by_pyro(chosen)]
+        # No failure from here on may add the records again.
+        kept, beside = self._kept(chosen, found)
         moves = []
         if len(kept) < len(chosen):
             apart = torch.ones_like(chosen, dtype=torch.bool).index_fill(0, kept, False)
@@ -135,19 +138,16 @@ class TracedStep:
     def _like(self, clipped: ClippedSum) -> ClippedSum:
         return type(clipped)(clipped.blocks, self.eager.term.records.device)
 
-    def _pass(
-        self, inputs: list[Tensor], chosen: Tensor, *sums: ClippedSum
-    ) -> tuple[PaddedBatch, Tensor, list[Tensor]]:
-        """Add these records to sums by the graph.
-
-        :returns: the batch; indices of those in the sums, (n,); further outputs for those.
+    def _kept(self, chosen: Tensor, found: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """
-        batch = self._passes.batch(inputs, chosen)
-        beside = self._passes.add(sums[0], inputs, batch, *sums[1:])
+        :param found: the further outputs of the graph.
+        :returns: indices of the records in the sums, (n,); the outputs for those.
+        """
         kept = torch.arange(len(chosen), device=chosen.device)
         if self.eager.term.answers:  # by these draws
-            kept = kept[~beside.pop()]
-        return batch, kept, [each[kept] for each in beside]
+            *found, apart = found
+            kept = kept[~apart]
+        return kept, [each[kept] for each in found]
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
@@ -289,7 +289,9 @@ class TracedStep:
         most = max(1, _MOST_CHECKED // max(1, self._size))
         if len(kept) > max(2, most):
             few, found = batch.chosen[kept][: max(2, most)], self._like(found)
-            batch, kept, beside = self._pass(self._public_inputs(public), few, found)
+            inputs = self._public_inputs(public)
+            batch = self._passes.batch(inputs, few)
+            kept, beside = self._kept(few, self._passes.add(found, inputs, batch))
         expected, particles = self._like(found), self._particles(public)
         for part in torch.arange(len(kept), device=kept.device).split(min(most, _AT_ONCE)):
             own = kept[part]
