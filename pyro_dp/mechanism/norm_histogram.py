@@ -208,7 +208,7 @@ def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) 
     if len(quiet):
         end = top + int(quiet[0])
         end = max(end, _group(counts, sd, end))
-        fitted[end:] = _tail(fitted[:end], len(fitted) - end) if tail else 0.0
+        fitted[end:] = _tail(fitted[:end], counts[end:], sd) if tail else 0.0
     quiet = np.nonzero(behind[: top + 1] < least)[0]
     if len(quiet):
         fitted[: quiet[-1] + 1] = 0.0
@@ -225,9 +225,17 @@ def _group(counts: Floats, sd: float, start: int) -> int:
     return end
 
 
-def _tail(seen: Floats, length: int) -> Floats:
-    """How counts may go on that fell so in the last two octaves."""
+def _tail(seen: Floats, hidden: Floats, sd: float) -> Floats:
+    """How counts may go on that fell so in the last two octaves.
+
+    They go on no higher than the hidden counts allow, by one standard error.
+
+    :param hidden: noisy counts of the bins from there on.
+    """
     before, last = seen[-2 * _PER_OCTAVE : -_PER_OCTAVE].sum(), seen[-_PER_OCTAVE:].sum()
     fall = min((last / max(before, 1e-9)) ** (1 / _PER_OCTAVE), _TAIL)
-    found: Floats = last / _PER_OCTAVE * fall ** (np.arange(length) + (_PER_OCTAVE + 1) / 2)
-    return found
+    steps = np.arange(len(hidden)) + (_PER_OCTAVE + 1) / 2
+    found: Floats = last / _PER_OCTAVE * fall**steps
+    length = max(float(np.linalg.norm(found)), 1e-9)
+    most = float(found @ hidden / length + sd) / length
+    return found * min(max(most, 0.0), 1.0)

@@ -123,6 +123,14 @@ def test_a_tail_goes_on_in_the_noise(rng):
     assert on.median == pytest.approx(cut.median, rel=0.1)
 
 
+def test_a_tail_is_no_larger_than_hidden_counts_allow(rng):
+    # Norms of a normal distribution end. The fall of the last octaves, continued, would go on.
+    norms = np.linalg.norm(rng.normal(size=(20_000, 10)), axis=1) * abs(rng.normal(size=20_000))
+    found = Norms.read(noisy_counts(norms, 8.0), 8.0, 20_000, typical=3.0, spread=0.25, tail=True)
+    excess = np.maximum(norms - 8.0, 0.0).sum()
+    assert 0.7 * excess < found.excess(np.array([8.0]))[0] < 1.5 * excess
+
+
 def test_alone_a_broken_record_adds_nothing_either():
     clipped = ClippedSum([Block(SIZE, 1.0)])
     clipped.add(MeasuredBins(torch.tensor([[1.0], [math.nan], [math.inf], [2.0]])))
