@@ -235,7 +235,7 @@ class TestCurve:
         advantage = TradeOff.of(with_noise(claim, curve.noise_share)).advantage
         assert advantage == pytest.approx(least_advantage(600, curve.correct, 0.05), rel=1e-2)
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_luck(self):
         """A release without the canary shows an advantage in one of twenty audits, by chance."""
         rng, claim = np.random.default_rng(0), gaussian(1.0)[1]

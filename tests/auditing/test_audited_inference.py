@@ -162,7 +162,7 @@ class TestOneStep:
         score = dict(num_trials=600, score=lambda w: -w[0])
         assert run(make_run, claim, **score).contradicts_claim
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_fixed_order_counted_as_poisson(self):
         """Single-record steps, each record once; records are at the bounds -C, the canary at +C.
 

@@ -249,7 +249,7 @@ def long_tails(x, y):
         pyro.sample("y", dist.StudentT(freedom, x[idx] @ w, scale), obs=y[idx])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_likelihood_that_is_not_concave():
     """Intervals of four standard deviations hold the truth; at a saddle they would not."""
     rng = torch.Generator().manual_seed(1)
@@ -283,7 +283,7 @@ def test_counts_that_vary_more_than_the_model_says(dispersion, level):
         assert "outcomes vary more" in str(sep.explain())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_mixture_of_the_right_model_has_no_dispersion():
     """Curvatures of its records cancel in the sum, so norms are large beside it."""
     entry = ZOO["discrete mixture"]
@@ -611,7 +611,7 @@ def effects_of_clinics(clinic, y):
         pyro.sample("y", dist.Poisson(a[clinic[i]].exp()), obs=y[i])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_scale_of_effects_does_not_collapse(seed):
     """It did, to 1e-8: the scale follows the effects, which noise draws together."""

@@ -32,6 +32,7 @@ def fitted(model, guide, *data, lr=None, num_steps=400, sigma=1.0):
     return svi.posterior()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GUIDES)
 def test_steps_that_have_settled(kind):
     data = regression_data(2000)
@@ -65,6 +66,7 @@ def persons(y):
         pyro.sample("y", dist.Normal(own, 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_global_latents_beside_those_of_records():
     """They have intervals without the noise, since latents of records follow them."""
     found = fitted(persons, AutoNormal(persons), 1 + torch.randn(2000))

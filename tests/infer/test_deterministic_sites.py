@@ -138,7 +138,7 @@ def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
     assert (effect - expected).abs().max() < 0.3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
     """Marginals of factors would be far wider than that."""
     sep = found(not_centred, guide=AutoNormal, noise=0.3)
@@ -147,7 +147,7 @@ def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_
     assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 6, 7, 0]].mean()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_reparameterised_models_have_their_site_back():
     model = poutine.reparam(centred, config={"effect": LocScaleReparam(0.0)})
     assert [each.name for each in found(model).evidence.latents] == ["effect"]
@@ -167,7 +167,7 @@ def test_a_site_with_a_row_for_each_record_is_no_coordinate():
     assert str(sep.posterior().status) != "ok"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_looks_at_other_coordinates_are_explained():
     shares = found(not_centred).explain().shares
     assert all(len(share) == len(posterior(not_centred).mean) for share in shares.values())

@@ -55,7 +55,7 @@ def read(model, guide, *data):
     return read_guide(model, guide, records)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dependent_sites_of_another_family_get_the_posterior():
     view = read(two, dependent, DATA)
     assert isinstance(view, FittedGuide)
@@ -182,7 +182,7 @@ def start_of_two_kinds(site):
     return public[site["name"]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_mixture_gets_intervals():
     """Its guide is one of points, for which gradient steps find no interval.
 

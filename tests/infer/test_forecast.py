@@ -36,7 +36,7 @@ def forecast(model=logistic, args=None, inference=DPSEP, guide=AutoMultivariateN
     return accountant.forecast(model, guide(model), *args, inference=inference, **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.in_turns
 @pytest.mark.parametrize("inference", [DPSEP, DPSVI])
 def test_more_budget_is_narrower(inference):
@@ -86,7 +86,7 @@ def test_nothing_is_charged_or_moved():
     assert not torch.equal(other.widths, found.widths)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_trials_have_the_settings_of_the_accountant():
     trials = []
 

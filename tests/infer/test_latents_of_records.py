@@ -198,6 +198,7 @@ def test_posterior_and_rows():
         assert pyro.param("AutoNormal.locs.own").unique().numel() == 1
 
 
+@pytest.mark.slow
 def test_rows_are_fitted_anew_from_a_state():
     y = persons_data()
     svi = fitted(persons, AutoNormal(persons), y)

@@ -109,7 +109,7 @@ def fitted(bound, model=logistic, **options):
     return svi, told(lambda: svi.run(*data, progress=False), ClippingWarning)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_bound_that_is_far_too_small(as_users_run_it):
     svi, texts = fitted(0.01)
     assert len(texts) == 1 and "clip=0.01 clips about" in texts[0]

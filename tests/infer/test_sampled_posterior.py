@@ -145,7 +145,7 @@ def model(group, y):
         pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_evidence_about_a_deterministic_site_meets_a_prior():
     torch.manual_seed(0)
     pyro.clear_param_store()

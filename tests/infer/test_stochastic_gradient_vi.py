@@ -98,6 +98,7 @@ def budget():
 # Results.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["latents", "parameters"])
 @pytest.mark.parametrize("particles", [1, 3])
 def test_intervals_include_the_noise(of, particles):

@@ -37,7 +37,7 @@ def chain(model, **options):
     return DPSGLD(model, **settings | options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_posterior_at_a_temperature():
     """More noise than Langevin dynamics needs: variances grow by what step() returns."""
     x = 0.01 * torch.randn(50, 100)  # within the bound: nothing is clipped

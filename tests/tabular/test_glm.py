@@ -432,7 +432,7 @@ def test_a_report_names_it_whatever_the_column_is_called():
     assert "DPSEP of visits" in glm.accountant.report()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_fits_do_not_know_of_each_other():
     glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
     first, second = fitted(glm, frame(seed=1)), fitted(glm, frame(seed=2))
@@ -499,7 +499,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
             Regression.load(path)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_arviz():
     glm = without_noise(
         schema(*MAIN, "clinic", "visits"),

@@ -230,7 +230,7 @@ class TestIntervals:
         ("age",),
     ]
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_cover_the_exact_counts(self, monkeypatch):
         """50% intervals of 100 releases, of the largest count of eight margins.
 

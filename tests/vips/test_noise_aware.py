@@ -246,7 +246,7 @@ MODELS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.in_turns
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_noise_is_as_wide_as_runs_differ(kind):

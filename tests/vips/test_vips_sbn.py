@@ -327,7 +327,7 @@ def true_evidence(images, weights, seed):
     return log_evidence({name: dist.Delta(value) for name, value in normal.items()}, images)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_variational_bayes_learns_the_network():
     """Held-out evidence rises, and ends near that of the network the images are from."""
     images, weights = images_of(3000, seed=2)
@@ -348,7 +348,7 @@ def test_variational_bayes_learns_the_network():
     assert found[-1] < truth + 0.1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_private_network_learns():
     images, _ = images_of(6000, seed=2)
     train, test = images[:5000], images[5000:]
@@ -413,7 +413,7 @@ def test_the_pyro_model():
     torch.testing.assert_close(trace.log_prob_sum(), sum(each.sum() for each in expected))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_guide_has_the_joint_covariance_of_weights_and_biases():
     images, _ = images_of(200)
     vips = fitted(model_of(), (images,), 5)
