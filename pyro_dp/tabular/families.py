@@ -1,11 +1,10 @@
 """Families of outcomes: which column each is for, and how its distribution is written in Pyro."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.levels import Binary, Category
@@ -14,27 +13,119 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice
 
 
-@dataclass(frozen=True)
 class Family:
-    """The distribution of an outcome, as :class:`~pyro_dp.tabular.PrivateGLM` names it."""
+    """The distribution of an outcome, as :class:`~pyro_dp.tabular.PrivateGLM` names it.
+
+    :param outcome: its name.
+    :param column: its declaration.
+    :raises ConfigurationError: the family is none for this column.
+
+    :ivar columns: kinds of column that it is for.
+    :ivar declaration: how such a column is declared.
+    :ivar distribution: code in which ``eta`` is the linear predictor.
+    :ivar ratios: the name of exp(coefficient), if it has one.
+    :ivar latents: priors, code by name of the site.
+    :ivar start: start values of these latents.
+    :ivar ordered: levels of an outcome with thresholds.
+    :ivar has_rate: whether an exposure multiplies the mean.
+    :ivar first_sd: standard deviation of the first q.
+    """
 
     name: str
-    distribution: str  # code in which ``eta`` is the linear predictor
-    ratios: str | None = None  # the name of exp(coefficient)
-    latents: dict[str, str] = field(default_factory=dict)  # priors, code by name of the site
-    start: dict[str, Tensor] = field(default_factory=dict)  # start values of these latents
-    ordered: Sequence[Any] = ()  # levels of an outcome with thresholds
+    columns: tuple[type[Column], ...]
+    declaration: str
+    distribution: str
+    ratios: str | None = None
+    latents: dict[str, str] = {}
+    start: dict[str, float | list[float]] = {}
+    ordered: Sequence[Any] = ()
+    has_rate = False
+    first_sd = 0.02  # sites of a narrow q need few nodes
+
+    def __init__(self, outcome: str, column: Column):
+        if not isinstance(column, self.columns):
+            raise ConfigurationError(
+                f"family={self.name!r} needs an outcome that is declared as {self.declaration}, "
+                f"and {outcome!r} is a {type(column).__name__}: declare it so, or choose another "
+                "family."
+            )
+
+    def scale(self, column: Column, *, centred: bool) -> tuple[float, float]:
+        """Centre and half width of the outcome, in which the model sees it.
+
+        :param centred: there is an intercept to take the centre up.
+        """
+        return 0.0, 1.0
 
 
-_NAMES = ("poisson", "negative_binomial", "logistic", "linear", "ordinal")
+class Logistic(Family):
+    name = "logistic"
+    columns, declaration = (Binary,), "Binary()"
+    distribution = "dist.Bernoulli(logits=eta)"
+    ratios = "odds ratio"
+    first_sd = 0.1
+
+
+class Linear(Family):
+    name = "linear"
+    columns, declaration = (Number, Count), "Number(lower, upper)"
+    distribution = "dist.Normal(eta, sigma)"
+    latents = {"sigma": "dist.LogNormal(-1.0, 1.0)"}
+    start = {"sigma": math.exp(-1.0)}
+    first_sd = 0.1
+
+    def scale(self, column: Column, *, centred: bool) -> tuple[float, float]:
+        assert isinstance(column, RangeColumn)
+        low, high = column.bounds
+        return ((low + high) / 2, (high - low) / 2) if centred else (0.0, max(abs(low), abs(high)))
+
+
+class Poisson(Family):
+    name = "poisson"
+    columns, declaration = (Count,), "Count(lower, upper)"
+    distribution = "dist.Poisson(eta.exp())"
+    ratios = "rate ratio"
+    has_rate = True
+
+    def __init__(self, outcome: str, column: Column):
+        super().__init__(outcome, column)
+        assert isinstance(column, Count)
+        if column.lower < 0:
+            raise ConfigurationError(f"family={self.name!r}: {outcome!r} must have lower >= 0.")
+
+
+class NegativeBinomial(Poisson):
+    name = "negative_binomial"
+    distribution = "dist.NegativeBinomial(concentration, logits=eta - concentration.log())"
+    latents = {"concentration": "dist.LogNormal(0.0, 1.0)"}
+    start = {"concentration": 1.0}
+
+
+class Ordinal(Family):
+    name = "ordinal"
+    columns, declaration = (Category,), "Category(levels, ordered=True)"
+    distribution = "dist.OrderedLogistic(eta, cutpoints)"
+    ratios = "odds ratio"
+
+    def __init__(self, outcome: str, column: Column):
+        super().__init__(outcome, column)
+        assert isinstance(column, Category)
+        count = len(column.levels)
+        if not column.ordered or column.other or count < 3:
+            raise ConfigurationError(
+                "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
+                f"position in their order. Declare {outcome!r} as Category(levels, ordered=True)."
+            )
+        scales = ", ".join(["2.5", *["1.0"] * (count - 2)])
+        base = f"dist.Normal(0.0, torch.tensor([{scales}])).to_event(1)"
+        increasing = f"dist.TransformedDistribution({base}, dist.transforms.OrderedTransform())"
+        self.latents = {"cutpoints": increasing}
+        self.start = {"cutpoints": torch.linspace(-1.0, 1.0, count - 1).tolist()}
+        self.ordered = column.levels
+
+
+FAMILIES = {each.name: each for each in (Poisson, NegativeBinomial, Logistic, Linear, Ordinal)}
 _ELSEWHERE = {"binomial": "logistic", "gaussian": "linear", "normal": "linear"}
-_NEEDS: dict[str, tuple[Any, str]] = {
-    "poisson": (Count, "Count(lower, upper)"),
-    "negative_binomial": (Count, "Count(lower, upper)"),
-    "logistic": (Binary, "Binary()"),
-    "linear": ((Number, Count), "Number(lower, upper)"),
-    "ordinal": (Category, "Category(levels, ordered=True)"),
-}
 
 
 def family_of(name: str, outcome: str, column: Column) -> Family:
@@ -44,56 +135,5 @@ def family_of(name: str, outcome: str, column: Column) -> Family:
     """
     if name in _ELSEWHERE:
         raise ConfigurationError(f"family={name!r} is family={_ELSEWHERE[name]!r} here.")
-    require_choice("family", name, _NAMES)
-    kind, declaration = _NEEDS[name]
-    if not isinstance(column, kind):
-        raise ConfigurationError(
-            f"family={name!r} needs an outcome that is declared as {declaration}, and {outcome!r} "
-            f"is a {type(column).__name__}: declare it so, or choose another family."
-        )
-    if isinstance(column, Count) and name != "linear" and column.lower < 0:
-        raise ConfigurationError(f"family={name!r}: {outcome!r} must have lower >= 0.")
-    if name == "poisson":
-        return Family(name, "dist.Poisson(eta.exp())", "rate ratio")
-    if name == "logistic":
-        return Family(name, "dist.Bernoulli(logits=eta)", "odds ratio")
-    if name == "linear":
-        prior, start = "dist.LogNormal(-1.0, 1.0)", torch.tensor(-1.0).exp()
-        return Family(name, "dist.Normal(eta, sigma)", None, {"sigma": prior}, {"sigma": start})
-    if name == "negative_binomial":
-        return Family(
-            name,
-            "dist.NegativeBinomial(concentration, logits=eta - concentration.log())",
-            "rate ratio",
-            {"concentration": "dist.LogNormal(0.0, 1.0)"},
-            {"concentration": torch.tensor(1.0)},
-        )
-    assert isinstance(column, Category)
-    count = len(column.levels)
-    if not column.ordered or column.other or count < 3:
-        raise ConfigurationError(
-            "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
-            f"position in their order. Declare {outcome!r} as Category(levels, ordered=True)."
-        )
-    scales = ", ".join(["2.5", *["1.0"] * (count - 2)])
-    base = f"dist.Normal(0.0, torch.tensor([{scales}])).to_event(1)"
-    return Family(
-        name,
-        "dist.OrderedLogistic(eta, cutpoints)",
-        "odds ratio",
-        {"cutpoints": f"dist.TransformedDistribution({base}, dist.transforms.OrderedTransform())"},
-        {"cutpoints": torch.linspace(-1.0, 1.0, count - 1)},
-        column.levels,
-    )
-
-
-def scale_of(family: Family, column: Column, *, centred: bool) -> tuple[float, float]:
-    """Centre and half width of the outcome, in which a linear model sees it; (0, 1) of others.
-
-    :param centred: there is an intercept to take the centre up.
-    """
-    if family.name != "linear":
-        return 0.0, 1.0
-    assert isinstance(column, RangeColumn)
-    low, high = column.bounds
-    return ((low + high) / 2, (high - low) / 2) if centred else (0.0, max(abs(low), abs(high)))
+    require_choice("family", name, tuple(FAMILIES))
+    return FAMILIES[name](outcome, column)

@@ -69,7 +69,8 @@ class Source:
 
     def start(self) -> dict[str, torch.Tensor]:
         """A guide's start, at the middle of the priors."""
-        found = {COEFFICIENTS: torch.zeros(len(self.terms)), **self.family.start}
+        found = {COEFFICIENTS: torch.zeros(len(self.terms))}
+        found |= {name: torch.tensor(value) for name, value in self.family.start.items()}
         if self.group:
             found[self.group[0]] = torch.zeros(len(self.group[1]))
         for each in self.incomplete:

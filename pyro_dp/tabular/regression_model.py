@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dp.tabular.design import Design, Formula
 from pyro_dp.tabular.encoded import ROW_OBSERVED
-from pyro_dp.tabular.families import Family, family_of, scale_of
+from pyro_dp.tabular.families import Family, family_of
 from pyro_dp.tabular.glm_model import Source
 from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
 from pyro_dp.tabular.levels import LevelColumn
@@ -22,8 +22,7 @@ from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
 
-# The first q's. Sites of a narrow one need few nodes, or draws that are near.
-_WIDE, _NARROW = 0.1, 0.02
+_INCOMPLETE_SD = 0.02  # the first q's: draws of what is missing are near
 _TEXTS = ("formula", "family", "exposure", "group")
 
 
@@ -73,7 +72,7 @@ class RegressionModel:
         centred = "Intercept" in self._design.names
         if self._exposure and not centred:
             raise ConfigurationError("exposure= needs a formula with an intercept.")
-        self._scale = scale_of(self.family, columns[outcome], centred=centred)
+        self._scale = self.family.scale(columns[outcome], centred=centred)
         self._texts = dict(zip(_TEXTS, (formula, family, exposure, group), strict=True))
         self.source = self._source()
 
@@ -101,8 +100,7 @@ class RegressionModel:
     @property
     def init_scale(self) -> float:
         """The first q's standard deviation."""
-        wide = self.family.name in ("logistic", "linear") and not self._incomplete
-        return _WIDE if wide else _NARROW
+        return _INCOMPLETE_SD if self._incomplete else self.family.first_sd
 
     @cached_property
     def scale(self) -> UserScale:
@@ -214,7 +212,7 @@ def _exposure(
     """Name, bounds, and the unit in which a fit starts near rates of one: their geometric mean."""
     if name is None:
         return None
-    if family.name not in ("poisson", "negative_binomial"):
+    if not family.has_rate:
         raise ConfigurationError(
             f"exposure={name!r} is for counts: family='poisson' or 'negative_binomial'."
         )
