@@ -213,6 +213,7 @@ def without_draws(graph: GraphModule, count: int) -> tuple[GraphModule, GraphMod
         last.meta = dict(node.meta)
         node.replace_all_uses_with(last)
     output.args = (output.args[0][:-count],)
+    rest.graph.eliminate_dead_code()  # draws stay, without users
     for node in reversed(rest.graph.nodes):
         if is_draw(node) and not node.users:
             rest.graph.erase_node(node)

@@ -270,8 +270,14 @@ def _drawn(x):
     return [own.clone() * x, own]
 
 
-def test_draws_become_inputs():
-    draws, rest = without_draws(trace(_drawn, [torch.ones(3)], draws=True), 1)
+def _drawn_in_another_form(x):
+    own = torch.multinomial(x, 3, True).double()
+    return [own * x, own]
+
+
+@pytest.mark.parametrize("function", [_drawn, _drawn_in_another_form])
+def test_draws_become_inputs(function):
+    draws, rest = without_draws(trace(function, [torch.ones(3)], draws=True), 1)
     (own,) = draws(torch.ones(3))
     assert not any(is_draw(node) for node in rest.graph.nodes)
     torch.testing.assert_close(rest(torch.full((3,), 2.0), own)[0], 2.0 * own)
