@@ -459,6 +459,16 @@ class InferenceContract(ReleaseContract, RunContract):
                 more(*data)
         assert inference.accountant.ledger == ledger
 
+    def test_a_plan_that_is_cut_short_returns_nothing(self):
+        """The number of steps can be set again, and may then depend on releases."""
+        accountant = PrivacyAccountant(epsilon=1.0)
+        inference, data = self.calibrated(accountant), self.data(self.variants[0])
+        self.step(inference, data)
+        epsilon = accountant.get_epsilon()
+        inference.num_steps = 2
+        self.step(inference, data)
+        assert accountant.get_epsilon() == pytest.approx(epsilon, rel=1e-3)
+
     def test_inferences_share_an_accountant(self):
         """Each release counts, from either inference."""
         accountant = PrivacyAccountant()

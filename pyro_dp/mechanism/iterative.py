@@ -117,7 +117,10 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def num_steps(self) -> int | None:
-        """Number of planned steps; None: there is no plan, or not yet."""
+        """Number of planned steps; None: there is no plan, or not yet.
+
+        It can be set. A run that has reserved more steps gets nothing back.
+        """
         return self._reservation.plan.num_steps
 
     @num_steps.setter

@@ -574,6 +574,16 @@ def test_a_new_plan_replaces_the_old_one_of_its_run():
         accountant.record(SubsampledGaussian(first))
 
 
+def test_a_plan_that_becomes_shorter_returns_nothing():
+    """Whoever sees releases cannot choose to pay for fewer; a longer plan costs more."""
+    accountant = PrivacyAccountant()
+    origin = begun(accountant, 10, made=3)
+    record(accountant, origin, STEP, reserves={STEP: 1})
+    assert accountant.counted == ((STEP, 10),) and accountant.reserved == [(origin, {STEP: 6})]
+    record(accountant, origin, STEP, reserves={STEP: 8})
+    assert accountant.counted == ((STEP, 12),)
+
+
 def test_a_run_that_goes_on_takes_over_what_was_reserved():
     accountant = PrivacyAccountant()
     origin = begun(accountant, 10, made=3)
