@@ -103,8 +103,13 @@ class Books:
         before = held
         if source is not None and source.reserves is not None:
             before = Counter(source.reserves)
-            if source.origin.plan == PLANNED:  # a plan that became shorter returns nothing
-                before |= Counter({each: held[each] for each in before})
+            if source.origin.plan == PLANNED:
+                # New noise is calibrated to the rest of the budget. With the same, a plan of fewer
+                # steps, or of smaller samples, returns nothing.
+                noises = {getattr(each, "noise_multiplier", None) for each in before}
+                before |= Counter(
+                    {e: n for e, n in held.items() if getattr(e, "noise_multiplier", 0) in noises}
+                )
         return self.ledger.counted(name), before | Counter({event: count})
 
     def _write(self, event: Event, count: int, ours: Counter[Event]) -> None:
