@@ -17,6 +17,7 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
+from ledgers import in_threads
 from record_draws import by_index
 from releases import Releases, take
 from run_contract import STEPS, RunContract, same
@@ -36,6 +37,7 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Sampling
 from pyro_dp.vips import LogisticRegression
 
@@ -417,6 +419,24 @@ class InferenceContract(ReleaseContract, RunContract):
         assert all(block.abs().min() > 0 for block in seen.released[0])
         assert inference.accountant.ledger == ((SubsampledGaussian(1.0, 1e-4), 1),)
 
+    def test_a_seeded_step_waits_its_turn(self, monkeypatch):
+        """Nobody else records from its draw of records on: threads with equal seeds share none."""
+        accountant, free = PrivacyAccountant(), []
+        lock, draw = accountant._books.lock, RecordSampler.draw
+
+        def try_lock():
+            free.append(lock.acquire(blocking=False))
+            if free[-1]:
+                lock.release()
+
+        def spy(sampler, stream):
+            in_threads(try_lock)
+            return draw(sampler, stream)
+
+        monkeypatch.setattr(RecordSampler, "draw", spy)
+        self.stepped(accountant=accountant, **self.sampled)
+        assert free and not any(free)
+
     # The budget.
 
     def calibrated(self, accountant=None, **options):
@@ -438,6 +458,16 @@ class InferenceContract(ReleaseContract, RunContract):
             with pytest.raises(self.beyond, match="num_steps"):
                 more(*data)
         assert inference.accountant.ledger == ledger
+
+    def test_a_plan_that_is_cut_short_returns_nothing(self):
+        """The number of steps can be set again, and may then depend on releases."""
+        accountant = PrivacyAccountant(epsilon=1.0)
+        inference, data = self.calibrated(accountant), self.data(self.variants[0])
+        self.step(inference, data)
+        epsilon = accountant.get_epsilon()
+        inference.num_steps = 2
+        self.step(inference, data)
+        assert accountant.get_epsilon() == pytest.approx(epsilon, rel=1e-3)
 
     def test_inferences_share_an_accountant(self):
         """Each release counts, from either inference."""

@@ -14,7 +14,7 @@ from pyro_dp.accounting.budget import Budget, Settings
 from pyro_dp.accounting.events import Event, NonPrivateLook
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import MOST, Description, Ledger
-from pyro_dp.accounting.origins import Origin, Source
+from pyro_dp.accounting.origins import PLANNED, Origin, Source
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 
 _STAYS = (
@@ -99,8 +99,17 @@ class Books:
         """Releases of others, and those of the run that releases now, with this release."""
         source = self._source
         name = source and source.origin.reservation
-        stated = source and source.reserves
-        before = self.ledger.origins.reserved_as(name) if stated is None else Counter(stated)
+        held = self.ledger.origins.reserved_as(name)
+        before = held
+        if source is not None and source.reserves is not None:
+            before = Counter(source.reserves)
+            if source.origin.plan == PLANNED:
+                # New noise is calibrated to the rest of the budget. With the same, a plan of fewer
+                # steps, or of smaller samples, returns nothing.
+                noises = {getattr(each, "noise_multiplier", None) for each in before}
+                before |= Counter(
+                    {e: n for e, n in held.items() if getattr(e, "noise_multiplier", 0) in noises}
+                )
         return self.ledger.counted(name), before | Counter({event: count})
 
     def _write(self, event: Event, count: int, ours: Counter[Event]) -> None:

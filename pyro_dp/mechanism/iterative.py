@@ -55,7 +55,7 @@ def whole_step(step: Step) -> Step:
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
         own = inference._releases
-        with own.interrupts.within():
+        with own.interrupts.within(), own.in_turn():
             return own.peers.step(functools.partial(step, inference, *args, **kwargs))
 
     return whole  # type: ignore[return-value]
@@ -117,7 +117,10 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def num_steps(self) -> int | None:
-        """Number of planned steps; None: there is no plan, or not yet."""
+        """Number of planned steps; None: there is no plan, or not yet.
+
+        It can be set. A run that has reserved more steps gets nothing back.
+        """
         return self._reservation.plan.num_steps
 
     @num_steps.setter
@@ -284,7 +287,6 @@ class IterativeMechanism(abc.ABC):
         if sigma is None:
             sigma = ours.plan.noise(ours.calibrate(rate))
         event = self._releases.begin(clipped, sigma, sampler)
-        # Two threads with equal seeds must not find the same position, and draw the same noise.
         entry = ours.begin(), ours.plan.bound, ours.reserved(rate)
         with self.accountant.next_position(*entry) as position:
             try:

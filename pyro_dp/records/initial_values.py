@@ -35,6 +35,10 @@ _AUTOGUIDE_STARTS = (
     " An autoguide starts where the model's priors are, or where its init_loc_fn says. Neither "
     "may read the data, as a prior with its mean at y.mean() does."
 )
+_SUPPORT = (
+    "The prior of site {name!r} has other bounds on other data, and the autoguide would keep them. "
+    "Write bounds that are public, as in dist.Uniform(0.0, 100.0), not x.max()."
+)
 _REMEMBERS = (
     "Site {name!r} of the {part} changes after a run on other data: something of them is "
     "kept{by}. Compute it from the record each time, in a local variable."
@@ -162,10 +166,11 @@ def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -
         if not agree(first.values[name], other.values[name]):
             why = _AUTOGUIDE_STARTS if name.startswith(tuple(autoguides)) else ""
             raise ModelError(_STARTS.format(name=name) + why)
-    for key in first.terms.keys() & other.terms.keys():
-        if not agree(first.terms[key], other.terms[key]):
+    for part, name in sorted(first.terms.keys() & other.terms.keys()):  # the guide's first
+        if not agree(first.terms[part, name], other.terms[part, name]):
+            if part == "guide" and any("prototype_trace" in label for label, _ in other.changes):
+                raise ModelError(_SUPPORT.format(name=name))
             require_same_changes(first.changes, other.changes)
-            part, name = key
             kept = ", ".join(label for label, _ in other.changes)
             by = f" ({kept})" if kept else ""
             raise ModelError(_REMEMBERS.format(name=name, part=part, by=by))

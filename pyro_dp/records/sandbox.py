@@ -4,6 +4,7 @@ import contextlib
 import linecache
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,10 @@ _NO_PLACE = (
     "An autoguide has no factor for a discrete latent{where}. Mark it in the model with "
     "infer={{'enumerate': 'parallel'}} and hide it from the guide, as in "
     "AutoNormal(pyro.poutine.block(model, hide=[{site!r}]))."
+)
+_EMPTY = (
+    "Plate {name!r} has a subsample with no element here, and Pyro divides by their number. Leave "
+    "out subsample, and hide what does not count by poutine.mask: records are sampled privately."
 )
 _DTYPES = r"same dtype|expected scalar type|[Ff]ound dtype|can't be cast"
 _OTHER_DTYPE = (
@@ -197,9 +202,18 @@ def _location(error: Exception) -> str:
     return site + line
 
 
+def _plate_of(error: Exception) -> str:
+    """The plate whose own code raised the exception; an empty text if that is elsewhere."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    own = frame.f_locals.get("self")
+    return own.name if isinstance(own, pyro.plate) else ""
+
+
 def _advice(error: Exception, hint: str) -> str:
     """Advice: the certain diagnosis of an exception, the hint, or a possible diagnosis."""
     text = str(error)
+    if isinstance(error, ZeroDivisionError) and (plate := _plate_of(error)):
+        return _EMPTY.format(name=plate)
     if re.search(_DTYPES, text):
         return _OTHER_DTYPE
     if hint:

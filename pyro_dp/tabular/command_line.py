@@ -242,7 +242,13 @@ def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
         return _levels(texts, column)
     filled = texts.str.strip() != ""
     if isinstance(column, Date):
-        read = pd.to_datetime(texts, format="ISO8601", errors="coerce")
+        try:
+            read = pd.to_datetime(texts, format="ISO8601", errors="coerce")
+        except ValueError:  # whose text may show a value
+            raise SchemaError(
+                f"Column {name!r} holds times of several time zones: write dates as 2026-12-31. "
+                f"{CURATOR}"
+            ) from None
     else:
         read = pd.to_numeric(texts.where(filled, "nan"), errors="coerce").astype("float64")
     if not column.missing and bool((filled & read.isna()).any()):

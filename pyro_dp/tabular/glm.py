@@ -1,7 +1,7 @@
 """A private regression from a frame: a formula becomes a plain Pyro model, and that is fitted."""
 
 import inspect
-import itertools
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +17,6 @@ from pyro_dp.tabular.regression import Regression
 from pyro_dp.tabular.regression_model import RegressionModel
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
-
-_guides = itertools.count(1)
 
 
 class PrivateGLM:
@@ -101,8 +99,9 @@ class PrivateGLM:
         :raises PrivacyBudgetExceeded: as of :class:`~pyro_dp.DPSEP`.
         """
         tensors = self._regression.tensors(frame)
-        # A name of its own, because a second fit must not start at the end of the first.
-        kind = type(f"PrivateGLM{next(_guides)}", (AutoMultivariateNormal,), {})
+        # A name of its own, because a second fit must not start at the end of the first. A number
+        # would tell how many trials of a private_selection there were.
+        kind = type(f"PrivateGLM_{secrets.token_hex(8)}", (AutoMultivariateNormal,), {})
         guide = kind(
             self.model,
             init_loc_fn=init_to_value(values=self._regression.source.start()),

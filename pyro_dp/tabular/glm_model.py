@@ -1,6 +1,6 @@
 """The Pyro model of a regression, written as source."""
 
-import itertools
+import hashlib
 import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ from pyro_dp.tabular.incomplete import Incomplete, combinations
 COEFFICIENTS = "coefficients"
 _INTERCEPT_SD, _SD = 5.0, 2.5
 GROUP_DF, GROUP_SCALE = 4.0, 0.5  # the joint Student t of groups' intercepts
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +166,7 @@ class Source:
 
 
 def _function(name: str, text: str) -> Callable:
-    file = f"<PrivateGLM {next(_numbers)}>"
+    file = f"<PrivateGLM {hashlib.sha256(text.encode()).hexdigest()}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"torch": torch, "pyro": pyro, "dist": dist, "__name__": __name__}
     exec(compile(text, file, "exec"), names)

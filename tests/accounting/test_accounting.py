@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -572,6 +573,19 @@ def test_a_new_plan_replaces_the_old_one_of_its_run():
     assert 0.995 < accountant.get_epsilon() <= 1.0
     with pytest.raises(PrivacyBudgetExceeded):
         accountant.record(SubsampledGaussian(first))
+
+
+def test_a_plan_that_becomes_shorter_returns_nothing():
+    """No run can choose, by what it released, to pay for less. A longer plan costs more."""
+    accountant = PrivacyAccountant()
+    origin = begun(accountant, 10, made=3)
+    record(accountant, origin, STEP, reserves={STEP: 1})
+    assert accountant.counted == ((STEP, 10),) and accountant.reserved == [(origin, {STEP: 6})]
+    record(accountant, origin, STEP, reserves={STEP: 8})
+    assert accountant.counted == ((STEP, 12),)
+    smaller = replace(STEP, sample_rate=0.001)
+    record(accountant, origin, smaller, reserves={smaller: 7})
+    assert accountant.counted == ((STEP, 12), (smaller, 7))
 
 
 def test_a_run_that_goes_on_takes_over_what_was_reserved():

@@ -340,6 +340,16 @@ def test_deterministic_sites_are_no_observations():
     attempt(model, handwritten_guide)
 
 
+def test_an_empty_subsample():
+    def model(x, y):
+        w = weights()
+        with pyro.plate("people", len(x), subsample=(x[:, 0] > 1).nonzero()[:, 0]) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    with pytest.raises(ModelError, match="Plate 'people' has a subsample with no element.*mask"):
+        attempt(model)
+
+
 def test_data_must_be_arguments():
     x, y = regression_data()
 
@@ -507,6 +517,11 @@ def peeking_prior(x, y):
     observe(x, y, w)
 
 
+def peeking_support(x, y):
+    w = pyro.sample("w", dist.Uniform(-1.0, x.max()).expand([3]).to_event(1))
+    observe(x, y, w)
+
+
 def peeking_guide(x, y):
     scale = pyro.param("scale", torch.ones(3), constraint=dist.constraints.positive)
     pyro.sample("w", dist.Normal(x.mean(0), scale).to_event(1))
@@ -531,6 +546,7 @@ def peeking_start(x, y):
             AutoDiagonalNormal(peeking_prior),
             r"'AutoDiagonalNormal.loc'.*Neither may read the data",
         ),
+        (peeking_support, AutoNormal(peeking_support), "prior of site 'w' has other bounds"),
     ],
 )
 def test_reading_data_outside_the_plate(model, guide, named):

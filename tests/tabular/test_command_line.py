@@ -161,6 +161,7 @@ def test_cells_are_what_columns_declare(files):
     [
         ([LINES[0], f"{SECRET},1,m,1960-01-01,True,1"], "'visits' holds text"),
         ([LINES[0], f"1,1,m,{SECRET},True,1"], "'born' holds text"),
+        ([LINES[0], LINES[1], "1,1,m,1960-01-01T09:00+02:00,True,1"], "'born' holds times of"),
         ([LINES[0], f"1,1,m,1960-01-01,{SECRET},1"], "'smokes'"),
         ([LINES[0], ",1,m,1960-01-01,True,1"], "'visits' has missing values"),
         ([LINES[0] + f",{SECRET}", "1,1,m,1960-01-01,True,1,2"], "does not name"),

@@ -432,6 +432,15 @@ def test_a_report_names_it_whatever_the_column_is_called():
     assert "DPSEP of visits" in glm.accountant.report()
 
 
+def test_no_name_tells_how_many_fits_there_were():
+    """A private selection hides the number of its trials, and the winner keeps its names."""
+    models = [private(schema("any"), "any ~ 1", family="logistic") for _ in range(2)]
+    guides = [type(fitted(glm, frame(20)).inference.guide).__name__ for glm in models]
+    assert all(re.fullmatch("PrivateGLM_[0-9a-f]{16}", name) for name in guides)
+    one, other = ([f.__code__.co_filename for f in (x.model, x.prior)] for x in models)
+    assert guides[0] != guides[1] and one == other and len(set(one)) == 2
+
+
 @pytest.mark.slow
 def test_two_fits_do_not_know_of_each_other():
     glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
