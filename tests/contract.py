@@ -37,6 +37,7 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
+from pyro_dp.mechanism import iterative
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Sampling
 from pyro_dp.vips import LogisticRegression
@@ -419,23 +420,24 @@ class InferenceContract(ReleaseContract, RunContract):
         assert all(block.abs().min() > 0 for block in seen.released[0])
         assert inference.accountant.ledger == ((SubsampledGaussian(1.0, 1e-4), 1),)
 
-    def test_a_seeded_step_waits_its_turn(self, monkeypatch):
-        """Nobody else records from its draw of records on: threads with equal seeds share none."""
-        accountant, free = PrivacyAccountant(), []
-        lock, draw = accountant._books.lock, RecordSampler.draw
+    def test_a_step_waits_its_turn(self, monkeypatch):
+        """Pyro's handlers are the process's, and threads with equal seeds share no position."""
+        free, draw = [], RecordSampler.draw
 
         def try_lock():
-            free.append(lock.acquire(blocking=False))
+            free.append(iterative._TURN.acquire(blocking=False))
             if free[-1]:
-                lock.release()
+                iterative._TURN.release()
 
         def spy(sampler, stream):
             in_threads(try_lock)
             return draw(sampler, stream)
 
         monkeypatch.setattr(RecordSampler, "draw", spy)
-        self.stepped(accountant=accountant, **self.sampled)
+        self.stepped(**self.sampled)
         assert free and not any(free)
+        assert iterative._TURN.acquire(blocking=False) is True
+        iterative._TURN.release()
 
     # The budget.
 

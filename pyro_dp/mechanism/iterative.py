@@ -3,6 +3,7 @@
 import abc
 import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -33,6 +34,9 @@ from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
 
 Step = TypeVar("Step", bound=Callable[..., float])
+# Steps of several threads take turns. Pyro's handlers belong to the process, so a model would see
+# those of another thread. And two steps with equal seeds must not draw at one position of a ledger.
+_TURN = threading.RLock()
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
@@ -55,7 +59,7 @@ def whole_step(step: Step) -> Step:
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
         own = inference._releases
-        with own.interrupts.within(), own.in_turn():
+        with own.interrupts.within(), _TURN:
             return own.peers.step(functools.partial(step, inference, *args, **kwargs))
 
     return whole  # type: ignore[return-value]

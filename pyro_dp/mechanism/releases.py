@@ -1,9 +1,7 @@
 """The private half of a step: its draws of records, and its release."""
 
-import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -64,15 +62,6 @@ class Releases:
         seeded, secure = self.randomness.seeded, noise.is_secure
         now = functools.partial(Origin.now, method, seeded=seeded, secure=secure)
         self.reservation = Reservation(inference, accountant, peers, steps, noise.multiplier, now)
-
-    def in_turn(self) -> contextlib.AbstractContextManager[Any]:
-        """A seeded step, while no other thread takes one, or releases.
-
-        Records and noise follow from the seed and the position in the ledger. Two threads with
-        equal seeds must not both draw at one position.
-        """
-        accountant = self.reservation.accountant
-        return accountant.next_position() if self.randomness.seeded else contextlib.nullcontext()
 
     def must_look(self, needed: bool, sample_rate: float | None) -> bool:
         """Whether the data are looked at now, as they are new here, or on another rank.
