@@ -13,7 +13,7 @@ from pyro_dp.utils.linalg import gram, in_memory
 
 LEAST_BOUND = 1e-6
 _CACHED = 2**16  # numbers
-_HELD = 2**20  # numbers of a copy in float64
+_HELD = 2**18  # numbers of a copy in float64
 
 
 @dataclass(frozen=True)
