@@ -116,7 +116,7 @@ class Rows:
 
     def squared_norms(self) -> Tensor:
         """(B, 1)"""
-        return _total([part.square().sum(dim=1, keepdim=True) for part in self._parts()])
+        return _sum_of([part.square().sum(dim=1, keepdim=True) for part in self._parts()])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         sums = [torch.where(weights > 0, x * weights, 0.0).sum(dim=0) for x in self._parts()]
@@ -152,10 +152,10 @@ def whole_total(parts: Iterable[Tensor]) -> Tensor:
     """
     # A conversion to int32, where they fit, takes a tenth of the time of torch.trunc.
     sums = [part.to(torch.int32).sum(dim=0, dtype=torch.int64) for part in parts]
-    return _total(sums)
+    return _sum_of(sums)
 
 
-def _total(terms: Sequence[Tensor]) -> Tensor:
+def _sum_of(terms: Sequence[Tensor]) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
@@ -343,7 +343,7 @@ class Joined:
     parts: Sequence[OuterProducts | LookedUpRows | Rows]
 
     def norms(self) -> Tensor:
-        return _total([part.squared_norms() for part in self.parts]).sqrt()
+        return _sum_of([part.squared_norms() for part in self.parts]).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         # A copy of products would take as long as they do.
