@@ -1,7 +1,7 @@
 """Contributions of a batch of records to the blocks of a release, in the form that is cheapest."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from pyro_dp.utils.linalg import gram, in_memory
 
 LEAST_BOUND = 1e-6
 _CACHED = 2**16  # numbers
+_HELD = 2**18  # numbers of a copy in float64
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Rows:
     """
 
     def __init__(self, values: Tensor):
-        self.values = values.to(torch.float64).reshape(len(values), values.shape[1:].numel())
+        self.values = values.reshape(len(values), values.shape[1:].numel())
 
     def norms(self) -> Tensor:
         # torch's vector_norm loses 1e-10 of a row of 10^8 numbers.
@@ -115,13 +116,19 @@ class Rows:
 
     def squared_norms(self) -> Tensor:
         """(B, 1)"""
-        return self.values.square().sum(dim=1, keepdim=True)
+        return _sum_of([part.square().sum(dim=1, keepdim=True) for part in self._parts()])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.where(weights > 0, self.values * weights, 0.0).sum(dim=0)
+        sums = [torch.where(weights > 0, x * weights, 0.0).sum(dim=0) for x in self._parts()]
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+    def _parts(self) -> Iterator[Tensor]:
+        """A few columns after the other: copies of all would take a multiple of the memory."""
+        columns = max(1, _HELD // max(1, len(self.values)))
+        return (part.to(torch.float64) for part in torch.split(self.values, columns, dim=1))
 
     def dense(self) -> Tensor:
-        return self.values
+        return self.values.to(torch.float64)
 
     @property
     def size(self) -> int:
@@ -129,7 +136,7 @@ class Rows:
 
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
         rows = few_rows(len(weights), self.size, fused)
-        parts = zip(torch.split(self.values, rows), torch.split(weights, rows), strict=True)
+        parts = zip(torch.split(self.dense(), rows), torch.split(weights, rows), strict=True)
         return whole_total(torch.where(own > 0, values * own, 0.0) for values, own in parts)
 
 
@@ -145,7 +152,11 @@ def whole_total(parts: Iterable[Tensor]) -> Tensor:
     """
     # A conversion to int32, where they fit, takes a tenth of the time of torch.trunc.
     sums = [part.to(torch.int32).sum(dim=0, dtype=torch.int64) for part in parts]
-    return sum(sums[1:], sums[0])
+    return _sum_of(sums)
+
+
+def _sum_of(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
 
 
 class Kept:
@@ -284,14 +295,21 @@ class OuterProducts:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """(p q,) in float64; where a weight (B, 1) is zero, the record does not matter."""
+        return self.sum_into(weights.new_empty(self.size, dtype=torch.float64), weights)
+
+    def sum_into(self, total: Tensor, weights: Tensor) -> Tensor:
+        """The same, written into this memory."""
         left, right = (counted(each, weights).double() for each in (self.left, self.right))
         if left.shape[1] < right.shape[2]:
             left = left * weights.unsqueeze(2)
         else:
             right = right * weights.unsqueeze(2)
         # (p, B k) (B k, q)
-        total = left.permute(1, 0, 2).flatten(1) @ right.flatten(0, 1)
-        return (total.T if self.transposed else total).flatten()
+        factors = left.permute(1, 0, 2).flatten(1), right.flatten(0, 1)
+        if self.transposed:
+            factors = factors[1].T, factors[0].T
+        torch.mm(*factors, out=total.view(len(factors[0]), -1))
+        return total
 
     def dense(self) -> Tensor:
         left, right = self.left.double(), self.right.double()
@@ -325,12 +343,18 @@ class Joined:
     parts: Sequence[OuterProducts | LookedUpRows | Rows]
 
     def norms(self) -> Tensor:
-        squares = [part.squared_norms() for part in self.parts]
-        return sum(squares[1:], squares[0]).sqrt()
+        return _sum_of([part.squared_norms() for part in self.parts]).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        sums = [part.weighted_sum(weights) for part in self.parts]
-        return sums[0] if len(sums) == 1 else torch.cat(sums)
+        # A copy of products would take as long as they do.
+        total = weights.new_empty(self.size, dtype=torch.float64)
+        sizes = [part.size for part in self.parts]
+        for part, own in zip(self.parts, torch.split(total, sizes), strict=True):
+            if isinstance(part, OuterProducts):
+                part.sum_into(own, weights)
+            else:
+                own.copy_(part.weighted_sum(weights))
+        return total
 
     def dense(self) -> Tensor:
         return torch.cat([part.dense() for part in self.parts], dim=1)

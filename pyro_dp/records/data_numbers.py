@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_dp.records.column import Column
 
 _CHANCE = 1e-4  # with which an innocent number may look like one of the data's
+_CACHED = 2**16  # numbers
 _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
 
 
@@ -25,7 +26,7 @@ class DataNumbers:
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
-        telling = _telling(value.flatten().double()) if self._columns else value.new_empty(0)
+        telling = _telling(value.flatten()) if self._columns else value.new_empty(0)
         if not len(telling):
             return None
         for what, numbers, rounding in self._statistics:
@@ -120,7 +121,9 @@ def _is_telling(values: Tensor) -> Tensor:
 
 
 def _telling(values: Tensor) -> Tensor:
-    return values[_is_telling(values)]
+    """Those of a vector, in float64."""
+    parts = (part.double() for part in torch.split(values, _CACHED))
+    return torch.cat([part[_is_telling(part)] for part in parts])
 
 
 def _rounding(dtype: torch.dtype) -> float:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
+from pyro_dp.mechanism.contributions import Contributions, Joined, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
@@ -252,7 +252,7 @@ class EagerStep:
 
     def of_records(
         self, draws: list[Particle], chosen: Tensor, sampled: Sequence[list[Tensor]] = ()
-    ) -> tuple[Rows, Tensor, dict[str, Tensor]]:
+    ) -> tuple[Joined, Tensor, dict[str, Tensor]]:
         """Gradients and losses (B,) of these records, and gradients of their own rows. Private."""
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
         gradients = [
@@ -262,11 +262,9 @@ class EagerStep:
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
         # Records that share nothing have rows of their own only.
-        flat = torch.cat(
-            [losses.new_empty(len(chosen), 0), *(b.reshape(len(chosen), -1) for b in blocks)], dim=1
-        )
-        names = self.term.local.leaves
-        return Rows(flat), losses, {n: mean([each.local[n] for each in gradients]) for n in names}
+        parts = [Rows(each) for each in blocks or [losses.new_empty(len(chosen), 0)]]
+        own = {n: mean([each.local[n] for each in gradients]) for n in self.term.local.leaves}
+        return Joined(parts), losses, own
 
     def blocks(
         self, gradient: Measured, losses: Tensor, bound: Tensor | float

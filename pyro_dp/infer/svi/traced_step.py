@@ -17,7 +17,14 @@ from torch import Tensor
 
 from pyro_dp.graphs.factorisation import Form, Lookup, factorised
 from pyro_dp.graphs.references import References
-from pyro_dp.graphs.tracing import Compiler, called_by_torch, inlined, trace, without_draws
+from pyro_dp.graphs.tracing import (
+    Compiler,
+    called_by_torch,
+    give_back_memory,
+    inlined,
+    trace,
+    without_draws,
+)
 from pyro_dp.infer.padded_sum import (
     CHECKED_STEPS,
     PaddedBatch,
@@ -286,9 +293,10 @@ class TracedStep:
         beside: list[Tensor],
     ) -> None:
         """Compare a pass with Pyro's code, which affords only a few records of a large model."""
-        most = max(1, _MOST_CHECKED // max(1, self._size))
-        if len(kept) > max(2, most):
-            few, found = batch.chosen[kept][: max(2, most)], self._like(found)
+        give_back_memory()
+        most = max(2, _MOST_CHECKED // max(1, self._size))
+        if len(kept) > most:
+            few, found = batch.chosen[kept][:most], self._like(found)
             inputs = self._public_inputs(public)
             batch = self._passes.batch(inputs, few)
             kept, beside = self._kept(few, self._passes.add(found, inputs, batch))
