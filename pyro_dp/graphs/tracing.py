@@ -69,9 +69,10 @@ def _new_empty(like: Tensor, size: Sequence[int], **kwargs: Any) -> Tensor:
     The first write to a page takes a while, and small pages take four times as long in all.
     """
     own = like.new_empty(0, **kwargs)
-    if own.device.type != "cpu" or math.prod(size) < _LARGE:
+    is_sum = own.dtype == torch.float64 and own.device.type == "cpu"
+    if not is_sum or math.prod(size) < _LARGE:
         return own.new_empty(size)
-    return torch.from_numpy(np.empty(size, own.numpy().dtype))
+    return torch.from_numpy(np.empty(size))
 
 
 _FUNCTIONS[torch.ops.aten.new_empty.default] = _new_empty
