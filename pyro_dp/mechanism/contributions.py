@@ -13,7 +13,7 @@ from pyro_dp.utils.linalg import gram, in_memory
 
 LEAST_BOUND = 1e-6
 _CACHED = 2**16  # numbers
-_HELD = 2**18  # numbers of a copy in float64
+_HELD = 2**12  # columns of a copy in float64; the batch must not decide how norms are rounded
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,7 @@ class Rows:
 
     def _parts(self) -> Iterator[Tensor]:
         """A few columns after the other: copies of all would take a multiple of the memory."""
-        columns = max(1, _HELD // max(1, len(self.values)))
-        return (part.to(torch.float64) for part in torch.split(self.values, columns, dim=1))
+        return (part.to(torch.float64) for part in torch.split(self.values, _HELD, dim=1))
 
     def dense(self) -> Tensor:
         return self.values.to(torch.float64)
