@@ -1,9 +1,10 @@
 """Break the privacy code on purpose and see the tests fail.
 
 Each mutation changes one text of package or examples in a scratch copy and runs the tests that
-should notice. A mutation that survives is a hole in the tests. If none of its tests could run ("NO
-TEST"), it shows nothing. A mutation names a definition, not its file, so the definition may move.
-The lists lie beside the tests, in tests/<room>/mutations.txt. Calls::
+should notice. A mutation that survives is a hole in the tests. It shows nothing if none of its
+tests could run ("NO TEST"), or if they did not end ("HANGS"). A mutation names a definition, not
+its file, so the definition may move. The lists lie beside the tests, in
+tests/<room>/mutations.txt. Calls::
 
     python tests/mutate.py mechanism accounting    # of these rooms
     python tests/mutate.py --changed main          # in files that differ from a commit
@@ -17,6 +18,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 SOURCES = ("pyro_dp", "examples")  # a room is a folder of one of them
+LIMIT = 900  # seconds of tests for a mutation
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,20 @@ def verdict(mutation: Mutation) -> str:
         source = path.read_text()
         path.write_text(source[:start] + mutation.new + source[start + len(mutation.old) :])
         options = ["-x", "-q", "-p", "no:cacheprovider"]
-        run = subprocess.run(
+        run = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *test_files(mutation, copy / "tests")],
             cwd=scratch,
             env=os.environ | {"PYTHONPATH": scratch, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that its children can be ended with it
         )
-        return {0: "SURVIVES", 1: "caught"}.get(run.returncode, "NO TEST")
+        try:
+            return {0: "SURVIVES", 1: "caught"}.get(run.wait(LIMIT), "NO TEST")
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            return "HANGS"
 
 
 def changed_since(commit: str) -> set[str]:

@@ -161,6 +161,9 @@ def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
     least = torch.as_tensor(least, dtype=matrix.dtype, device=matrix.device)
     if matrix.dim() == 1:
         return matrix.clamp(min=least)
+    _, failed = torch.linalg.cholesky_ex(matrix - least * torch.eye(len(matrix)).to(matrix))
+    if not failed:  # in a tenth of the time
+        return matrix
     values, vectors = torch.linalg.eigh(matrix)
     if values[0] >= least:
         return matrix

@@ -141,6 +141,20 @@ def test_sites_are_those_of_derivatives(name, scale):
     assert set(kinds.tolist()) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "residuals", "concave"),
+    [
+        ("ordered", "other", False),
+        ("missing, binary", "scaled", True),
+        ("missing, count", "summed", True),
+    ],
+)
+def test_kind_of_the_residuals_and_of_the_curvature(name, residuals, concave):
+    """They choose how a look is clipped, and whether a step avoids saddles."""
+    moments = prepared(MODELS[name], data(MODELS[name]))[1].problem.moments
+    assert (moments.residuals, moments.concave) == (residuals, concave)
+
+
 def test_in_single_precision():
     torch.set_default_dtype(torch.float32)
     model = MODELS["missing, binary"]

@@ -6,7 +6,7 @@ import torch
 
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.observation_family import Residuals
-from pyro_dp.infer.posterior.looks import powers
+from pyro_dp.infer.posterior.looks import roots
 from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
@@ -101,6 +101,6 @@ def _num_convex(state: EPState) -> int:
     The noise's largest eigenvalue is about sqrt(2 d) times its standard deviation.
     """
     last = state.seen.looks[-1]
-    (root,) = powers(last.geometry, (-0.5,))
+    root, _ = roots(last.geometry)
     values = torch.linalg.eigvalsh(root @ (last.curvature + state.prior_seen()) @ root)
     return int((values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * state.plan.dim)).sum())

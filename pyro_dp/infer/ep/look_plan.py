@@ -15,6 +15,7 @@ from pyro_dp.infer.ep.norm_counts import FROM, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
+from pyro_dp.utils.linalg import inverse
 
 OPENING = 0.01  # share of the budget for the opening, which reads norms alone
 LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
@@ -203,13 +204,13 @@ class LookPlan:
         :param left: the share of the budget that is left.
         :param looks: number of looks so far.
         """
-        share = before.share
-        inverse = torch.linalg.inv(before.precision)
-        back = torch.linalg.inv(frame.root)
-        noise = 0.5 * (inverse @ back @ back).trace().item()
+        share, precision, geometry = before.share, before.precision, before.geometry
+        covariance, own = inverse(precision), inverse(frame.root @ frame.root)
+        # Sums of products of their elements are traces of products of symmetric matrices.
+        noise = 0.5 * (covariance * own).sum().item()
         noise *= (self.multiplier * frame.bound) ** 2 / share
-        one, other = inverse @ before.geometry, torch.linalg.inv(before.geometry) @ before.precision
-        wasted = (one.trace() * other.trace()).item() / self.dim**2
+        traces = (covariance * geometry).sum() * (inverse(geometry) * precision).sum()
+        wasted = traces.item() / self.dim**2
         stays = before.shortened or before.gain > _FAR * noise or wasted > _WASTED
         # A look that resolves nothing must not be repeated. (If residuals are not bounded, norms
         # fall while the posterior moves, and early looks stay small.)

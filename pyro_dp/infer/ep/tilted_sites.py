@@ -109,10 +109,13 @@ class LinearMoments:
             self.log_scale = here[0][2][0, 0, 1].double()
         numbers = len(z) + records.row_size
         self.microbatch_size = rows_on(records.device, numbers) or rows_in_cache(len(z))
-        size = min(self.microbatch_size, records.plate.size)
         self.design = None
         if not self.curved:
+            # The sum of each pass is turned, which takes two products of (d, d).
+            most = max(self.microbatch_size, 4 * len(z))
+            size = min(most, records.plate.size)
             self.design = LinearDesign.find(likelihood, self.families, self._predictors, z, size)
+            self.microbatch_size = most if self.design else self.microbatch_size
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: these records do not behave like placeholders."""

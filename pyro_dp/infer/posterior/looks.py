@@ -7,6 +7,7 @@ noise, by its bias, and by its distance. The curvature's noise enters the score 
 distance.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.utils.linalg import cholesky
 
 _HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
 _STANDS_OUT = 2.0  # negative curvature, in units of the noise's largest eigenvalue
@@ -90,7 +92,7 @@ class PooledLooks:
     @property
     def relative_noise(self) -> float:
         """The curvature's noise divided by its size, roughly."""
-        root = power(self.geometry, -0.5)
+        root, _ = roots(self.geometry)
         level = (root @ self.curvature @ root).diagonal().mean().item()
         return self.curvature_sd * len(self.estimate) ** 0.5 / level
 
@@ -109,7 +111,7 @@ class PooledLooks:
 
         :param mean: the point, (d,).
         """
-        root, back = powers(self.geometry, (-0.5, 0.5))
+        _, back = roots(self.geometry)
         way = back @ (mean - self.centre)
         carried = way.square().sum() * self.geometry + torch.outer(back @ way, back @ way)
         return self.score_noise + carried * self.curvature_sd**2 / 2
@@ -120,7 +122,7 @@ class PooledLooks:
         The estimate has a normal distribution around them. Its covariance includes the noise that
         the curvature carries there. K + V is diagonal in the coordinates that this works in.
         """
-        root, back = powers(self.geometry, (-0.5, 0.5))
+        root, back = roots(self.geometry)
         values, vectors = torch.linalg.eigh(root @ (self.curvature + self.score_noise) @ root)
         turn = vectors.mT
         by_curvature, by_distance = turn @ root @ self.curvature, turn @ back
@@ -176,7 +178,8 @@ class PooledLooks:
         :param bias: squared bias of the score, (d, d).
         """
         noise = self.noise(mean) + bias
-        left = self.curvature @ torch.linalg.solve(self.curvature + noise, self.curvature)
+        whole = cholesky(self.curvature + noise)
+        left = self.curvature @ torch.cholesky_solve(self.curvature, whole)
         return (left + left.mT) / 2
 
 
@@ -200,12 +203,12 @@ def with_last(
     """
     last = looks[-1]
     dim, geometry = len(last.point), last.geometry
-    root, back = powers(geometry, (-0.5, 0.5))
+    root, back = roots(geometry)
     known = None if before is None else before.curvature
     least = _NEGLIGIBLE * looks[0].geometry.diagonal().mean().item()
     values, vectors, sd = _curvature(looks, known, root, size, bend, least)
-    whole = back @ (vectors * values) @ vectors.mT @ back
-    curvature, inverse = powers(whole, (1, -1))  # rounding may exceed a tiny curvature
+    there, here = back @ vectors, root @ vectors
+    curvature, inverse = (there * values) @ there.mT, (here / values) @ here.mT
     noises = [look.score_noise for look in looks]
     costs = torch.stack([(inverse * look.score_error).sum() for look in looks])
     points = [look.point for look in looks]
@@ -217,8 +220,8 @@ def with_last(
     # A curvature that may be noise itself is no information. Half of it counts at a level
     # proportional to the noise's largest eigenvalue.
     level = _HALF * sd * dim**0.5
-    doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
-    noise = _sum(weights**2, noises) + back @ doubt @ back
+    doubt = (there * (values * (level / values) ** _STEEP)) @ there.mT
+    noise = _sum(weights**2, noises) + doubt
     return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd, bend, size)
 
 
@@ -235,7 +238,7 @@ def next_step(pooled: PooledLooks, last: Look, prior: Tensor) -> Gaussian:
 
     :param prior: precisions of the prior, (d,).
     """
-    root, back = powers(last.geometry, (-0.5, 0.5))
+    root, back = roots(last.geometry)
     values, vectors = torch.linalg.eigh(root @ last.curvature @ root)
     negative = -values.clamp(max=0.0)
     precision = pooled.curvature + pooled.curvature_noise
@@ -254,6 +257,12 @@ def squared_distances(
     """Distances from each of the looks' points to another one, in nats per record, (looks,)."""
     ways = torch.stack(list(points)) - point
     return ((ways @ curvature) * ways).sum(dim=1) / size
+
+
+@functools.lru_cache(maxsize=4)
+def roots(geometry: Tensor) -> list[Tensor]:
+    """M^-1/2 and M^1/2, (d, d) each, which every use of a look needs."""
+    return powers(geometry, (-0.5, 0.5))
 
 
 def power(matrix: Tensor, exponent: float) -> Tensor:
@@ -279,8 +288,9 @@ def _curvature(
     """
     dim = len(root)
     sds = torch.tensor([look.curvature_sd for look in looks]).to(root)
-    geometries = root @ torch.stack([look.geometry for look in looks]) @ root
-    noise = sds * torch.linalg.eigvalsh(geometries)[:, -1]  # their spectral norms
+    noise = sds.clone()
+    for i, look in enumerate(looks[:-1]):  # the last one's geometry is 1 in these coordinates
+        noise[i] *= torch.linalg.eigvalsh(root @ look.geometry @ root)[-1]
     bent = torch.zeros_like(noise)
     if known is not None:
         level = (root @ known @ root).trace() / dim
