@@ -152,7 +152,7 @@ def verdict(mutation: Mutation) -> str:
             env=os.environ | {"PYTHONPATH": scratch, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that its children can be ended with it
+            start_new_session=True,  # its children are ended with it
         )
         try:
             return {0: "SURVIVES", 1: "caught"}.get(run.wait(LIMIT), "NO TEST")
