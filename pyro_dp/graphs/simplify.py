@@ -39,6 +39,8 @@ def simplify(graph: GraphModule) -> None:
     _copy_at_once(graph)
     _unrepeat_rows(graph)
     _skip_identities(graph)
+    _trust_attention(graph)
+    _stack_selections(graph)
     _skip_copies(graph, _handed_out(graph))
     _spell_out_masks(graph, _fold_constants(graph))
     _share(graph)
@@ -127,6 +129,42 @@ def _skip_identities(graph: GraphModule) -> None:
             continue
         if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
             _replace(graph, node, before)
+
+
+def _trust_attention(graph: GraphModule) -> None:
+    """Weights of attention without a mask: a product has no row of -inf to look for."""
+    for node in _operations(graph):
+        if node.target is _OPS._safe_softmax.default and not node.kwargs:
+            before, axis = arguments(node)[:2]
+            product: Node = before
+            while product.target in _VIEWS:
+                product = arguments(product)[0]
+            if product.target is _OPS.bmm.default:
+                node.target, node.args = _OPS._softmax.default, (before, axis, False)
+
+
+def _stack_selections(graph: GraphModule) -> None:
+    """Gradients of all parts of an axis, each in zeros of its own, and their sum: a stack."""
+    memory = _Memory(graph)
+    for node in _operations(graph):
+        parts = sorted(_summed_selections(node), key=lambda each: arguments(each)[3])
+        if len(parts) < 2 or memory.is_written(node, *parts):
+            continue
+        sizes, axis = arguments(parts[0])[1:3]
+        places = [arguments(each)[1:] for each in parts]
+        if places == [(sizes, axis, i) for i in range(sizes[axis])]:
+            values = [arguments(each)[0] for each in parts]
+            node.target, node.args = _OPS.stack.default, (values, axis)
+
+
+def _summed_selections(node: Node) -> list[Node]:
+    """The gradients of selections that this is the sum of; none: it is a sum of something else."""
+    if node.target is _OPS.select_backward.default:
+        return [node]
+    if node.target is not _OPS.add.Tensor or node.kwargs:
+        return []
+    parts = [_summed_selections(each) for each in node.args if isinstance(each, Node)]
+    return sum(parts, []) if len(parts) == 2 and all(parts) else []
 
 
 def _unrepeat_rows(graph: GraphModule) -> None:

@@ -254,6 +254,32 @@ def test_rows_that_differ_are_picked():
     simplified(function, torch.ones(5, 6, 3), torch.tensor([[0], [3], [5], [1], [1]]))
 
 
+@pytest.mark.parametrize(
+    ("places", "stacked"), [((2, 0, 1), True), ((0, 1), False), ((0, 1, 1), False), ((1,), False)]
+)
+def test_parts_of_an_axis_are_stacked(places, stacked):
+    """If each occurs once."""
+
+    def function(x):
+        zeros = [torch.ops.aten.select_backward(x * (i + 1), [2, 3, 4], 1, i) for i in places]
+        return [sum(zeros[1:], zeros[0])]
+
+    graph, _, _ = simplified(function, torch.ones(2, 4))
+    assert ("aten.stack.default" in operations(graph)) == stacked
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_with_a_mask_looks_for_rows_without_weights(masked):
+    def function(x, y):
+        product = torch.bmm(x, y)
+        if masked:
+            product = product + torch.full((4, 4), -torch.inf)
+        return [torch.ops.aten._safe_softmax(product.view(2, 4, 4), -1)]
+
+    graph, _, _ = simplified(function, torch.ones(2, 4, 3), torch.ones(2, 3, 4))
+    assert ("aten._safe_softmax.default" in operations(graph)) == masked
+
+
 def test_constant_masks_become_places():
     """A compiler does not know how many entries a mask selects."""
 
