@@ -35,6 +35,11 @@ _STACK = (
     "tensors of one shape, or tuples or dictionaries of such. Images need a transform such as "
     "ToTensor(). list({name}) shows the error, if it is the dataset's own."
 )
+_OTHER_ITEM = (
+    "columns(): the items of source differ in shape, or the first has integers or booleans where "
+    "others have other numbers. Convert them alike, as in float(item). (This message depends on "
+    "the data: it is for the curator only.)"
+)
 _EMPTY = "columns(): source is a dataset without records."
 _PARTS = (
     "columns(): an item of source has {count} parts, but the call names {given}. Name all "
@@ -149,7 +154,12 @@ class _DatasetColumn(Column):
         super().__init__((items.size, *row.shape[1:]), row.dtype)
 
     def _at(self, indices: Tensor) -> Tensor:
-        return self._items.rows(indices.cpu())[self._place].to(self.dtype, copy=True)
+        rows = self._items.rows(indices.cpu())[self._place]
+        # The first item must not decide what becomes of the others' numbers.
+        kept = torch.promote_types(rows.dtype, self._dtype) == self._dtype
+        if not kept or rows.shape[1:] != self.row_shape:
+            raise ModelError(_OTHER_ITEM)
+        return rows.to(self.dtype, copy=True)
 
 
 def _tensor(name: str, part: Any) -> Tensor:
