@@ -41,7 +41,7 @@ from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Ledger, Settings
-from pyro_dp.mechanism.peers import _LooksAnew
+from pyro_dp.mechanism.peers import Says, _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.mechanism.trusted_aggregator import Message
 from pyro_dp.records.arguments import argument_names, find_shards
@@ -448,6 +448,35 @@ class TestFederation:
             with pytest.raises(ClusterError, match="message of holder 1 cannot be read"):
                 inference.run(*data(), progress=False)
             assert accountant.num_releases == 0 and len(asked) > turn
+
+    @pytest.mark.parametrize(
+        ("method", "noise", "steps"),
+        [("svi with an optim", SECURE, 1), ("vips", Noise(20.0, source="system"), 0)],
+        ids=["after a release on a sample", "instead of one's own"],
+    )
+    def test_noise_is_not_chosen_by_another(self, method, noise, steps):
+        """Else it chose noise in view of releases, or less than is set here."""
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        accountant = PrivacyAccountant(3.0)
+        inference = make(method, accountant, federation, noise=noise, sampling=0.5)
+        for _ in range(steps):
+            inference.step(*data())
+        ask, ready = line.ask, [[Says.READY]] * steps
+
+        def answered(message):
+            own = torch.load(io.BytesIO(Message.read(message).content), weights_only=True)
+            line.other = None
+            if isinstance(own, list) and own[:1] in ready:
+                line.other = said_by_other([int(Says.LOOKS_ANEW), 0, 0, 0, 0])
+            elif own == (inference._reservation.noise_multiplier,):
+                line.other = said_by_other((None,))
+            return ask(message)
+
+        line.ask = answered
+        with pytest.raises(ClusterError, match="noise differs between holders"):
+            inference.step(*data())
+        assert accountant.num_releases == steps
 
     @pytest.mark.parametrize("said", [["1"], [1, 2], 1, None, [-1], [10**400], [True]])
     def test_numbers_that_are_none(self, line, federation, said):
