@@ -4,6 +4,7 @@ The aggregator is a thread of the parent; messages go through pipes. As :mod:`cl
 processes and models these are.
 """
 
+import contextlib
 import io
 import json
 import math
@@ -63,25 +64,26 @@ def serve(aggregator: TrustedAggregator, lines: dict[int, Any], seen: list | Non
 
     :param seen: gets the messages of each round.
     """
-    while not aggregator.done:
-        messages, limit = {}, time.monotonic() + aggregator.timeout
-        for index, line in list(lines.items()):
-            try:
-                if line.poll(max(0.0, limit - time.monotonic())):
-                    messages[index] = line.recv_bytes()
-                    continue
-            except (OSError, EOFError):
-                pass
-            lines.pop(index).close()  # its holder notices at once
-        if seen is not None:
-            seen.append(dict(messages))
-        for index, answer in aggregator.answer(messages).items():
-            try:
-                lines[index].send_bytes(answer)
-            except OSError:
-                pass
-    for line in lines.values():
-        line.close()
+    with contextlib.ExitStack() as opened:  # holders of an aggregator that fails do not wait
+        for line in lines.values():
+            opened.callback(line.close)
+        while not aggregator.done:
+            messages, limit = {}, time.monotonic() + aggregator.timeout
+            for index, line in list(lines.items()):
+                try:
+                    if line.poll(max(0.0, limit - time.monotonic())):
+                        messages[index] = line.recv_bytes()
+                        continue
+                except (OSError, EOFError):
+                    pass
+                lines.pop(index).close()  # its holder notices at once
+            if seen is not None:
+                seen.append(dict(messages))
+            for index, answer in aggregator.answer(messages).items():
+                try:
+                    lines[index].send_bytes(answer)
+                except OSError:
+                    pass
 
 
 def holders(
