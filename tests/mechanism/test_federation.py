@@ -565,6 +565,33 @@ class TestFederation:
         with pytest.raises(ModelError, match="kept"):
             inference.run(x, y, progress=False)
 
+    @pytest.mark.parametrize("rows", [{"x": 0, "y": 60}, {"x": 60, "y": 0}])
+    def test_another_cannot_make_a_constant_of_rows(self, line, federation, rows):
+        """Others get its digest, which one record changes. Nothing else refuses these y."""
+
+        def by_index(x, y):
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+            with pyro.plate("people", len(x)) as index:
+                pyro.sample("y", dist.Bernoulli(logits=x[index] @ w), obs=y[index])
+
+        ask, told = line.ask, []
+
+        def answered(message):
+            own = torch.load(io.BytesIO(Message.read(message).content), weights_only=True)
+            line.other = None
+            told.append(own[:1] if isinstance(own, list) else own)
+            if isinstance(own, tuple) and own[0] == ["x", "y"]:
+                shapes = [(rows[name], *each[1:]) for name, each in zip(*own, strict=True)]
+                line.other = said_by_other((own[0], shapes))
+            return ask(message)
+
+        line.ask = answered
+        own = {"accountant": PrivacyAccountant(1.0), "execution": Execution(peers=federation)}
+        x, y = data()[0].numpy(), np.zeros(60)
+        with pytest.raises(ModelError, match="'[xy]' for a public constant"):
+            DPSEP(by_index, AutoNormal(by_index), noise=SECURE, **own).step(x, y)
+        assert (["x", "y"] in [each[0] for each in told if each]) and [Says.READY] not in told
+
     @pytest.mark.parametrize(
         "given",
         [
