@@ -7,6 +7,7 @@ import io
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +224,14 @@ class TestShamirSums:
             channel.begin(3, 0)
         with pytest.raises(ConfigurationError, match="dropouts must be 0"):
             channel.begin(2, 1)
+
+    @pytest.mark.long
+    @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes certificates")
+    def test_a_certificate_is_that_of_one_holder(self):
+        """With two parts a holder would see the last one's upload."""
+        found = found_by(federation_runs.__file__, "certificates")["certificates"]
+        assert found["sums"] == [[7]] * 3
+        assert found["sent"][:2] == [0, 0]
 
     def test_without_mpyc(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "mpyc.runtime", None)
