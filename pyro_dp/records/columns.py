@@ -32,8 +32,8 @@ _ITERABLE = (
 )
 _STACK = (
     "The items of argument {name!r} (a {kind}) cannot be stacked. All must be numbers, arrays or "
-    "tensors of one shape, or tuples or dictionaries of such. Images need a transform such as "
-    "ToTensor(). list({name}) shows the error, if it is the dataset's own."
+    "tensors of one shape, or tuples of such, or dictionaries of such with the same keys. Images "
+    "need a transform such as ToTensor(). list({name}) shows the error, if it is the dataset's own."
 )
 _OTHER_ITEM = (
     "columns(): the items of source differ in shape, or the first has integers or booleans where "
@@ -185,6 +185,8 @@ def _columns(name: str, dataset: Any) -> tuple[list, dict]:
             items = [dataset[i] for i in range(len(dataset))]
             stacked = default_collate(items)
             several = isinstance(items[0], (list, tuple))
+            if isinstance(stacked, dict) and any(x.keys() != stacked.keys() for x in items):
+                raise KeyError  # the first item alone would decide which arguments there are
     except ModelError:
         raise ModelError(_STACK.format(name=name, kind=kind)) from None
     if isinstance(stacked, dict):

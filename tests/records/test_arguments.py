@@ -240,6 +240,7 @@ def test_a_dataset_of_one_column():
         (Items(lambda i: torch.ones(i)), r"'x' \(a Items\).*one shape"),
         (Items(lambda i: (_ for _ in ()).throw(ValueError("61.803"))), r"'x'.*list\(x\)"),
         (Items(lambda i: object()), "'x'.*one shape"),
+        (Items(lambda i: {"x": 1.0} | ({"y": 1.0} if i else {})), "'x'.*the same keys"),
         (Items(lambda i: "text"), "'x' holds text"),
         (
             type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(())})(),
