@@ -4,11 +4,15 @@ The aggregator is a thread of the parent; messages go through pipes. As :mod:`cl
 processes and models these are.
 """
 
+import contextlib
 import io
 import json
 import math
 import multiprocessing as mp
 import os
+import socket
+import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -63,25 +67,26 @@ def serve(aggregator: TrustedAggregator, lines: dict[int, Any], seen: list | Non
 
     :param seen: gets the messages of each round.
     """
-    while not aggregator.done:
-        messages, limit = {}, time.monotonic() + aggregator.timeout
-        for index, line in list(lines.items()):
-            try:
-                if line.poll(max(0.0, limit - time.monotonic())):
-                    messages[index] = line.recv_bytes()
-                    continue
-            except (OSError, EOFError):
-                pass
-            lines.pop(index).close()  # its holder notices at once
-        if seen is not None:
-            seen.append(dict(messages))
-        for index, answer in aggregator.answer(messages).items():
-            try:
-                lines[index].send_bytes(answer)
-            except OSError:
-                pass
-    for line in lines.values():
-        line.close()
+    with contextlib.ExitStack() as opened:  # holders of an aggregator that fails do not wait
+        for line in lines.values():
+            opened.callback(line.close)
+        while not aggregator.done:
+            messages, limit = {}, time.monotonic() + aggregator.timeout
+            for index, line in list(lines.items()):
+                try:
+                    if line.poll(max(0.0, limit - time.monotonic())):
+                        messages[index] = line.recv_bytes()
+                        continue
+                except (OSError, EOFError):
+                    pass
+                lines.pop(index).close()  # its holder notices at once
+            if seen is not None:
+                seen.append(dict(messages))
+            for index, answer in aggregator.answer(messages).items():
+                try:
+                    lines[index].send_bytes(answer)
+                except OSError:
+                    pass
 
 
 def holders(
@@ -462,6 +467,56 @@ def shamir() -> dict[str, Any]:
     return results | {"alone": started(1, alone)()[0].value}
 
 
+def certificates() -> dict[str, Any]:
+    """Three holders by TLS, and one that takes the parts of two with its own certificate."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / ".config").mkdir()
+
+    def openssl(*given: str) -> None:
+        command = ["openssl", *given]
+        subprocess.run(command, cwd=folder / ".config", check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "mpyc_ca.crt", "-subj", "/CN=all")
+    authority = ["-CA", "mpyc_ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]
+    for name in ("party_0", "party_1", "party_2"):
+        subject = f"/CN=MPyC {name}".replace("_", " ")
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", "request", "-subj", subject)
+        openssl("x509", "-req", "-in", "request", *authority, "-out", f"{name}.crt")
+
+    def add(index: int) -> Any:
+        os.chdir(folder)
+        channel = ShamirSums(addresses, index, timeout=30 if honest else 4)
+        total, _ = channel.add(np.array([2**index]))
+        channel.leave()
+        return total.tolist()
+
+    def both_parts(index: int) -> Any:
+        """Bytes that the last holder sends to one that says this index."""
+        if index == 2:
+            return add(2)
+        own = folder / ".config" / "party_0"
+        context = ssl.create_default_context(cafile=own.parent / "mpyc_ca.crt")
+        context.load_cert_chain(own.with_suffix(".crt"), own.with_suffix(".key"))
+        host, port = addresses[2].split(":")
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with contextlib.suppress(ConnectionRefusedError):
+                plain = socket.create_connection((host, int(port)), timeout=8)
+                break
+            time.sleep(0.05)
+        with context.wrap_socket(plain, server_hostname="MPyC party 2") as line:
+            line.sendall(index.to_bytes(2, "little"))
+            with contextlib.suppress(OSError):
+                return len(line.recv(99))
+        return 0
+
+    honest, addresses = True, _addresses(3)
+    results = {"sums": [each.value for each in started(3, add)()]}
+    honest, addresses = False, _addresses(3)
+    return results | {"sent": [each.value for each in started(3, both_parts)()]}
+
+
 def _outcome(
     federation: Federation, accountant: PrivacyAccountant, vips: VIPS, own: Any, steps: int
 ) -> list:
@@ -477,9 +532,10 @@ def _outcome(
 
 
 TRIALS = (equality, nothing_set, uploads, dropouts, resumed, looks_resumed, refusals, shamir)
+WITH_OPENSSL = (certificates,)
 
 if __name__ == "__main__":
     cluster_runs.warm_up()
     pyro.set_rng_seed(0)
-    chosen = {each.__name__: each for each in TRIALS}
+    chosen = {each.__name__: each for each in (*TRIALS, *WITH_OPENSSL)}
     print(json.dumps({name: chosen[name]() for name in sys.argv[1:]}))

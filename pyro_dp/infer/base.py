@@ -78,6 +78,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
                 others=self._others,
                 exchange=None if self._releases.peers.alone else self._releases.peers.exchange,
             )
+            if self._releases.peers.own_ledgers:
+                records.require_no_rows_beside()
             first = self._kept.first(self._steps)
             if first is not None:
                 first.require_same_data(records)

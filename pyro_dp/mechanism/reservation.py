@@ -24,6 +24,11 @@ _RESULTS_LOST = (
     " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
     "and their results are lost. The present result can be used as it is."
 )
+_OTHER_NOISE = (
+    "The noise differs between holders. It is agreed before the first release, and no holder may "
+    "choose it later, in view of releases on samples. Start all anew, with journals and the last "
+    "states."
+)
 gaussian = lru_cache(16)(SubsampledGaussian)  # steps are alike
 
 
@@ -248,7 +253,8 @@ class Reservation:
     def share(self, settings: dict[str, Any]) -> None:
         """Agree on settings and noise with the peers, and in a cluster follow rank 0's ledger.
 
-        :raises ClusterError: a setting differs between ranks, or the ledger cannot be read.
+        :raises ClusterError: a setting differs between ranks, the noise changes between releases on
+            samples, or the ledger cannot be read.
         """
         ours, peers = self.accountant, self._peers
         ledger = Ledger(ours.state_dict(), self.noise_multiplier, self.lost, self.name)
@@ -256,6 +262,9 @@ class Reservation:
             peers.common(Settings(settings), ledger)
             known = peers.exchange(NoiseMultiplier(self.noise_multiplier))
             if any(each != known[0] for each in known):
+                sampled = self.origin is not None and settings["sample_rate"] != 1.0
+                if sampled or not self.calibrates:
+                    raise ClusterError(_OTHER_NOISE)
                 self.noise_multiplier = None  # and is agreed anew
             return
         budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}

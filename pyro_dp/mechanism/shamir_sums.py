@@ -15,7 +15,7 @@ import asyncio
 import functools
 import importlib
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -178,7 +178,20 @@ def _party(addresses: list[str], index: int, encrypted: bool) -> Any:
     finally:
         sys.argv = before
     party.threshold = len(addresses) - 1  # enough for sums alone, which need no majority
+    if encrypted:
+        party.set_protocol = functools.partial(_set_certified, party.set_protocol)
     return party
+
+
+def _set_certified(set_protocol: Callable[[int, Any], None], index: int, connection: Any) -> None:
+    """MPyC takes a peer's word for its index: one holder could take the parts of all others.
+
+    :raises ConnectionError: the certificate is that of another index.
+    """
+    subject = connection.transport.get_extra_info("peercert")["subject"]
+    if (("commonName", f"MPyC party {index}"),) not in subject:
+        raise ConnectionError(f"The certificate is none of holder {index}.")
+    set_protocol(index, connection)
 
 
 async def _awaited(future: Any) -> Any:

@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 _UNTYPED = (
     "Argument {name!r} has one element per record, and is a {kind}, whose records cannot be read. "
-    "Pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements}))."
+    "Pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements})). (Settings "
+    "that have this number by chance are bound to the model, as in functools.partial.)"
 )
 Exchange = Callable[[Shapes], list[Shapes]]  # by rank
 _OTHER_ARGUMENTS = (
@@ -192,19 +193,15 @@ def argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
 
 
 def _is_untyped_data(value: Any, size: int) -> bool:
-    """Whether there is a collection of numbers, or of sequences, with one element per record."""
-    if isinstance(value, (Tensor, Column, str)):
+    """Whether a collection has one element per record, and is no dictionary of tables."""
+    if isinstance(value, (Tensor, Column, str)) or not hasattr(value, "__len__"):
         return False
-    if isinstance(value, dict):
-        rows = all(isinstance(each, numbers.Number) for each in value.values())
-        nested = any(_is_untyped_data(each, size) for each in value.values())
-        return nested or (rows and len(value) == size)
-    if isinstance(value, (list, tuple)):
-        rows = len(value) > 0 and isinstance(value[0], (numbers.Number, list, tuple, Tensor, str))
-        if rows and len(value) == size:
-            return True
-        return any(_is_untyped_data(each, size) for each in value)
-    return hasattr(value, "__len__") and len(value) == size
+    elements = list(value.values()) if isinstance(value, dict) else value
+    if len(value) == size:
+        tables = isinstance(value, dict) and all(has_rows(x) and len(x) == size for x in elements)
+        return not tables
+    nested = isinstance(value, (dict, list, tuple))
+    return nested and any(_is_untyped_data(each, size) for each in elements)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,13 @@ _ITERABLE = (
 )
 _STACK = (
     "The items of argument {name!r} (a {kind}) cannot be stacked. All must be numbers, arrays or "
-    "tensors of one shape, or tuples or dictionaries of such. Images need a transform such as "
-    "ToTensor(). list({name}) shows the error, if it is the dataset's own."
+    "tensors of one shape, or tuples of such, or dictionaries of such with the same keys. Images "
+    "need a transform such as ToTensor(). list({name}) shows the error, if it is the dataset's own."
+)
+_OTHER_ITEM = (
+    "columns(): the items of source differ in shape, or the first has integers or booleans where "
+    "others have other numbers. Convert them alike, as in float(item). (This message depends on "
+    "the data: it is for the curator only.)"
 )
 _EMPTY = "columns(): source is a dataset without records."
 _PARTS = (
@@ -149,7 +154,12 @@ class _DatasetColumn(Column):
         super().__init__((items.size, *row.shape[1:]), row.dtype)
 
     def _at(self, indices: Tensor) -> Tensor:
-        return self._items.rows(indices.cpu())[self._place].to(self.dtype, copy=True)
+        rows = self._items.rows(indices.cpu())[self._place]
+        # The first item must not decide what becomes of the others' numbers.
+        kept = torch.promote_types(rows.dtype, self._dtype) == self._dtype
+        if not kept or rows.shape[1:] != self.row_shape:
+            raise ModelError(_OTHER_ITEM)
+        return rows.to(self.dtype, copy=True)
 
 
 def _tensor(name: str, part: Any) -> Tensor:
@@ -175,6 +185,8 @@ def _columns(name: str, dataset: Any) -> tuple[list, dict]:
             items = [dataset[i] for i in range(len(dataset))]
             stacked = default_collate(items)
             several = isinstance(items[0], (list, tuple))
+            if isinstance(stacked, dict) and any(x.keys() != stacked.keys() for x in items):
+                raise KeyError  # the first item alone would decide which arguments there are
     except ModelError:
         raise ModelError(_STACK.format(name=name, kind=kind)) from None
     if isinstance(stacked, dict):

@@ -5,6 +5,7 @@ beside the arguments are refused by name: they would reach the release unclipped
 parameter that starts at them is public.
 """
 
+import numbers
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.graphs.places import LISTS
 from pyro_dp.graphs.references import References, sentence
 from pyro_dp.records.arguments import (
     NO_SHARD,
@@ -57,6 +59,7 @@ _NUMBERS = (
     "data: it is for the curator only.)"
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
+_ROWS_OF = (numbers.Number, list, tuple, dict, Tensor, np.ndarray, type(None))  # in a container
 _WAYS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),
     True: (Reading.WHOLE, Reading.COUNTED),
@@ -117,15 +120,16 @@ def _base(array: Any) -> int:
 
 
 def _rows(thing: Any) -> int:
-    """How many rows a thing has, if it is an array, or a sequence of numbers or sequences."""
+    """How many rows a thing has, if it is an array, or holds numbers or containers."""
     if isinstance(thing, Tensor):
         return 0 if thing.requires_grad or thing.dim() == 0 else len(thing)
     shape = getattr(thing, "shape", None)
     if isinstance(shape, tuple):
         return shape[0] if shape else 0
-    if isinstance(thing, (list, tuple)) and len(thing):
-        return len(thing) if isinstance(thing[0], (int, float, list, tuple, Tensor)) else 0
-    return 0
+    if not isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
+        return 0
+    first = next(iter(thing.values() if isinstance(thing, dict) else thing), "")
+    return len(thing) if isinstance(first, _ROWS_OF) else 0
 
 
 def find_reading(

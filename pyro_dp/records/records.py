@@ -59,6 +59,12 @@ _PART = (
     "{plate.name!r} has {plate.size} elements. Write pyro.plate({plate.name!r}, len({name})) for "
     "all records. Or pass those of the plate alone, all arguments like {name}[:{plate.size}]."
 )
+_BESIDE = (
+    "The model takes {label} for a public constant, because another owner has another number of "
+    "its rows. It has as many rows as there are records here, or in all. Pass all data at all "
+    "owners, with a row per record. A public constant is bound to the model, as in "
+    "functools.partial(model, c=c[None])."
+)
 _OTHER_DATA = (
     "The data are not those of the first step ({what}). Each step samples its records privately, "
     "at the sample rate. Pass the whole data to every step, as in run(x, y), and no batches of a "
@@ -178,6 +184,15 @@ class Records:
     def blocks(self, count: int) -> Iterator[Tensor]:
         """Indices of all records that are here, in chunks of this size."""
         return AllRecords(self.count, self.device).split(count)
+
+    def require_no_rows_beside(self) -> None:
+        """Another owner cannot make a constant of the data here: digests of constants leave it.
+
+        :raises ModelError: an argument that is no data has a row per record; names it.
+        """
+        for label, leaf in self.constants:
+            if has_rows(leaf) and len(leaf) in (self.count, self.plate.size):
+                raise ModelError(_BESIDE.format(label=label))
 
     def require_finite(self, rows: Sequence[Tensor]) -> None:
         """

@@ -17,7 +17,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Block
+from pyro_dp.mechanism.contributions import Block, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
@@ -104,6 +104,14 @@ def test_sum_of_many_float32_records_is_exact_enough():
     values = torch.full((200_000, 1), 0.1, dtype=torch.float32)
     exact = 200_000 * float(torch.tensor(0.1, dtype=torch.float32))
     assert abs(exact_sums(clipped(1.0, values))[0].item() - exact) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_records_do_not_round_a_norm(dtype):
+    """Bit for bit; a fourth of these norms would change if the batch chose the parts."""
+    rows = torch.randn(60, 30_001, dtype=dtype)
+    alone = torch.cat([Rows(row[None]).norms() for row in rows])
+    assert torch.equal(Rows(rows).norms(), alone)
 
 
 @pytest.mark.parametrize("block_count", [1, 3])

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Ledger, Settings
-from pyro_dp.mechanism.peers import _LooksAnew
+from pyro_dp.mechanism.peers import Says, _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.mechanism.trusted_aggregator import Message
 from pyro_dp.records.arguments import argument_names, find_shards
@@ -223,6 +224,14 @@ class TestShamirSums:
             channel.begin(3, 0)
         with pytest.raises(ConfigurationError, match="dropouts must be 0"):
             channel.begin(2, 1)
+
+    @pytest.mark.long
+    @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes certificates")
+    def test_a_certificate_is_that_of_one_holder(self):
+        """With two parts a holder would see the last one's upload."""
+        found = found_by(federation_runs.__file__, "certificates")["certificates"]
+        assert found["sums"] == [[7]] * 3
+        assert found["sent"][:2] == [0, 0]
 
     def test_without_mpyc(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "mpyc.runtime", None)
@@ -449,6 +458,35 @@ class TestFederation:
                 inference.run(*data(), progress=False)
             assert accountant.num_releases == 0 and len(asked) > turn
 
+    @pytest.mark.parametrize(
+        ("method", "noise", "steps"),
+        [("svi with an optim", SECURE, 1), ("vips", Noise(20.0, source="system"), 0)],
+        ids=["after a release on a sample", "instead of one's own"],
+    )
+    def test_noise_is_not_chosen_by_another(self, method, noise, steps):
+        """Else it chose noise in view of releases, or less than is set here."""
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        accountant = PrivacyAccountant(3.0)
+        inference = make(method, accountant, federation, noise=noise, sampling=0.5)
+        for _ in range(steps):
+            inference.step(*data())
+        ask, ready = line.ask, [[Says.READY]] * steps
+
+        def answered(message):
+            own = torch.load(io.BytesIO(Message.read(message).content), weights_only=True)
+            line.other = None
+            if isinstance(own, list) and own[:1] in ready:
+                line.other = said_by_other([int(Says.LOOKS_ANEW), 0, 0, 0, 0])
+            elif own == (inference._reservation.noise_multiplier,):
+                line.other = said_by_other((None,))
+            return ask(message)
+
+        line.ask = answered
+        with pytest.raises(ClusterError, match="noise differs between holders"):
+            inference.step(*data())
+        assert accountant.num_releases == steps
+
     @pytest.mark.parametrize("said", [["1"], [1, 2], 1, None, [-1], [10**400], [True]])
     def test_numbers_that_are_none(self, line, federation, said):
         line.other = said_by_other(said)
@@ -535,6 +573,33 @@ class TestFederation:
         inference = kind(holding, AutoNormal(holding), noise=SECURE, **own)
         with pytest.raises(ModelError, match="kept"):
             inference.run(x, y, progress=False)
+
+    @pytest.mark.parametrize("rows", [{"x": 0, "y": 60}, {"x": 60, "y": 0}])
+    def test_another_cannot_make_a_constant_of_rows(self, line, federation, rows):
+        """Others get its digest, which one record changes. Nothing else refuses these y."""
+
+        def by_index(x, y):
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+            with pyro.plate("people", len(x)) as index:
+                pyro.sample("y", dist.Bernoulli(logits=x[index] @ w), obs=y[index])
+
+        ask, told = line.ask, []
+
+        def answered(message):
+            own = torch.load(io.BytesIO(Message.read(message).content), weights_only=True)
+            line.other = None
+            told.append(own[:1] if isinstance(own, list) else own)
+            if isinstance(own, tuple) and own[0] == ["x", "y"]:
+                shapes = [(rows[name], *each[1:]) for name, each in zip(*own, strict=True)]
+                line.other = said_by_other((own[0], shapes))
+            return ask(message)
+
+        line.ask = answered
+        own = {"accountant": PrivacyAccountant(1.0), "execution": Execution(peers=federation)}
+        x, y = data()[0].numpy(), np.zeros(60)
+        with pytest.raises(ModelError, match="'[xy]' for a public constant"):
+            DPSEP(by_index, AutoNormal(by_index), noise=SECURE, **own).step(x, y)
+        assert (["x", "y"] in [each[0] for each in told if each]) and [Says.READY] not in told
 
     @pytest.mark.parametrize(
         "given",

@@ -158,6 +158,11 @@ def test_what_is_missing_becomes_nan(dtype):
         (DataLoader(TensorDataset(X, Y)), r"svi.run\(x.dataset\)"),
         (iter([1, 2]), r"svi.run\(list\(x\)\)"),
         (dict(enumerate([61.803] * 4)), r"list\(x.values\(\)\)"),
+        (dict(enumerate([None] + [61.803] * 3)), r"list\(x.values\(\)\)"),
+        (dict(enumerate([(61.803, 1.0)] * 4)), "'x' has one element per record"),
+        ([{"age": 61.803}] * 4, "'x' has one element per record"),
+        ([None] + [61.803] * 3, "'x' has one element per record"),
+        ({"people": [{"age": 61.803}] * 4}, "'x' has one element per record"),
         (collections.deque([61.803] * 4), "deque"),
         ({1.0, 2.0, 3.0, 61.803}, "set"),
     ],
@@ -171,7 +176,8 @@ def test_refused_by_name(given, named):
 
 def test_constants_stay_what_they_are():
     """They have another number of elements than there are records."""
-    options = {"sizes": [3, 5], "names": ["a", "b"], "shape": (2, 2, 2), "steps": range(3)}
+    more = {"shape": (2, 2, 2), "steps": range(3)}
+    options = {"sizes": [3, 5], "names": ["a", "b"], "more": more}
     given, known = as_tensors(model, (X, Y, options), {})
     assert known == {} and given[2] == options
     assert converted([1.0])[0] == [1.0] and converted((), None) == ((), None)
@@ -240,6 +246,7 @@ def test_a_dataset_of_one_column():
         (Items(lambda i: torch.ones(i)), r"'x' \(a Items\).*one shape"),
         (Items(lambda i: (_ for _ in ()).throw(ValueError("61.803"))), r"'x'.*list\(x\)"),
         (Items(lambda i: object()), "'x'.*one shape"),
+        (Items(lambda i: {"x": 1.0} | ({"y": 1.0} if i else {})), "'x'.*the same keys"),
         (Items(lambda i: "text"), "'x' holds text"),
         (
             type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(())})(),

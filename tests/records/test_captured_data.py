@@ -88,14 +88,24 @@ def test_the_same_memory(thing, hold):
 
 @pytest.mark.parametrize(
     "thing",
-    [torch.rand(SIZE, 2), np.random.rand(SIZE), [1.0] * SIZE, [[1.0]] * SIZE, tuple(range(SIZE))],
-    ids=["tensor", "array", "list", "list of lists", "tuple"],
+    [
+        torch.rand(SIZE, 2),
+        np.random.rand(SIZE),
+        [1.0] * SIZE,
+        [[1.0]] * SIZE,
+        tuple(range(SIZE)),
+        [{"age": 1.0}] * SIZE,
+        [None] + [1.0] * (SIZE - 1),
+        dict.fromkeys(range(SIZE), 1.0),
+        set(range(SIZE)),
+    ],
+    ids=["tensor", "array", "list", "lists", "tuple", "dicts", "a missing", "dict", "set"],
 )
 def test_as_many_rows_as_records(thing):
     """Captured rows are refused even if they are no arguments: they may be their source."""
     with pytest.raises(ModelError, match="'thing', which model.*30 rows"):
         check(capturing(thing))
-    check(capturing([thing[1:]] if isinstance(thing, (list, tuple)) else thing[None]))
+    check(capturing(thing[None] if hasattr(thing, "shape") else [[*thing][1:]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

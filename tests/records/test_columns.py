@@ -185,6 +185,22 @@ def test_samplers_are_no_arguments(sampler):
         as_tensors(logistic, (sampler, Y), {})
 
 
+@pytest.mark.parametrize("first", [True, 3, torch.tensor(3, dtype=torch.uint8)])
+def test_the_first_item_does_not_round_the_others(first):
+    """Neither may a record's int cut the others' fractions, nor its shape change theirs."""
+    x = pyro_dp.columns(Items(lambda i: X[i, 0] if i else first), "x")
+    with pytest.raises(ModelError, match="for the curator only"):
+        x.take(torch.arange(1, 9))
+    fractions = pyro_dp.columns(Items(lambda i: i if i else 0.5), "x")
+    assert torch.equal(fractions.take(torch.arange(1, 9)), torch.arange(1.0, 9.0))
+
+
+def test_the_first_item_does_not_shape_the_others():
+    x = pyro_dp.columns(Items(lambda i: X[i] if i else X[i, :2]), "x")
+    with pytest.raises(ModelError, match="for the curator only"):
+        x.take(torch.tensor([4, 9]))
+
+
 def test_items_are_functions_of_their_index():
     """Transforms draw the same in each step and with any other rows; nothing public moves."""
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
