@@ -16,7 +16,6 @@ from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
-from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders, RaisedOnRecords
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
@@ -93,10 +92,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         known = self._kept.prepared
         constants = known.public(self._releases) if known else []
         return super()._release(clipped, sampler, [*constants, *public], *own)
-
-    def _new_records(self) -> NewRecords | None:
-        first = self._kept.first(self._steps)
-        return None if first is None else NewRecords(self.model, self.guide, first)
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> P:

@@ -10,7 +10,7 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import LEAST_SHARE
-from pyro_dp.infer.ep.stochastic_ep import Current
+from pyro_dp.infer.ep.stochastic_ep import Fit
 from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.peers import Alone
 from pyro_dp.mechanism.reservation import Steps
@@ -27,47 +27,47 @@ _ALL_LOST = (
 class LookShares(Steps):
     """Looks, which share the budget as the run's state says.
 
-    :param current: that state.
+    :param fit: the run's, which has that state.
     """
 
     kind = ADAPTIVE
     whole = True  # also in a loop: Theorem 1 needs mu beforehand
 
-    def __init__(self, current: Current[EPState], *own: Any):
+    def __init__(self, fit: Fit[EPState], *own: Any):
         super().__init__(*own)
-        self._current = current
+        self._fit = fit
         self._behind = False  # the state is older than the ledger
 
     @property
     def bound(self) -> float:
-        known = self._current.known
+        known = self._fit.known
         if known is None:  # a rank of a cluster that has looked compares its own
-            saved = (self._current.loaded or {}).get("frame")
+            saved = (self._fit.loaded or {}).get("frame")
             return saved["bound"] if isinstance(saved, Mapping) else math.inf
         return math.inf if known.frame is None else known.frame.bound
 
     @property
     def finished(self) -> bool:
-        return self._current.known is not None and self._current.known.finished
+        return self._fit.known is not None and self._fit.known.finished
 
     def noise(self, sigma: float) -> float:
-        return _noise(sigma, self._current.approximation.share)
+        return _noise(sigma, self._fit.approximation.share)
 
     def releases(self, rate: float, sigma: float) -> Counter[Event]:
-        left = 1.0 if self._current.known is None else 1.0 - self._current.known.spent
+        left = 1.0 if self._fit.known is None else 1.0 - self._fit.known.spent
         return Counter({_sum_of_all(sigma, left): 1})
 
     def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event]:
         """The next look, and all later ones as one release."""
-        known = self._current.approximation
+        known = self._fit.approximation
         shares = known.share, 1.0 - known.spent - known.share
         return Counter(_sum_of_all(sigma, share) for share in shares if share > LEAST_SHARE)
 
     def lose(self) -> None:
         """Count the lost look as spent. The looks to come share the rest."""
-        known = self._current.approximation
+        known = self._fit.approximation
         spent = min(known.spent + known.share, 1.0)
-        self._current.known = _with_spent(known, spent)
+        self._fit.known = _with_spent(known, spent)
 
     def load(self, steps: int, lost: int) -> None:
         """Releases in the ledger beyond the state are spent."""
@@ -81,7 +81,7 @@ class LookShares(Steps):
         """Ranks go on with the largest share that one of them has spent."""
         if not self._behind:
             return
-        known = self._current.approximation
+        known = self._fit.approximation
         spent = known.spent
         if lost:
             left = held()
@@ -89,7 +89,7 @@ class LookShares(Steps):
                 raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=lost))
             spent = max(spent, 1.0 - left)
         spent = max(each.value for each in peers.exchange(Share(spent)))
-        self._current.known, self._behind = _with_spent(known, spent), False
+        self._fit.known, self._behind = _with_spent(known, spent), False
 
     def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
         if self.finished and noise_multiplier != 0:

@@ -1,6 +1,5 @@
 """The posterior predictive of new records: draws, a form for ArviZ, and a mixin."""
 
-import abc
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
@@ -124,12 +123,14 @@ def _chain(draws: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: value.unsqueeze(0).numpy(force=True) for name, value in draws.items()}
 
 
-class Predicted(abc.ABC):
+class Predicted:
     """An inference whose guide can predict new records. It stands last among the bases."""
 
-    @abc.abstractmethod
     def _new_records(self) -> NewRecords | None:
         """Model and guide, for new records; None before the first step."""
+        own: Any = self
+        first = own._kept.first(own._steps)
+        return None if first is None else NewRecords(own.model, own.guide, first)
 
     def predictive(
         self, num_samples: int = 1000, return_sites: Sequence[str] = ()

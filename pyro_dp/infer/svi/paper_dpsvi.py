@@ -9,14 +9,14 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.svi.clip_policy import by_bit
 from pyro_dp.infer.svi.moves import Moves, optimizers
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
+from pyro_dp.infer.svi.stochastic_gradient_vi import InPlaceOfSVI, StochasticGradientVI
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip
 from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.losses import Loss
 from pyro_dp.utils.errors import ConfigurationError
 
 
-class PaperDPSVI(StochasticGradientVI):
+class PaperDPSVI(StochasticGradientVI, InPlaceOfSVI):
     """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 
     It is for comparisons with papers. The guide holds the last iterate, and its intervals ignore

@@ -4,6 +4,7 @@ Algorithm 1 of Jälkö, Dikmen & Honkela 2017 (DPVI, arXiv 1610.08749), for any 
 plate of individuals.
 """
 
+import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK
+from pyro_dp.infer.posterior.summary import NOISE, NOTHING_TO_CHECK
 from pyro_dp.infer.preparation import note_values
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
@@ -55,7 +56,7 @@ NAN = (
     "step() returns nan: the loss on the data is not private. Pass clip=Clip(loss=...) to "
     "DPSVI to release a private one with each step."
 )
-NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
+_NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
 _PER_RECORD = (
     "peers: model or guide have latents or parameters of each record, or draw for each, as "
     "dropout does. Such records must stay in one process: leave peers=None, or sum latents out "
@@ -63,7 +64,41 @@ _PER_RECORD = (
 )
 
 
-class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
+class InPlaceOfSVI(Forecasted):
+    """Base of the inferences that are called as Pyro's ``SVI`` is."""
+
+    @property
+    @abc.abstractmethod
+    def _steps(self) -> int:
+        """Number of steps done."""
+
+    @abc.abstractmethod
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
+        """Write the result into the guide: warnings about it."""
+
+    def finish(self) -> None:
+        """End a loop over ``step`` early: write the result into the guide.
+
+        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if not self._steps:
+            raise ConfigurationError(_NOT_STARTED)
+        for warning in self._conclude():
+            warn_user(warning)
+
+    def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
+        """:raises PrivacyError: always: the loss on the data is not private."""
+        raise PrivacyError(
+            "evaluate_loss would release a number of the data without noise. Set Clip.loss for "
+            "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
+            "Calling pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole "
+            "guarantee."
+        )
+
+
+class StochasticGradientVI(PrivateInference[PreparedGradient]):
     """Noisy gradients of the ELBO: :class:`~pyro_dp.DPSVI` where a model has no evidence.
 
     Arguments, guarantee and limits are those of DPSVI.
@@ -153,7 +188,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self._moves.rows.step(indices, own)
         self._moves.policy = policy.learned(read)
         if self._steps == self.num_steps:
-            self.finish() if loops else self._moves.conclude(prepared.parameters)
+            self._moves.conclude(prepared.parameters)
+            for warning in self._conclude() if loops else ():
+                warn_user(warning)
         loss = math.nan
         if self.clip.loss is not None:
             loss = released[1].item() + gradients.outside.item()
@@ -170,13 +207,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self.num_steps is None:
             self._look_at(args, kwargs)  # which chooses it
         return super()._planned(args, kwargs)
-
-    def finish(self) -> None:
-        """As :meth:`~pyro_dp.DPSVI.finish`."""
-        if self._kept.prepared is None or not self._steps:
-            raise ConfigurationError(NOT_STARTED)
-        for warning in self._conclude():
-            warn_user(warning)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The guide's global latents, with the noise in the mean of the iterates."""
@@ -195,14 +225,15 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         known = self._kept.prepared
         averages = None if known is None else _averages(self, known)
         if known is None or averages is None or not averages.complete:
-            return super()._noise_parts()
+            return {NOISE: torch.ones(())}
         covariance = self.posterior(noise_aware=False).covariance_matrix
         parts = averages.variances(covariance, known.sampler.sample_rate)
         return {name: each.diagonal() for name, each in parts.items()}
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        if self._kept.prepared is not None:
-            self._moves.conclude(self._kept.prepared.parameters)
+        if self._kept.prepared is None:
+            raise ConfigurationError(_NOT_STARTED)
+        self._moves.conclude(self._kept.prepared.parameters)
         policy, found = self._moves.policy, NOTHING_TO_CHECK
         if not same(self._reservation.noise_multiplier, 0):
             try:
@@ -221,15 +252,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         step, and without a report.
         """
         return self._moves.policy.clipped
-
-    def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
-        """:raises PrivacyError: always: the loss on the data is not private."""
-        raise PrivacyError(
-            "evaluate_loss would release a number of the data without noise. Set Clip.loss for "
-            "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
-            "Calling pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole "
-            "guarantee."
-        )
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """As :meth:`~pyro_dp.DPSVI.state_dict`."""
