@@ -21,7 +21,8 @@ from pyro_dp.infer.ep.look_shares import LookShares
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
-from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
