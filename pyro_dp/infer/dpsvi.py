@@ -13,7 +13,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.dpsep import EPByLooks, FitByLooks
+from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import EPProblem, NoRows, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL

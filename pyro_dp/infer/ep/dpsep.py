@@ -4,194 +4,19 @@ Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infe
 :mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Callable
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
-from pyro_dp.infer.ep.ep_state import EPState
-from pyro_dp.infer.ep.ep_status import status
-from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
-from pyro_dp.infer.ep.look_shares import LookShares
+from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
-from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
-from pyro_dp.infer.posterior.evidence import Evidence
-from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.forecast import Forecasted
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import Status
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions
-from pyro_dp.mechanism.iterative import whole_step
-from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
-from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError
 
 _ALL_RECORDS = (
     "DPSEP looks at all records: leave sampling out, or name the plate by FullBatch(plate=...). "
     "PaperDPSEP samples."
 )
-
-
-class FitByLooks(Fit[EPState]):
-    """Looks go where the looks before have pointed.
-
-    :param moments: those asked for.
-    """
-
-    remedy = "Use other units, or DPSVI."
-    differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
-    state_names = (
-        "settings",
-        "looks",
-        "counts",
-        "pooled",
-        "frame",
-        "plan",
-        "gaussians",
-        "numbers",
-    )
-
-    def __init__(self, moments: str):
-        # States of PaperDPSEP have a number.
-        super().__init__(moments, {"max_factor_norm": None}, ClippedFractions())
-
-    def start(self, problem: EPProblem, size: int, releases: Releases, *, new: bool) -> EPState:
-        sigma = releases.in_sums(releases.reservation.agreed(1.0))
-        return EPState.start(problem, size, sigma, new=new)
-
-    def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, EPState]]:
-        return self.approximation.learned
-
-    def status(self) -> Status:
-        return status(self.approximation)
-
-    def conclude(self, run: "EPByLooks") -> None:
-        """Bring the guide to the posterior, if looks were made at deterministic sites."""
-        known = self.known
-        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
-            known.problem.guide.fit(run.evidence)
-
-
-class EPByLooks(StochasticEP[EPState]):
-    """The run of :class:`DPSEP`, and of :class:`~pyro_dp.DPSVI` where it makes looks."""
-
-    _fit: FitByLooks
-
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        *,
-        fit: FitByLooks,
-        noise: Noise | float | None,
-        **settings: Any,
-    ):
-        noise = Noise.read(noise)
-        super().__init__(
-            model,
-            guide,
-            fit=fit,
-            plan=partial(LookShares, fit),
-            num_steps=1 + MOST_LOOKS if noise.multiplier != 0 else MOST_WITHOUT_NOISE,
-            bound=1.0,
-            noise=noise,
-            **settings,
-        )
-
-    @whole_step
-    def step(self, *args: Any, **kwargs: Any) -> float:
-        """As :meth:`StochasticEP.step`: one look, or the opening."""
-        change = super().step(*args, **kwargs)
-        if self._reservation.plan.finished:
-            self._fit.conclude(self)
-        return change
-
-    def posterior(self, noise_aware: bool = True) -> Posterior:
-        """The current posterior over the guide's unconstrained latents, in the guide's order.
-
-        Its ``status`` says whether its intervals can be published.
-
-        :param noise_aware: include the uncertainty of the privacy noise. The total never exceeds
-            the prior's covariance.
-        :raises ConfigurationError: no step was taken yet.
-        """
-        sites = self._fit.approximation.problem.guide
-        if not isinstance(sites, DeterministicSites):
-            return super().posterior(noise_aware)
-        found = sites.posterior(self.evidence)
-        return found if noise_aware else found.plain
-
-    def _noise_parts(self) -> Mapping[str, Tensor]:
-        parts = super()._noise_parts()
-        if isinstance(self._fit.approximation.problem.guide, DeterministicSites):
-            return {name: part.mean() for name, part in parts.items()}  # over the sites
-        return parts
-
-    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        found = super()._conclude(status)
-        self._fit.conclude(self)
-        return found
-
-    @property
-    def evidence(self) -> Evidence:
-        """The likelihood of the latents, from the looks so far, apart from the prior.
-
-        :raises ConfigurationError: there was no look yet.
-        """
-        known = self._fit.approximation
-        if not known.seen.looks:
-            raise ConfigurationError("There is no evidence before the first look.")
-        sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
-        cost = Cost(
-            (2.0 if replaces else 1.0) / sigma if sigma else math.inf,
-            self.accountant.neighboring,
-            self._reservation.name,
-            self.accountant.description.unit or "",
-        )
-        bias, bend = known.squared_bias, known.plan.bend
-        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._fit.status())
-        return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
-
-    @property
-    def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of records whose norm is above the bound of the last look.
-
-        It comes from the histograms of norms. The standard error is that of their noise.
-        """
-        known = self._fit.known
-        return None if known is None else known.clipped
-
-    def _planned(self, args: tuple, kwargs: dict) -> int:
-        loaded = self._fit.loaded is not None
-        if not loaded:
-            self._reservation.require_step()
-        self._look_at(args, kwargs)
-        if loaded and self._reservation.plan.finished:  # taken up, and nothing is left to release
-            return self._steps
-        return super()._planned(args, kwargs)
-
-    def _shown(self) -> dict[str, Any]:
-        shown = super()._shown()
-        del shown["num_steps"]  # the most there may be
-        return shown
-
-
-def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:
-    """The sites that records inform, one after the other."""
-    seen, found, start = set(places.tolist()), [], 0
-    for each in latents:
-        if each.start in seen:
-            stop = start + each.stop - each.start
-            found.append(replace(each, start=start, stop=stop))
-            start = stop
-    return found
 
 
 class DPSEP(EPByLooks, Forecasted):
