@@ -23,7 +23,7 @@ from pyro_dp.infer.fitted_rows import FittedRows
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.row_adam import RowAdam
+from pyro_dp.infer.svi.optimizers import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, InPlaceOfSVI, StochasticGradientVI
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable

@@ -24,9 +24,9 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
+from pyro_dp.infer.base import Preparation
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.infer.preparation import Preparation
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms

@@ -6,7 +6,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pyro_dp.infer.svi import public_optimizer
-from pyro_dp.infer.svi.public_optimizer import PublicOptimizer, joint_adam
+from pyro_dp.infer.svi.optimizers import PublicOptimizer, joint_adam
 
 SETTINGS = {"lr": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.01}
 

@@ -23,9 +23,8 @@ from pyro_dp.infer.ep.look_plan import (
     LookPlan,
 )
 from pyro_dp.infer.ep.norm_counts import ExtremeCounts, NormHistograms
-from pyro_dp.infer.ep.opening import opened
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.seen_looks import SeenLooks
+from pyro_dp.infer.ep.seen_looks import SeenLooks, opened
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
 from pyro_dp.infer.posterior.gaussian import Gaussian

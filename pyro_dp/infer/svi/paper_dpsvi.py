@@ -8,7 +8,7 @@ from pyro.optim import PyroOptim
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.svi.clip_policy import by_bit
 from pyro_dp.infer.svi.moves import Moves, optimizers
-from pyro_dp.infer.svi.row_adam import RowAdam
+from pyro_dp.infer.svi.optimizers import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import InPlaceOfSVI, StochasticGradientVI
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip
 from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling, old_names_explained

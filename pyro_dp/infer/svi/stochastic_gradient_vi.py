@@ -16,11 +16,10 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.base import PrivateInference, note_values
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import NOISE, NOTHING_TO_CHECK
-from pyro_dp.infer.preparation import note_values
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
     WITHOUT_NOISE,
@@ -31,9 +30,9 @@ from pyro_dp.infer.svi.averaged_guide import (
 from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_histogram
 from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
-from pyro_dp.infer.svi.records_traced_step import step_from_graphs
-from pyro_dp.infer.svi.row_adam import RowAdam
+from pyro_dp.infer.svi.optimizers import RowAdam
 from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.traced_step import step_from_graphs
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction, require_fractions
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
