@@ -46,12 +46,13 @@ P = TypeVar("P", bound=Prepared)
 class Preparation(Generic[P]):
     """Keeps the objects of the last step, and knows whether they still hold.
 
+    :param model: Pyro's.
     :param jit: "none", "trace" or "compile".
     :ivar prepared: None before the first look.
     """
 
-    def __init__(self, jit: str):
-        self._jit = jit
+    def __init__(self, model: Callable, jit: str):
+        self.model, self._jit = model, jit
         self.traces_left = 0 if jit == "none" else _MOST_TRACES
         self._watched: CapturedState | None = None  # state of the traced code
         self._before: tuple[bool, set[str]] | None = None  # values before the last build
@@ -160,7 +161,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self.model = model
         self.guide = guide
         jit = self.execution.jit
-        self._kept = Preparation[P](self._usual_jit if jit == "auto" else jit)
+        self._kept = Preparation[P](model, self._usual_jit if jit == "auto" else jit)
 
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""

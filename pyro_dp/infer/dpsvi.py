@@ -415,27 +415,12 @@ class DPSVI(Readable, InPlaceOfSVI):
         self._gradients._kept.take_over(self._inference._kept)
         return self._gradients
 
-    @property
-    def _releases(self) -> Any:
-        return self._inference._releases
-
-    @property
-    def _steps(self) -> int:
-        return self._inference._steps
-
     def _noise_parts(self) -> Mapping[str, Tensor]:
         return self._inference._noise_parts()
 
-    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        return self._inference._conclude(status)
-
-    @property
-    def _kept(self) -> Any:
-        return self._inference._kept
-
     def __getattr__(self, name: str) -> Any:
         """Settings and results of the method that runs, and settings of gradients."""
-        if name.startswith("_"):
+        if name.startswith("__") or "_inference" not in vars(self):
             raise AttributeError(name)
         runs, other = self._inference, self._gradients
         return getattr(runs if name in dir(runs) else other, name)

@@ -10,13 +10,10 @@ METHODS, ATTRIBUTES, ARGUMENTS = 25, 12, 7
 # Methods and attributes. Accountants and inferences, which users see, may have 35 methods.
 LARGER = {
     "DPSEP": (29, 9),
-    "DPSVI": (26, 3),
     "PaperDPSEP": (30, 10),
     "PaperDPSVI": (30, 11),
     "PrivacyAccountant": (35, 8),
     "TrialAccountant": (35, 10),
-    "VIPS": (26, 12),
-    "_MarginRelease": (26, 12),
 }
 LONGER = {
     "_forecast": 9,

@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Node
 
 from pyro_dp.graphs.factorisation import affine_nodes
 from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, Number, composed, total
-from pyro_dp.graphs.simplify import only_reads, shape
-from pyro_dp.graphs.tracing import NotTraceable, trace
+from pyro_dp.graphs.simplify import shape
+from pyro_dp.graphs.tracing import NotTraceable
 from pyro_dp.infer.ep.likelihood import Likelihood
-from pyro_dp.infer.ep.linear_design import Coefficients, padded
+from pyro_dp.infer.ep.linear_design import Coefficients, padded, reading_graph
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, scale_and_mask
 from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied
@@ -106,7 +106,7 @@ class FewPredictors:
             raise NotLinear("a site has several elements")
 
     def _trace(self, z: Tensor) -> GraphModule:
-        records, names = self._likelihood.term.records, [f.name for f in self.families]
+        names = [f.name for f in self.families]
 
         def read(z: Tensor, index: Tensor, row: list[Tensor]) -> list[Tensor]:
             sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
@@ -122,13 +122,7 @@ class FewPredictors:
             return [x.reshape(len(z), -1) for x in found]  # (B, K)
 
         z = z.detach().to(self._likelihood.dtype).expand(LENGTH, -1).contiguous()
-        rows = [x.expand(LENGTH, *x.shape).contiguous() for x in records.placeholder()]
-        inputs = [z, torch.zeros(LENGTH, dtype=torch.long, device=records.device), *rows]
-        function(*(x[:1] for x in inputs))  # the first call tells what a broken record gives
-        graph = trace(function, inputs)
-        if not only_reads(graph):
-            raise NotTraceable("it writes to its arguments")
-        return graph
+        return reading_graph(self._likelihood, function, z, LENGTH)
 
     def _by_site(self, found: Iterable[T], logits: bool = True) -> Iterator[tuple[list[T], ...]]:
         """Each site's numbers, other arguments of its density, and logits if it is a mixture."""

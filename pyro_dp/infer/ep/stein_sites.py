@@ -26,14 +26,12 @@ from torch import Tensor
 
 from pyro_dp.graphs.jets import ALONG, Jet, averages
 from pyro_dp.infer.ep.few_predictors import ALIKE, LENGTH, MIXED, OTHER, UNSEEN
-from pyro_dp.infer.ep.linear_design import Axes, halves, where_possible
+from pyro_dp.infer.ep.linear_design import Axes, halves, rounding, where_possible
 from pyro_dp.infer.ep.site_factors import Factors, LowRank
 from pyro_dp.utils.linalg import spectra, times
 
 _PASS = 2 * LENGTH  # so that there are many of each kind
 _NUMBERS = 2**18  # in a tensor of a mixture, which stays in the processor's cache
-_TOLERANCE = {torch.float64: 1e-9}
-_COARSE_TOLERANCE = 1e-5
 _ALIKE = 1e-12  # predictors of components that differ by rounding alone
 LARGEST_REDUCTION = 0.5  # one record's effect on the cavity's variance: draws say nothing beyond it
 
@@ -65,9 +63,8 @@ class SteinSites:
         self._directions = directions @ basis  # (r, d + 1)
         steps = torch.linalg.solve(axes.basis, root @ moments._draws.mT)  # (d, J)
         self._draws = torch.cat([steps, torch.ones_like(steps[:1])])  # (d + 1, J)
-        probe = torch.cos(torch.arange(1.0, dim + 1).to(mean))  # an irregular direction
-        self._probe = probe / probe.norm()
-        self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
+        self._probe = axes.probe
+        self._tolerance = rounding(moments.dtype)
         numbers = len(moments._draws) * max(1, len(self._few.own))
         self._sizes = {
             ALIKE: LENGTH,

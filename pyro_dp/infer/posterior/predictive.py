@@ -130,7 +130,7 @@ class Predicted:
         """Model and guide, for new records; None before the first step."""
         own: Any = self
         first = own._kept.first(own._steps)
-        return None if first is None else NewRecords(own.model, own.guide, first)
+        return None if first is None else NewRecords(own._kept.model, own.guide, first)
 
     def predictive(
         self, num_samples: int = 1000, return_sites: Sequence[str] = ()

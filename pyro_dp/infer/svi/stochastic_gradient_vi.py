@@ -4,7 +4,6 @@ Algorithm 1 of Jälkö, Dikmen & Honkela 2017 (DPVI, arXiv 1610.08749), for any 
 plate of individuals.
 """
 
-import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -66,15 +65,6 @@ _PER_RECORD = (
 class InPlaceOfSVI(Forecasted):
     """Base of the inferences that are called as Pyro's ``SVI`` is."""
 
-    @property
-    @abc.abstractmethod
-    def _steps(self) -> int:
-        """Number of steps done."""
-
-    @abc.abstractmethod
-    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        """Write the result into the guide: warnings about it."""
-
     def finish(self) -> None:
         """End a loop over ``step`` early: write the result into the guide.
 
@@ -82,9 +72,10 @@ class InPlaceOfSVI(Forecasted):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        if not self._steps:
+        own: Any = self
+        if not own._steps:
             raise ConfigurationError(_NOT_STARTED)
-        for warning in self._conclude():
+        for warning in own._conclude():
             warn_user(warning)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
