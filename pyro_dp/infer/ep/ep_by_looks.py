@@ -25,7 +25,6 @@ from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions
-from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.peers import Alone
 from pyro_dp.mechanism.releases import Releases
@@ -75,7 +74,7 @@ class FitByLooks(Fit[EPState]):
     def status(self) -> Status:
         return status(self.approximation)
 
-    def conclude(self, run: "EPByLooks") -> None:
+    def conclude(self, run: Any) -> None:
         """Bring the guide to the posterior, if looks were made at deterministic sites."""
         known = self.known
         if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
@@ -193,14 +192,6 @@ class EPByLooks(StochasticEP[EPState]):
             **settings,
         )
 
-    @whole_step
-    def step(self, *args: Any, **kwargs: Any) -> float:
-        """As :meth:`StochasticEP.step`: one look, or the opening."""
-        change = super().step(*args, **kwargs)
-        if self._reservation.plan.finished:
-            self._fit.conclude(self)
-        return change
-
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The current posterior over the guide's unconstrained latents, in the guide's order.
 
@@ -221,11 +212,6 @@ class EPByLooks(StochasticEP[EPState]):
         if isinstance(self._fit.approximation.problem.guide, DeterministicSites):
             return {name: part.mean() for name, part in parts.items()}  # over the sites
         return parts
-
-    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        found = super()._conclude(status)
-        self._fit.conclude(self)
-        return found
 
     @property
     def evidence(self) -> Evidence:

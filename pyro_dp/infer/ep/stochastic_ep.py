@@ -123,6 +123,9 @@ class Fit(abc.ABC, Generic[A]):
     def status(self) -> Status:
         """Whether the posterior can be published."""
 
+    def conclude(self, run: Any) -> None:
+        """Bring the guide to the posterior, where steps do not."""
+
 
 class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
     """Each step releases one sum of sites, which moves the posterior and the guide.
@@ -186,6 +189,9 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
                 f"spent. {self._fit.remedy}"
             ) from None
         self._fit.known = approximation
+        if self._reservation.plan.finished:
+            with torch.enable_grad():
+                self._fit.conclude(self)
         return change
 
     @torch.no_grad()
@@ -256,6 +262,7 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
         found = self._fit.status()
         super()._conclude(str(found))
+        self._fit.conclude(self)
         if found.is_ok or (found.cause == NOISE and not self.noise_multiplier):
             return ()
         kind = ClippingWarning if found.cause == CLIPPING else ConvergenceWarning
