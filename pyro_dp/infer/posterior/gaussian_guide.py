@@ -111,10 +111,6 @@ class GaussianGuide:
             # Not in the old memory, which init_to_value may share with a tensor of the user's.
             leaf.data = value.to(leaf, copy=True)
 
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Unconstrained value of each latent, by name, from the flat vector (d,)."""
-        return {latent.name: latent.part(flat) for latent in self.latents}
-
     @property
     def names(self) -> set[str]:
         """Names of its parameters."""

@@ -29,8 +29,7 @@ from pyro_dp.infer.svi.averaged_guide import (
 from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_histogram
 from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
-from pyro_dp.infer.svi.optimizers import RowAdam
-from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.optimizers import RowAdam, StepPlan
 from pyro_dp.infer.svi.traced_step import step_from_graphs
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction, require_fractions
 from pyro_dp.mechanism.contributions import Block
