@@ -55,9 +55,9 @@ from pyro_dp.infer.ep.ep_status import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.infer.ep.observation_family import Residuals
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
+from pyro_dp.utils.gaussian import Gaussian
 
 poisson = glm(lambda mean: dist.Poisson(mean.clamp(max=20.0).exp()))
 

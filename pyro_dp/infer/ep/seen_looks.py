@@ -11,9 +11,9 @@ from torch import Tensor
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHistograms
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
 from pyro_dp.mechanism.norm_histogram import Norms
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import unstacked
 
 

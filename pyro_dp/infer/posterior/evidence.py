@@ -17,7 +17,6 @@ from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
 from pyro_dp.infer.posterior.evidence_parts import Part, described, from_plain, to_plain
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
@@ -27,6 +26,7 @@ from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.validation import require_count, require_flag
 
 _SCALE = 0.1  # standard deviation of each latent where a search starts
