@@ -6,7 +6,6 @@ import torch
 
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.observation_family import Residuals
-from pyro_dp.infer.posterior.looks import powers
 from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
@@ -16,7 +15,7 @@ from pyro_dp.infer.posterior.summary import (
     STEPS,
     Status,
 )
-from pyro_dp.utils.linalg import dense
+from pyro_dp.utils.linalg import dense, powers
 
 _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction

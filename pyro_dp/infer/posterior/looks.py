@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import power, powers
 
 _HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
 _STANDS_OUT = 2.0  # negative curvature, in units of the noise's largest eigenvalue
@@ -254,18 +255,6 @@ def squared_distances(
     """Distances from each of the looks' points to another one, in nats per record, (looks,)."""
     ways = torch.stack(list(points)) - point
     return ((ways @ curvature) * ways).sum(dim=1) / size
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    """A power of a positive definite matrix (d, d)."""
-    return powers(matrix, (exponent,))[0]
-
-
-def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
-    """Several powers of a positive definite matrix (d, d)."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    values = values.clamp(min=1e-12 * values[-1].item())
-    return [(vectors * values**exponent) @ vectors.mT for exponent in exponents]
 
 
 def _curvature(
