@@ -51,7 +51,7 @@ from pyro_dp import (
     nonprivate,
 )
 from pyro_dp.infer.ep import dpsep, ep_state
-from pyro_dp.infer.ep.ep_status import status
+from pyro_dp.infer.ep.ep_by_looks import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.infer.ep.observation_family import Residuals
