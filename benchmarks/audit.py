@@ -209,7 +209,7 @@ class WhitenedRelease:
             noise=1.0,
         )
         prepared = sep._look_at((x, y), {})
-        known = replace(sep._current.approximation, frame=self.frame)
+        known = replace(sep._fit.approximation, frame=self.frame)
         # Without the canary, its slot is empty.
         batch = torch.arange(len(x)) if x[0].any() else torch.arange(1, len(x))
         clipped = clipping.ClippedSum(known.blocks)
@@ -260,7 +260,7 @@ class Attacked(DPSEP):
     ratio = 0.0
 
     def _release(self, clipped, *given):
-        known, records = self._current.approximation, torch.arange(SIZE)
+        known, records = self._fit.approximation, torch.arange(SIZE)
         own, at = (ClippedSum, np.random.default_rng(0)), known.at(SIZE)
         prepared = self._kept.prepared
         parts = prepared.clipped_sum(known, at, records[:1], *own)._totals

@@ -16,7 +16,7 @@ whether the run warned. The exact posterior is Laplace's at the mode, by Newton'
 
 The moments that standardise the columns are assumed to be public, and epsilon does not cover them.
 
-The step sizes of the plan (``step_plan.py``) were chosen on all five data sets, with other seeds.
+The step sizes of the plan (``StepPlan``) were chosen on all five data sets, with other seeds.
 
     python benchmarks/literal_swap.py            # all that is not yet in results/literal_swap.csv
     python benchmarks/literal_swap.py --only adult,fair

@@ -11,8 +11,8 @@ from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.paper_dpsvi import PaperDPSVI
-from pyro_dp.infer.svi.row_adam import RowAdam
+from pyro_dp.infer.svi.optimizers import RowAdam
+from pyro_dp.infer.svi.stochastic_gradient_vi import PaperDPSVI
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.nonprivate import nonprivate

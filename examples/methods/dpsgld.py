@@ -19,7 +19,7 @@ from torch import Tensor
 from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
-from pyro_dp.infer.svi.records_traced_step import step_from_graphs
+from pyro_dp.infer.svi.traced_step import step_from_graphs
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import RecordSampler

@@ -1,25 +1,127 @@
-"""The base of the inferences from a Pyro model with a private plate."""
+"""The base of the inferences from a Pyro model with a private plate, and what it prepares.
+
+A step's objects are kept from one step to the next as long as they hold.
+"""
 
 import abc
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import pyro
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
-from pyro_dp.infer.preparation import P, Preparation
+from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.reservation import Reservation
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
-from pyro_dp.records.new_records import NewRecords
-from pyro_dp.records.records import Records
+from pyro_dp.records.initial_values import initialised
+from pyro_dp.records.losses import user_code
+from pyro_dp.records.record_term import RecordTerm
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders, RaisedOnRecords
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
+
+_MOST_TRACES = 4  # tracing more often takes longer than it saves
+_CHANGING = (
+    "arguments, parameters or Python values that the model refers to keep changing, and a graph "
+    "would be traced anew each time"
+)
+_EARLIER = (
+    "Parameters or optimizer had values before the first step of {name}. If those came from the "
+    "data, this ledger does not cover it. To start afresh, call pyro.clear_param_store() and make "
+    "a new guide."
+)
+
+P = TypeVar("P", bound=Prepared)
+
+
+class Preparation(Generic[P]):
+    """Keeps the objects of the last step, and knows whether they still hold.
+
+    :param model: Pyro's.
+    :param jit: "none", "trace" or "compile".
+    :ivar prepared: None before the first look.
+    """
+
+    def __init__(self, model: Callable, jit: str):
+        self.model, self._jit = model, jit
+        self.traces_left = 0 if jit == "none" else _MOST_TRACES
+        self._watched: CapturedState | None = None  # state of the traced code
+        self._before: tuple[bool, set[str]] | None = None  # values before the last build
+        self._handed: tuple[bool, set[str]] | None = None  # the same, from another inference
+        self.prepared: P | None = None
+        self._first: Records | None = None  # the first step's
+
+    def current(self, args: tuple, kwargs: dict) -> P | None:
+        """The objects for these arguments; None if these, traced code or parameters are new."""
+        known = self.prepared
+        if known is None or not (known.records.same_as(args, kwargs) and known.is_current()):
+            return None
+        return None if self.traces_left and self._watched and self._watched.changed else known
+
+    def first(self, steps: int) -> Records | None:
+        return self._first if steps else None
+
+    def keep(self, prepared: P, steps: int) -> P:
+        if self.first(steps) is None:
+            self._first = prepared.records
+        self.prepared = prepared
+        return prepared
+
+    def traced(self, trace: Callable[[Compiler], Any], term: RecordTerm, *users: Callable) -> Any:
+        """The result of tracing; None, with a warning, if no graph can be had.
+
+        :param users: model and guide.
+        """
+        if not (self.traces_left and term.vectorizes):
+            return None
+        watched = (*users, *user_code(term.loss), *term.records.constants)
+        self._watched = CapturedState(*watched)
+        self.traces_left -= 1
+        try:
+            if not self.traces_left:
+                raise NotTraceable(_CHANGING)
+            return trace(Compiler(self._jit == "compile"))
+        except NotTraceable as reason:
+            self.traces_left = 0
+            warnings.warn(
+                f"jit={self._jit!r} does not apply, and every step runs Pyro code: {reason}.",
+                stacklevel=2,
+            )
+            return None
+
+    def values_before(self, guide: Callable) -> tuple[bool, set[str]]:
+        """Whether the guide has been run, and the parameters there are, before a first build."""
+        handed, self._handed = self._handed, None
+        self._before = handed or (initialised(guide), set(pyro.get_param_store().keys()))
+        return self._before
+
+    def take_over(self, other: "Preparation") -> None:
+        """Parameters that the look of another inference made are not earlier values here."""
+        self._handed = other._before
+
+    def start_anew(self, guide: Callable) -> None:
+        """Drop parameters that the other inference's look made. They may have its shapes."""
+        if self._handed is not None and not initialised(guide):
+            store = pyro.get_param_store()
+            for name in store.keys() - self._handed[1]:
+                del store[name]
+
+
+def note_values(reservation: Reservation, earlier: bool) -> None:
+    """Note in the ledger if there were values before the first step."""
+    if earlier and not reservation.plan.done:
+        text = _EARLIER.format(name=reservation.inference)
+        reservation.accountant.note_earlier_values(text)
+
 
 _LOCAL_PARAMETERS = (
     "pyro.settings: module_local_params=True keeps parameters out of Pyro's parameter store, where "
@@ -59,7 +161,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self.model = model
         self.guide = guide
         jit = self.execution.jit
-        self._kept = Preparation[P](self._usual_jit if jit == "auto" else jit)
+        self._kept = Preparation[P](model, self._usual_jit if jit == "auto" else jit)
 
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """The objects for these arguments. Data, code or parameters that are new make new ones."""
@@ -95,10 +197,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         known = self._kept.prepared
         constants = known.public(self._releases) if known else []
         return super()._release(clipped, sampler, [*constants, *public], *own)
-
-    def _new_records(self) -> NewRecords | None:
-        first = self._kept.first(self._steps)
-        return None if first is None else NewRecords(self.model, self.guide, first)
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> P:

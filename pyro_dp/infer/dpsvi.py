@@ -13,17 +13,18 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.dpsep import DPSEP
+from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
+from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import EPProblem, NoRows, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
+from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.fitted_rows import FittedRows
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
-from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, NOT_STARTED, StochasticGradientVI
+from pyro_dp.infer.svi.optimizers import RowAdam
+from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, InPlaceOfSVI, StochasticGradientVI
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable
 from pyro_dp.mechanism.run_result import Callback, RunResult
@@ -38,7 +39,6 @@ from pyro_dp.mechanism.settings import (
 from pyro_dp.records.local_parameters import NOTE
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.messengers import Outside
-from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.quadrature import without_latents
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import RaisedOnRecords
@@ -74,59 +74,18 @@ class NoEvidence(ModelError):
     """Model or guide are not made for looks. It is decided without the records."""
 
 
-class Looks(DPSEP):
-    """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
+class ServedLooks(FitByLooks):
+    """Looks at models that they serve."""
 
-    _known_as = "DPSVI"
-
-    @whole_step
-    def step(self, *args: Any, **kwargs: Any) -> float:
-        """Make the next look, if one is left. The steps after the last look cost nothing.
-
-        :returns: nan.
-        """
-        plan = self._reservation.plan
-        if self._current.loaded is None and not (self._steps and plan.finished):
-            self._reservation.require_step()
-        self._look_at(args, kwargs)  # takes up a state, and refuses other data
-        if self._steps and plan.finished:
-            return math.nan
-        loops = self.last_run is None  # over step()
-        if loops and self._steps == 0:
-            warn_user(PrivacyWarning(NAN))
-        super().step(*args, **kwargs)
-        if loops and plan.finished:
-            self.finish()
-        return math.nan
-
-    def finish(self) -> None:
-        for warning in self._conclude():
-            warn_user(warning)
-
-    def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
-        """As :meth:`DPSVI.state_dict`. Rows per record are no part of it: a run ends with them."""
-        return super().state_dict()
-
-    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        found = super()._conclude(status)
-        known = self._current.known
-        guide = known.problem.guide if known else None
-        if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
-            name = getattr(self.guide, "__name__", type(self.guide).__name__)
-            warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-        if known:
-            known.problem.rows.fit()
-        return found
-
-    def _problem(self, records: Records) -> EPProblem:
+    def problem(self, run: StochasticEP[EPState], records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
-        own, plate = (self.model, self.guide, records), records.plate
-        microbatch = self.execution.microbatch_size
-        guide, read, rows = self.guide, read_guide, NoRows()
+        own, plate = (run.model, run.guide, records), records.plate
+        microbatch = run.execution.microbatch_size
+        guide, read, rows = run.guide, read_guide, NoRows()
         try:
-            model = without_latents(self.model, plate)
+            model = without_latents(run.model, plate)
             if plate.continuous:
-                if self._reservation.noise_multiplier == 0:
+                if run._reservation.noise_multiplier == 0:
                     raise NoEvidence(_QUIET)
                 rows = FittedRows.find(*own, microbatch)
             if rows.names:  # an integral replaces the guide's sites inside the plate
@@ -146,14 +105,56 @@ class Looks(DPSEP):
         if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
             raise NoEvidence(_MANY)
         problem.check()
-        if rows.names and not self._releases.peers.alone:
+        if rows.names and not run._releases.peers.alone:
             raise NoEvidence(_PER_RECORD)
         if rows.names:
-            self.accountant.note(NOTE.format(names=rows.names))
+            run.accountant.note(NOTE.format(names=rows.names))
         return replace(problem, rows=rows)
 
 
-class DPSVI(Readable, Forecasted):
+class Looks(EPByLooks):
+    """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
+
+    _known_as = "DPSVI"
+
+    @whole_step
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Make the next look, if one is left. The steps after the last look cost nothing.
+
+        :returns: nan.
+        """
+        plan = self._reservation.plan
+        if self._fit.loaded is None and not (self._steps and plan.finished):
+            self._reservation.require_step()
+        self._look_at(args, kwargs)  # takes up a state, and refuses other data
+        if self._steps and plan.finished:
+            return math.nan
+        loops = self.last_run is None  # over step()
+        if loops and self._steps == 0:
+            warn_user(PrivacyWarning(NAN))
+        super().step(*args, **kwargs)
+        if loops and plan.finished:
+            for warning in self._conclude():
+                warn_user(warning)
+        return math.nan
+
+    def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
+        """As :meth:`DPSVI.state_dict`. Rows per record are no part of it: a run ends with them."""
+        return super().state_dict()
+
+    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
+        found = super()._conclude(status)
+        known = self._fit.known
+        guide = known.problem.guide if known else None
+        if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
+            name = getattr(self.guide, "__name__", type(self.guide).__name__)
+            warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
+        if known:
+            known.problem.rows.fit()
+        return found
+
+
+class DPSVI(Readable, InPlaceOfSVI):
     """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
     Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and ``loss``. After the
@@ -298,6 +299,7 @@ class DPSVI(Readable, Forecasted):
             self._inference = Looks(
                 model,
                 guide,
+                fit=ServedLooks("auto"),
                 accountant=accountant,
                 noise=noises,
                 sampling=FullBatch(plate=sampled.plate),
@@ -331,17 +333,6 @@ class DPSVI(Readable, Forecasted):
             a parameter NaN or infinite.
         """
         return self._on_data(lambda each: each.step(*args, **kwargs))
-
-    def finish(self) -> None:
-        """End a loop over :meth:`step` early: write the result into the guide.
-
-        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
-
-        :raises ConfigurationError: no step was taken yet.
-        """
-        if not self._steps:
-            raise ConfigurationError(NOT_STARTED)
-        self._inference.finish()
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
@@ -424,23 +415,12 @@ class DPSVI(Readable, Forecasted):
         self._gradients._kept.take_over(self._inference._kept)
         return self._gradients
 
-    @property
-    def _releases(self) -> Any:
-        return self._inference._releases
-
-    @property
-    def _steps(self) -> int:
-        return self._inference._steps
-
     def _noise_parts(self) -> Mapping[str, Tensor]:
         return self._inference._noise_parts()
 
-    def _new_records(self) -> NewRecords | None:
-        return self._inference._new_records()
-
     def __getattr__(self, name: str) -> Any:
         """Settings and results of the method that runs, and settings of gradients."""
-        if name.startswith("_"):
+        if name.startswith("__") or "_inference" not in vars(self):
             raise AttributeError(name)
         runs, other = self._inference, self._gradients
         return getattr(runs if name in dir(runs) else other, name)

@@ -7,8 +7,7 @@ import torch
 
 from pyro_dp.infer.ep.problem import NoRows, record_term
 from pyro_dp.infer.posterior.gaussian_guide import OnPlaceholders
-from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
-from pyro_dp.infer.svi.step_plan import row_step_size
+from pyro_dp.infer.svi.optimizers import RowAdam, RowOptimizer, row_step_size
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
 from pyro_dp.records.record_term_builder import initialise_parameters

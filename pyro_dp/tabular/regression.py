@@ -11,7 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.evidence import Evidence, to_plain
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.evidence_parts import to_plain
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CHECK, OK, Status
@@ -141,7 +142,7 @@ class Regression:
         :raises OSError: it cannot be written.
         """
         regression = {_SOURCE: self._model.source.text(), _REGRESSION: self._model.state()}
-        write_file(path, to_plain(self.evidence) | regression)
+        write_file(path, to_plain(**vars(self.evidence)) | regression)
 
     def explain(self) -> Explanation:
         """The limits of the table's intervals, and the epsilon or number of units that would help.

@@ -1,6 +1,7 @@
 """Symmetric matrices, full or diagonal: inverses, roots, bounds; agreement up to rounding."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -204,3 +205,20 @@ def clipped_rows(rows: Tensor, bound: float) -> Tensor:
     if in_memory(rows) and not (norms > bound).any():
         return rows  # as it would be times one
     return rows * torch.where(norms > bound, bound / norms, 1.0)
+
+
+def power(matrix: Tensor, exponent: float) -> Tensor:
+    """A power of a positive definite matrix (d, d)."""
+    return powers(matrix, (exponent,))[0]
+
+
+def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
+    """Several powers of a positive definite matrix (d, d)."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    values = values.clamp(min=1e-12 * values[-1].item())
+    return [(vectors * values**exponent) @ vectors.mT for exponent in exponents]
+
+
+def standardised(draws: Tensor) -> Tensor:
+    """Draws (K, d) of mean 0, turned and scaled to have the covariance 1."""
+    return draws @ torch.linalg.inv(cholesky(draws.mT @ draws / len(draws))).mT

@@ -24,9 +24,9 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
+from pyro_dp.infer.base import Preparation
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.infer.preparation import Preparation
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
@@ -36,7 +36,6 @@ from pyro_dp.mechanism.settings import Execution, Noise, Sampling, old_names_exp
 from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
 from pyro_dp.records.column import has_rows
 from pyro_dp.records.first_look import refuse_captured_data, refuse_rows
-from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
@@ -183,7 +182,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
                 "one release of all records is all that there is to know."
             )
-        self._kept = Preparation[Prepared]("none")
+        self._kept = Preparation[Prepared](model.model, "none")
         self._found: Progress | None = None  # from the first look on
 
     _measure = "change of the statistics"
@@ -276,10 +275,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             with _finite():
                 self.model.guide(self._found and self._found.posterior)
 
-    def _new_records(self) -> NewRecords | None:
-        first = self._kept.first(self._steps)
-        return None if first is None else NewRecords(self.model.model, self.guide, first)
-
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
         found = dict.fromkeys((*_STATE, "start")) if self._found is None else self._found.state()
@@ -299,7 +294,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             mixed = MixedStatistics.from_state(state["statistics"], self._statistics)
             found = _m_step(self.model, Progress(size, mixed, static, start))
         self._reservation.load(state)
-        self._kept = Preparation("none")  # to look at the data anew
+        self._kept = Preparation(self.model.model, "none")  # to look at the data anew
         self._found = found
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:

@@ -263,7 +263,7 @@ class TestLook:
         sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
         prepared = sep._look_at((x, y), {})
         root = torch.eye(DIM) + 0.3
-        known = replace(sep._current.approximation, frame=Frame(root, 0.5, 0.8, 0.1))
+        known = replace(sep._fit.approximation, frame=Frame(root, 0.5, 0.8, 0.1))
         batch = torch.arange(0 if x[0].any() else 1, len(x))
         clipped = ClippedSum(known.blocks)
         prepared.sites.add(clipped, known.at(len(x)), batch, np.random.default_rng(0))

@@ -51,13 +51,13 @@ from pyro_dp import (
     nonprivate,
 )
 from pyro_dp.infer.ep import dpsep, ep_state
-from pyro_dp.infer.ep.ep_status import status
+from pyro_dp.infer.ep.ep_by_looks import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.infer.ep.observation_family import Residuals
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
+from pyro_dp.utils.gaussian import Gaussian
 
 poisson = glm(lambda mean: dist.Poisson(mean.clamp(max=20.0).exp()))
 
@@ -260,7 +260,7 @@ def test_a_likelihood_that_is_not_concave():
     found, truth = sep.posterior(), torch.tensor([1.0, -2.0, math.log(0.5), math.log(4.0)])
     assert found.status.is_ok and (found.stddev < 0.2).all()
     assert ((found.mean - truth).abs() < 4 * found.stddev).all()
-    known = sep._current.approximation
+    known = sep._fit.approximation
     looks = known.seen.looks
     last = replace(looks[-1], curvature=-looks[-1].curvature)
     judged = status(replace(known, seen=replace(known.seen, looks=(*looks[:-1], last))))
@@ -472,7 +472,7 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
         sampling=FullBatch(plate=plate),
     )
     prepared = sep._look_at((x, y), {})
-    known = sep._current.approximation
+    known = sep._fit.approximation
     frame = Frame(torch.eye(3) if root is None else root, 0.7, bound, 0.1 * min(bound, 1.0))
     blocks = replace(known, frame=frame).blocks
     found = []
@@ -498,7 +498,7 @@ def test_the_opening_counts_each_record_once():
     x, y = regression_data(size=8)
     guide = AutoMultivariateNormal(logistic)
     sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=5.0)
-    prepared, known = sep._look_at((x, y), {}), sep._current.approximation
+    prepared, known = sep._look_at((x, y), {}), sep._fit.approximation
     clipped, stream = ClippedSum(known.blocks), np.random.default_rng(0)
     known.next_sum(prepared.sites).add(clipped, known.at(8), torch.arange(8), stream)
     assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
@@ -566,8 +566,8 @@ def test_too_many_latents_are_refused_before_anything_is_spent():
 def test_what_was_clipped_is_known_without_a_bit():
     x, y = gaussian_data()
     sep = fitted(linear, (x, y), epsilon=3.0)
-    assert sep._current.fractions.blocks == []
-    clipped, bound = sep.clipped_fraction, sep._current.known.frame.bound
+    assert sep._fit.fractions.blocks == []
+    clipped, bound = sep.clipped_fraction, sep._fit.known.frame.bound
     assert "clipped" in repr(sep)
     with pytest.warns(NotPrivateWarning):
         norms = nonprivate(sep).gradient_norms(x, y)
@@ -627,7 +627,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
 def test_the_posterior_follows_from_the_evidence_alone():
     """An early look may lose the scale, and its posterior is no start for a later one."""
     clinic, y = torch.arange(1200) % 6, torch.poisson(torch.linspace(0.5, 2.0, 1200))
-    state = fitted(effects_of_clinics, (clinic, y), epsilon=2.0)._current.known
+    state = fitted(effects_of_clinics, (clinic, y), epsilon=2.0)._fit.known
     found = state.posterior.mean
     lost = Gaussian.from_moments(found - 20.0, torch.eye(len(found)).double() * 1e-9)
     pooled = state.seen.required_pooled

@@ -7,7 +7,7 @@ import torch
 
 from pyro_dp.infer.ep.approximation import AverageFactor
 from pyro_dp.infer.ep.site_factors import Full
-from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply
 
 SETTINGS = {"weight": 0.5, "sample_rate": 1.0}

@@ -55,11 +55,11 @@ def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
         while not sep._reservation.plan.finished:
             sep.step(*data)
             require_whole(sep)
-            assert 0.0 < sep._current.known.spent <= 1.0
+            assert 0.0 < sep._fit.known.spent <= 1.0
     else:
         sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
-    assert sep._current.known.spent == 1.0 and sep.accountant.reserved == []
+    assert sep._fit.known.spent == 1.0 and sep.accountant.reserved == []
     for more in (sep.step, sep.run):
         with pytest.raises(PrivacyBudgetExceeded, match="is finished"):
             more(*data)
@@ -99,12 +99,12 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
 
     for _ in range(place):
         sep.step(*data)
-    before = 0.0 if sep._current.known is None else sep._current.known.spent
+    before = 0.0 if sep._fit.known is None else sep._fit.known.spent
     with monkeypatch.context() as patch:
         patch.setattr(pyro_dp.mechanism.releases, "release", fails)
         with pytest.raises(ZeroDivisionError):
             sep.step(*data)
-    assert sep.accountant.num_releases == place + 1 and sep._current.known.spent > before
+    assert sep.accountant.num_releases == place + 1 and sep._fit.known.spent > before
     require_whole(sep)
     sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
@@ -116,7 +116,7 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
     sep, data = made(epsilon, sigma), regression_data(500)
     for _ in range(2):
         sep.step(*data)
-    before = sep._current.known
+    before = sep._fit.known
 
     def overflows(*args, **kwargs):
         raise ArithmeticError
@@ -125,7 +125,7 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
         patch.setattr(EPState, "learned", overflows)
         with pytest.raises(ConfigurationError, match="left the finite numbers"):
             sep.step(*data)
-    assert sep._current.known.spent == before.spent + before.share
+    assert sep._fit.known.spent == before.spent + before.share
     sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
 
@@ -141,7 +141,7 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
 
     for _ in range(3):
         sep.step(*data)
-    sep._current.known = replace(sep._current.known, share=0.4 * (1 - sep._current.known.spent))
+    sep._fit.known = replace(sep._fit.known, share=0.4 * (1 - sep._fit.known.spent))
     with monkeypatch.context() as patch:
         patch.setattr(pyro_dp.mechanism.releases, "release", fails)
         for _ in range(3):
@@ -181,13 +181,13 @@ def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
         state = sep.state_dict()
         sep.step(*data)
         sep.step(*data)
-        spent = sep._current.known.spent
+        spent = sep._fit.known.spent
     accountant = PrivacyAccountant(1.0)
     accountant.journal(tmp_path / "journal")
     other = made(accountant=accountant)
     other.load_state_dict(state)
     other.step(*data)
-    assert other._current.known.spent > spent
+    assert other._fit.known.spent > spent
     other.run(*data, progress=False)
     require_whole(other)
     assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
@@ -255,7 +255,7 @@ def look_of(model, guide, *data):
     """Prepared sums, blocks of a look in a frame of its own, and of the opening."""
     pyro.clear_param_store()
     sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
-    prepared, known = sep._look_at(data, {}), sep._current.approximation
+    prepared, known = sep._look_at(data, {}), sep._fit.approximation
     root = torch.randn(known.plan.dim, known.plan.dim)
     frame = Frame(root @ root.T + 0.1 * torch.eye(known.plan.dim), 0.6, BOUND, 0.2)
 
@@ -330,7 +330,7 @@ def test_the_openings_histograms_share_its_cost():
     pyro.clear_param_store()
     sep = DPSEP(scaled, AutoMultivariateNormal(scaled), accountant=PrivacyAccountant(), noise=3.0)
     sep._look_at((torch.randn(SIZE, DIM), torch.randn(SIZE)), {})
-    blocks = sep._current.approximation.blocks
+    blocks = sep._fit.approximation.blocks
     assert [each.bound for each in blocks] == [1.0, 1.0]
     assert sum(each.share for each in blocks) == pytest.approx(1.0)
 

@@ -99,7 +99,7 @@ def test_a_known_split_of_dpsep():
     """Noise in the score and clipping move the mean through the covariance; by hand, sampling is
     u S."""
     sep = fitted(DPSEP, **RUNS["DPSEP"][1])
-    plain, known = sep.posterior(noise_aware=False).covariance_matrix, sep._current.approximation
+    plain, known = sep.posterior(noise_aware=False).covariance_matrix, sep._fit.approximation
     noise = (plain @ known.seen.pooled.noise(sep.posterior().mean) @ plain).diagonal()
     clipped = known.squared_bias * (plain @ known.seen.pooled.geometry @ plain).diagonal()
     shares = sep.explain().shares
@@ -109,7 +109,7 @@ def test_a_known_split_of_dpsep():
 
     sep = fitted(PaperDPSEP, **RUNS["DPSEP by hand"][1] | {"noise": 0.5})
     plain, aware = sep.posterior(noise_aware=False).stddev ** 2, sep.posterior().stddev ** 2
-    excess = sep._current.approximation.average.sampling_variance
+    excess = sep._fit.approximation.average.sampling_variance
     torch.testing.assert_close(sep.explain().shares["sampling"], excess * plain / aware)
 
 
@@ -250,7 +250,7 @@ def test_dpsep_that_has_not_arrived():
 def test_dpsep_by_hand_that_was_left_aside(monkeypatch):
     sep = fitted(PaperDPSEP, num_steps=6, noise=0.1, clip=3.0)
     assert sep.explain().status.is_ok
-    control = sep._current.approximation.control
+    control = sep._fit.approximation.control
     control.judged = control.unsettled = 3
     found = sep.explain()
     assert found.limit == "steps" and found.status.level == "do not publish"

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pyro_dp.infer.svi import public_optimizer
-from pyro_dp.infer.svi.public_optimizer import PublicOptimizer, joint_adam
+from pyro_dp.infer.svi import optimizers
+from pyro_dp.infer.svi.optimizers import PublicOptimizer, joint_adam
 
 SETTINGS = {"lr": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.01}
 
@@ -25,7 +25,7 @@ def moved(optim, joint, steps=4):
             gradients["b"] = None  # which then stays where it is
         with pytest.MonkeyPatch.context() as patch:
             if not joint:
-                patch.setattr(public_optimizer, "joint_adam", lambda *own: False)
+                patch.setattr(optimizers, "joint_adam", lambda *own: False)
             public.step(leaves, gradients, rarely=False)
     return [leaf.detach() for leaf in leaves.values()], optim.get_state()
 

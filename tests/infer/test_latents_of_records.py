@@ -231,7 +231,7 @@ def test_extreme_records_keep_the_bound():
     guide = AutoNormal(poutine.block(persons, hide=["own"]))
     pyro.clear_param_store()
     ep = DPSEP(persons, guide, accountant=PrivacyAccountant(), noise=5.0)
-    prepared, known = ep._look_at((y,), {}), ep._current.approximation
+    prepared, known = ep._look_at((y,), {}), ep._fit.approximation
     bound, at = 0.02, known.posterior
     frame = Frame(torch.diag(torch.tensor([30.0, 0.1])), 0.7, bound, 0.1 * bound)
     blocks = replace(known, frame=frame).blocks
@@ -279,7 +279,7 @@ def test_kinds_of_residuals(model, residuals):
     guide = AutoNormal(poutine.block(model, hide=["own"]))
     ep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=5.0)
     ep._look_at((persons_data(),), {})
-    assert ep._current.approximation.plan.residuals == residuals
+    assert ep._fit.approximation.plan.residuals == residuals
 
 
 def amortised(y):

@@ -150,7 +150,7 @@ def frame(dim, bound):
 def both(model, tensors, *, bound=2.0, scale=0.1, options=None, kind=ClippedSum, indices=None):
     sep, sites = sites_of(model, tensors, scale=scale, **(options or {}))
     assert sites._moments.design is not None
-    known = sep._current.approximation
+    known = sep._fit.approximation
     at, blocks = known.at(SIZE), known.blocks
     if not options:
         own = frame(len(known.problem.places), bound)
@@ -198,7 +198,7 @@ def test_one_record_adds_the_bound_at_most():
     """Both relations follow: zeroed out it is C, replaced 2 C."""
     tensors = data(logistic)
     sep, sites = sites_of(logistic, tensors)
-    known = sep._current.approximation
+    known = sep._fit.approximation
     own = frame(DIM + 1, 0.5)
     at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
     all_but = [torch.cat([torch.arange(n), torch.arange(n + 1, SIZE)]) for n in range(SIZE)]
@@ -229,7 +229,7 @@ def test_no_record_decides_how_another_one_is_taken():
     for indices in (torch.arange(SIZE), torch.arange(1, SIZE)):
         torch.manual_seed(0)
         sep, sites = sites_of(saturated, (x, y))
-        known, own = sep._current.approximation, frame(DIM, 0.5)
+        known, own = sep._fit.approximation, frame(DIM, 0.5)
         (cavity, blocks) = known.at(SIZE)[0], replace(known, frame=own).blocks
         found = []
         for shift in (0.0, 1.5):  # in the second step many predictors are beyond 3
@@ -243,7 +243,7 @@ def test_no_record_decides_how_another_one_is_taken():
 @pytest.mark.parametrize("model, kept", [(logistic, True), (saturated, False)])
 def test_records_are_known_to_be_straight_where_the_code_is_affine(model, kept):
     sep, sites = sites_of(model, data(model))
-    known, own = sep._current.approximation, frame(DIM + kept, 0.5)
+    known, own = sep._fit.approximation, frame(DIM + kept, 0.5)
     blocks = replace(known, frame=own).blocks
     sums(sites, (known.at(SIZE)[0], own), blocks, torch.arange(SIZE))
     assert sites._moments.design.affine is kept
@@ -290,7 +290,7 @@ def test_a_huge_count_adds_the_same_alone_and_among_others(count, fast):
     x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
     y[7] = count
     sep, sites = sites_of(overdispersed, (x, y))
-    known, own = sep._current.approximation, frame(DIM + 1, 0.5)
+    known, own = sep._fit.approximation, frame(DIM + 1, 0.5)
     at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
     everyone, one = torch.arange(SIZE + 1), torch.tensor([7])
     whole, others, alone = (
@@ -320,7 +320,7 @@ def test_predictors_that_are_not_linear_have_no_design():
 def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
     x, y, z = data(in_groups)
     sep, sites = sites_of(in_groups, (x, y, z))
-    known, own = sep._current.approximation, frame(DIM + 4, 2.0)
+    known, own = sep._fit.approximation, frame(DIM + 4, 2.0)
     at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
     expected = sums(sites, at, blocks, torch.cat([torch.arange(7), torch.arange(8, SIZE)]))
     z[7] = group
@@ -338,8 +338,8 @@ def test_what_a_model_refers_to_may_change():
             pyro.sample("y", dist.Bernoulli(logits=sharpness[0] * (x[i] @ w)), obs=y[i])
 
     sep, sites = sites_of(model, data(logistic))
-    at, blocks = (sep._current.approximation.at(SIZE)[0], frame(DIM, 2.0)), None
-    blocks = replace(sep._current.approximation, frame=at[1]).blocks
+    at, blocks = (sep._fit.approximation.at(SIZE)[0], frame(DIM, 2.0)), None
+    blocks = replace(sep._fit.approximation, frame=at[1]).blocks
     before = sums(sites, at, blocks, torch.arange(SIZE))[0]
     sharpness[0] = 2.0
     after = sums(sites, at, blocks, torch.arange(SIZE))[0]
@@ -360,16 +360,16 @@ def test_a_model_that_writes_to_its_row_leaves_the_data_alone():
     _, sites = sites_of(model, (x, y))
     kept = x.clone()
     sep, sites = sites_of(model, (x, y))
-    at = (sep._current.approximation.at(SIZE)[0], frame(DIM, 2.0))
-    sums(sites, at, replace(sep._current.approximation, frame=at[1]).blocks, torch.arange(SIZE))
+    at = (sep._fit.approximation.at(SIZE)[0], frame(DIM, 2.0))
+    sums(sites, at, replace(sep._fit.approximation, frame=at[1]).blocks, torch.arange(SIZE))
     assert torch.equal(x, kept)
 
 
 def test_threads_change_nothing(monkeypatch):
     tensors = data(clamped)
     sep, sites = sites_of(clamped, tensors, execution=Execution(7))
-    at = (sep._current.approximation.at(SIZE)[0], frame(DIM, 2.0))
-    blocks = replace(sep._current.approximation, frame=at[1]).blocks
+    at = (sep._fit.approximation.at(SIZE)[0], frame(DIM, 2.0))
+    blocks = replace(sep._fit.approximation, frame=at[1]).blocks
     one = sums(sites, at, blocks, torch.arange(SIZE))
     before = torch.get_num_threads()
     torch.set_num_threads(3)

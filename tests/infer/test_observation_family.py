@@ -7,8 +7,8 @@ import torch
 from pyro import poutine
 from torch.utils._pytree import tree_leaves
 
-from pyro_dp.infer.ep.gauss_hermite import by_autodiff
 from pyro_dp.infer.ep.observation_family import Family, NotLinear
+from pyro_dp.utils.gauss_hermite import by_autodiff
 
 COUNT = 4  # elements of the observed site
 

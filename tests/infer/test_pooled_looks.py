@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pyro_dp.infer.posterior.looks import Look, next_step, pooled, power, with_last
+from pyro_dp.infer.posterior.looks import Look, next_step, pooled, with_last
+from pyro_dp.utils.linalg import power
 
 DIM, SIZE, BEND = 4, 1000, 2.0
 REPEATS = 400

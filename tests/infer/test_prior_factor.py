@@ -8,11 +8,11 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_val
 from torch.distributions import MultivariateNormal
 
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import combined, model_prior
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import dense
 
 DRAWS = 64  # as in the module

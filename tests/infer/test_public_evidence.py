@@ -15,7 +15,8 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.distributions import MultivariateNormal, biject_to, constraints
 
 from pyro_dp import DPSEP, ConfigurationError, ModelError, Noise, PrivacyAccountant
-from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.looks import Look
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent

@@ -28,7 +28,7 @@ from pyro_dp import (
     PrivacyWarning,
     RunResult,
 )
-from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
+from pyro_dp.infer.svi.optimizers import PublicOptimizer
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.peers import Alone
 from pyro_dp.mechanism.run_result import ReleasedStep

@@ -12,7 +12,8 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.nn.functional import pad
 
 from pyro_dp import DPSEP, Noise, PrivacyAccountant
-from pyro_dp.infer.ep.stein_sites import ALIKE, MIXED, OTHER, SteinSites
+from pyro_dp.infer.ep.few_predictors import ALIKE, MIXED, OTHER
+from pyro_dp.infer.ep.stein_sites import SteinSites
 
 SIZE, DIM = 40, 2
 pytestmark = pytest.mark.long  # each prepares a DPSEP

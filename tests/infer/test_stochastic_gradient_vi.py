@@ -38,7 +38,7 @@ from pyro_dp import (
     RowAdam,
     SubsampledGaussian,
 )
-from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.optimizers import StepPlan
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 
 

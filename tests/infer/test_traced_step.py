@@ -42,8 +42,7 @@ from pyro_dp import (
     Noise,
     PrivacyAccountant,
 )
-from pyro_dp.infer.svi.records_traced_step import RecordsTracedStep
-from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.infer.svi.traced_step import RecordsTracedStep, TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import RecordSampler
 

@@ -186,7 +186,7 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     for report in (True, False):
         sep = new_sep(noise=Noise(3.0, source=0), damping=1.0, clip=Clip(1.5, report=report))
         sep.run(y, progress=False)
-        variances.append(sep._current.approximation.average.noise_variance)
+        variances.append(sep._fit.approximation.average.noise_variance)
     assert variances[0] / variances[1] == pytest.approx(1 / 0.99)
     assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
 

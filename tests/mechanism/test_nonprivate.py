@@ -112,7 +112,7 @@ def test_norms_of_sites():
         norms = nonprivate(inference).gradient_norms(x, y)
     assert norms.shape == (60,)
     # Without noise and clipping a step releases the sum of the sites: check one record's alone.
-    known, prepared = inference._current.approximation, inference._kept.prepared
+    known, prepared = inference._fit.approximation, inference._kept.prepared
     clipped, stream = ClippedSum(known.blocks), np.random.default_rng(0)
     prepared.sites.add(clipped, known.at(60), torch.tensor([5]), stream)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())

@@ -18,7 +18,7 @@ import torch
 from device_runs import POSTERIORS, PROBLEMS, apart, dpsvi, fitted, steps_that_wait
 
 from pyro_dp import Clip, Execution, Noise
-from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
+from pyro_dp.infer.svi.optimizers import RowAdam, RowOptimizer
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.streams import counted_normals

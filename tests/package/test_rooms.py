@@ -136,7 +136,7 @@ def test_few_rooms_on_few_floors():
         ("accounting.pld", "import pyro_dp.mechanism.release", "may not use mechanism.release"),
         ("records.plate", "def f():\n    from pyro_dp.infer import base", "may not use infer.base"),
         ("auditing.audit", "from pyro_dp import DPSVI", "may not use the package"),
-        ("infer.ep.dpsep", "from pyro_dp.infer.svi import row_adam", "may not use infer.svi"),
+        ("infer.ep.dpsep", "from pyro_dp.infer.svi import moves", "may not use infer.svi"),
         ("accounting.events", "from pyro_dp.accounting.ledger import VERSION", "a circle"),
         ("odds", "", "lies in no room"),
     ],

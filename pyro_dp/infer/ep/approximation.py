@@ -13,10 +13,10 @@ from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.explanation import SAMPLING
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
 _GAUSSIANS = ("posterior", "prior", "factor")

@@ -4,30 +4,13 @@ Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infe
 :mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Callable
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
-from pyro_dp.infer.ep.ep_state import EPState
-from pyro_dp.infer.ep.ep_status import status
-from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
-from pyro_dp.infer.ep.look_shares import LookShares
+from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
-from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.stochastic_ep import Current, StochasticEP
-from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import Status
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions
-from pyro_dp.mechanism.iterative import whole_step
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
-from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError
 
 _ALL_RECORDS = (
@@ -36,7 +19,7 @@ _ALL_RECORDS = (
 )
 
 
-class DPSEP(StochasticEP[EPState]):
+class DPSEP(EPByLooks, Forecasted):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
     The posterior is q = prior * evidence. A run makes some ten *looks* at the data. In each look
@@ -110,19 +93,6 @@ class DPSEP(StochasticEP[EPState]):
     1.70, ok
     """
 
-    _remedy = "Use other units, or DPSVI."
-    _differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
-    _state_names = (
-        "settings",
-        "looks",
-        "counts",
-        "pooled",
-        "frame",
-        "plan",
-        "gaussians",
-        "numbers",
-    )
-
     @old_names_explained(PaperDPSEP, plate="sampling=FullBatch(plate={})")
     def __init__(
         self,
@@ -138,123 +108,12 @@ class DPSEP(StochasticEP[EPState]):
         sampling = FullBatch() if sampling is None else sampling
         if not isinstance(sampling, FullBatch):
             raise ConfigurationError(_ALL_RECORDS)
-        # States of PaperDPSEP have a number.
-        current = Current[EPState](moments, {"max_factor_norm": None}, ClippedFractions())
-        noise = Noise.read(noise)
         super().__init__(
             model,
             guide,
-            current=current,
-            plan=partial(LookShares, current),
+            fit=FitByLooks(moments),
             accountant=accountant,
-            num_steps=1 + MOST_LOOKS if noise.multiplier != 0 else MOST_WITHOUT_NOISE,
-            bound=1.0,
             noise=noise,
             sampling=sampling,
             execution=execution,
         )
-
-    @whole_step
-    def step(self, *args: Any, **kwargs: Any) -> float:
-        """As :meth:`StochasticEP.step`: one look, or the opening."""
-        change = super().step(*args, **kwargs)
-        if self._reservation.plan.finished:
-            self._fit()
-        return change
-
-    def posterior(self, noise_aware: bool = True) -> Posterior:
-        """The current posterior over the guide's unconstrained latents, in the guide's order.
-
-        Its ``status`` says whether its intervals can be published.
-
-        :param noise_aware: include the uncertainty of the privacy noise. The total never exceeds
-            the prior's covariance.
-        :raises ConfigurationError: no step was taken yet.
-        """
-        sites = self._current.approximation.problem.guide
-        if not isinstance(sites, DeterministicSites):
-            return super().posterior(noise_aware)
-        found = sites.posterior(self.evidence)
-        return found if noise_aware else found.plain
-
-    def _noise_parts(self) -> Mapping[str, Tensor]:
-        parts = super()._noise_parts()
-        if isinstance(self._current.approximation.problem.guide, DeterministicSites):
-            return {name: part.mean() for name, part in parts.items()}  # over the sites
-        return parts
-
-    def _fit(self) -> None:
-        """Bring the guide to the posterior, if looks were made at deterministic sites."""
-        known = self._current.known
-        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
-            known.problem.guide.fit(self.evidence)
-
-    def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        found = super()._conclude(status)
-        self._fit()
-        return found
-
-    @property
-    def evidence(self) -> Evidence:
-        """The likelihood of the latents, from the looks so far, apart from the prior.
-
-        :raises ConfigurationError: there was no look yet.
-        """
-        known = self._current.approximation
-        if not known.seen.looks:
-            raise ConfigurationError("There is no evidence before the first look.")
-        sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
-        cost = Cost(
-            (2.0 if replaces else 1.0) / sigma if sigma else math.inf,
-            self.accountant.neighboring,
-            self._reservation.name,
-            self.accountant.description.unit or "",
-        )
-        bias, bend = known.squared_bias, known.plan.bend
-        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._status())
-        return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
-
-    @property
-    def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of records whose norm is above the bound of the last look.
-
-        It comes from the histograms of norms. The standard error is that of their noise.
-        """
-        known = self._current.known
-        return None if known is None else known.clipped
-
-    def _status(self) -> Status:
-        return status(self._current.approximation)
-
-    def _planned(self, args: tuple, kwargs: dict) -> int:
-        loaded = self._current.loaded is not None
-        if not loaded:
-            self._reservation.require_step()
-        self._look_at(args, kwargs)
-        if loaded and self._reservation.plan.finished:  # taken up, and nothing is left to release
-            return self._steps
-        return super()._planned(args, kwargs)
-
-    def _start(self, problem: EPProblem, size: int, *, new: bool) -> EPState:
-        sigma = self._releases.in_sums(self._reservation.agreed(1.0))
-        return EPState.start(problem, size, sigma, new=new)
-
-    def _updated(self, sample_rate: float) -> Callable[..., tuple[float, EPState]]:
-        self._reservation.catch_up()
-        return self._current.approximation.learned
-
-    def _shown(self) -> dict[str, Any]:
-        shown = super()._shown()
-        del shown["num_steps"]  # the most there may be
-        return shown
-
-
-def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:
-    """The sites that records inform, one after the other."""
-    seen, found, start = set(places.tolist()), [], 0
-    for each in latents:
-        if each.start in seen:
-            stop = start + each.stop - each.start
-            found.append(replace(each, start=start, stop=stop))
-            start = stop
-    return found

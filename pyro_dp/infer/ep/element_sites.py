@@ -1,7 +1,7 @@
 """Sites of single elements: of the one or two numbers that an observation depends on.
 
 :func:`element_sites` is quadrature around each element's mode
-(:mod:`~pyro_dp.infer.ep.gauss_hermite`), unless less is enough. A Gaussian of fixed scale has its
+(:mod:`~pyro_dp.utils.gauss_hermite`), unless less is enough. A Gaussian of fixed scale has its
 site in closed form. In a narrow cavity nodes around the cavity's mean are as good as nodes around
 the mode. A Bernoulli outcome decides beforehand whether its cavity is narrow; both choices of nodes
 agree to 1e-10. Other elements use three nodes for each number if these are right to 1e-6, or else
@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.infer.ep.gauss_hermite import Tilted, moments_near_mean, tilted_moments
 from pyro_dp.infer.ep.observation_family import Family
+from pyro_dp.utils.gauss_hermite import Tilted, moments_near_mean, tilted_moments
 
 _USUAL = 2.0  # residuals, in standard deviations
 # Where 15 nodes around the cavity's mean are as good as around the mode.
 _WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
-_AT_A_TIME = 4096  # records of one number, whose nodes stay in the processor's cache
+_AT_A_TIME = 4096  # records of one number: their nodes stay in the processor's cache.
 # Nodes for each number, and the largest width at which they are enough in a smooth family. Errors
 # were at most 5e-7 in half a million elements of all scales.
 _FEW, _AGREEMENT = ((3, 0.006), (6, 0.06)), 1e-6

@@ -23,12 +23,10 @@ from pyro_dp.infer.ep.look_plan import (
     LookPlan,
 )
 from pyro_dp.infer.ep.norm_counts import ExtremeCounts, NormHistograms
-from pyro_dp.infer.ep.opening import opened
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.seen_looks import SeenLooks
+from pyro_dp.infer.ep.seen_looks import SeenLooks, opened
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, next_step
 from pyro_dp.infer.posterior.prior_factor import combined
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE
@@ -36,6 +34,7 @@ from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import dense, inverse, restricted
 
 _FIRST_SD = 0.1  # largest standard deviation of the first q

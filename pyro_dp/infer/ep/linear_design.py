@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.factorisation import is_affine
@@ -45,6 +46,12 @@ class Axes:
     basis: Tensor
     variances: Tensor
     turn: Tensor
+
+    @property
+    def probe(self) -> Tensor:
+        """An irregular direction, along which predictors that are not linear show it."""
+        direction = torch.cos(torch.arange(1.0, len(self.variances) + 1).to(self.variances))
+        return direction / direction.norm()
 
     @staticmethod
     def of(covariance: Tensor, root: Tensor | None) -> "Axes":
@@ -210,6 +217,11 @@ class LinearDesign:
         )
 
 
+def rounding(dtype: torch.dtype) -> float:
+    """The relative error of predictors, in the dtype that a model computes in."""
+    return 1e-9 if dtype == torch.float64 else 1e-5
+
+
 def padded(rows: Any, size: int) -> Any:
     """So many rows: the first one again and again after those of each tensor."""
     return pytree.tree_map(
@@ -268,13 +280,31 @@ def _levels(
     return torch.zeros(0)
 
 
+def reading_graph(
+    likelihood: Likelihood, function: Callable[..., list[Tensor]], z: Tensor, size: int
+) -> GraphModule:
+    """A graph of a function of (z, indices, *rows) of so many records.
+
+    :param z: (d,), or (size, d).
+    :raises NotTraceable: it is no fixed sequence of operations, or writes to its arguments.
+    """
+    records = likelihood.term.records
+    rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
+    inputs = [torch.zeros(size, dtype=torch.long, device=records.device), *rows]
+    one = z[:1] if z.dim() == 2 else z
+    function(one, *(x[:1] for x in inputs))  # the first call shows a broken record's result
+    graph = trace(function, [z, *inputs])
+    if not only_reads(graph):
+        raise NotTraceable("it writes to its arguments")
+    return graph
+
+
 def _graph(
     likelihood: Likelihood, families: list[Family], z: Tensor, size: int
 ) -> tuple[Callable[..., Numbers], bool]:
     """The model's own code as tensor operations, that read rows and never write to them; whether
     they are affine in z.
     """
-    records = likelihood.term.records
     spec: Any = None
 
     def read(z: Tensor, index: Tensor, row: list[Tensor]) -> Numbers:
@@ -288,13 +318,7 @@ def _graph(
         )
         return leaves
 
-    z = z.to(likelihood.dtype)
-    rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
-    inputs = [z, torch.zeros(size, dtype=torch.long, device=records.device), *rows]
-    function(z, *(x[:1] for x in inputs[1:]))  # the first call shows a broken record's result
-    graph = trace(function, inputs)
-    if not only_reads(graph):
-        raise NotTraceable("it writes to its arguments")
+    graph = reading_graph(likelihood, function, z.to(likelihood.dtype), size)
     call = called_by_torch(graph)
 
     def numbers(z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:

@@ -23,13 +23,11 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.element_sites import element_sites
-from pyro_dp.infer.ep.linear_design import Axes, Numbers, where_possible
+from pyro_dp.infer.ep.linear_design import Axes, Numbers, rounding, where_possible
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
 
-_TOLERANCE = {torch.float64: 1e-9}
-_COARSE_TOLERANCE = 1e-5
 _ROOM = 1 + 1e-12  # rounding may add this to a row's norm when Q turns it
 
 
@@ -51,10 +49,9 @@ class LinearSites:
         self._product = self._design.along(self._axes.basis)
         ones = torch.ones_like(self._axes.variances)
         self._weights = torch.stack([ones, self._axes.variances])
-        probe = torch.cos(torch.arange(1.0, len(mean) + 1).to(mean))  # an irregular direction
-        self._probe = probe / probe.norm()
+        self._probe = self._axes.probe
         self._elsewhere = mean + self._axes.basis @ self._probe
-        self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
+        self._tolerance = rounding(moments.dtype)
         self.size = self._design.size  # at most so many records at a time
 
     def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:

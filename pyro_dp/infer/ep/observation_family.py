@@ -34,9 +34,9 @@ from torch.nn.functional import logsigmoid
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.infer.ep.gauss_hermite import Derivatives, by_autodiff
 from pyro_dp.records.plate import innermost
 from pyro_dp.utils.errors import PrivacyError
+from pyro_dp.utils.gauss_hermite import Derivatives, by_autodiff
 
 MAX_RANK = 2
 _CONCAVE = Bernoulli, Binomial, NegativeBinomial, Normal, Poisson

@@ -14,9 +14,11 @@ from typing import Any
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.stochastic_ep import Current, StochasticEP
+from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
+from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.settings import (
     Clip,
     Execution,
@@ -28,7 +30,63 @@ from pyro_dp.mechanism.settings import (
 from pyro_dp.utils.validation import require_count, require_number, require_scale, value_at
 
 
-class PaperDPSEP(StochasticEP[Approximation]):
+class FitByFactors(Fit[Approximation]):
+    """Released estimates move an average factor.
+
+    :param bound: C.
+    :param damping: that of the user.
+    """
+
+    remedy = "Use a smaller clip or damping, or other units."
+    remedies = REMEDIES | {CLIPPING: "Raise clip until few are clipped; the noise grows with it."}
+    state_names = ("settings", "average", "control", "mean_noise", "gaussians")
+
+    def __init__(
+        self,
+        factors: Factors,
+        bound: float,
+        report: bool,
+        damping: float | Callable[[int], float] | None,
+    ):
+        self.factors, self.damping = factors, damping
+        shaping = {
+            "max_factor_norm": bound,
+            "precision": factors.precision,
+            "precision_weight": factors.weight_at(bound),
+            "centred": factors.centred,
+        }
+        fractions = ClippedFractions(*[SHARE] * (report and bound < math.inf))
+        super().__init__(factors.moments, shaping, fractions)
+
+    def start(
+        self, problem: EPProblem, size: int, releases: Releases, *, new: bool
+    ) -> Approximation:
+        plan = releases.reservation.plan
+        assert plan.num_steps is not None
+        return Approximation.start(
+            problem,
+            bound=plan.bound,
+            bits=self.fractions.blocks,
+            precision=self.factors.precision,
+            weight=self.factors.weight_at(plan.bound),
+            centred=self.factors.centred,
+            steered=self.damping is None,
+            num_steps=plan.num_steps,
+        )
+
+    def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, Approximation]]:
+        damping = self.damping
+        if callable(damping):
+            damping = value_at("damping", damping, step)
+            require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
+        known = self.approximation
+        return partial(known.updated, damping=damping, sample_rate=sample_rate)
+
+    def status(self) -> Status:
+        return self.approximation.status(self.fractions.mean())
+
+
+class PaperDPSEP(StochasticEP[Approximation], Forecasted):
     """DP-SEP of Vinaroz & Park (TMLR 2022, arXiv 2111.13219), for comparisons with papers.
 
     q = prior * f^N approximates the posterior, with one Gaussian factor f for the average record.
@@ -91,9 +149,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
     1.7
     """
 
-    _remedy = "Use a smaller clip or damping, or other units."
-    _remedies = REMEDIES | {CLIPPING: "Raise clip until few are clipped; the noise grows with it."}
-    _state_names = ("settings", "average", "control", "mean_noise", "gaussians")
+    _fit: FitByFactors
 
     @old_names_explained()
     def __init__(
@@ -115,18 +171,11 @@ class PaperDPSEP(StochasticEP[Approximation]):
         bound = require_scale("Clip.bound of PaperDPSEP", self.clip.bound, infinite=True)
         if damping is not None and not callable(damping):
             require_number("damping", damping, above=0.0, below=1.0, closed=True)
-        self.factors, self.damping = Factors.read(factors), damping
-        shaping = {
-            "max_factor_norm": bound,
-            "precision": self.factors.precision,
-            "precision_weight": self.factors.weight_at(bound),
-            "centred": self.factors.centred,
-        }
-        fractions = ClippedFractions(*[SHARE] * (self.clip.report and bound < math.inf))
+        read = Factors.read(factors)
         super().__init__(
             model,
             guide,
-            current=Current(self.factors.moments, shaping, fractions),
+            fit=FitByFactors(read, bound, self.clip.report, damping),
             accountant=accountant,
             num_steps=num_steps,
             bound=bound,
@@ -135,36 +184,21 @@ class PaperDPSEP(StochasticEP[Approximation]):
             execution=execution,
         )
 
-    def _status(self) -> Status:
-        return self._current.approximation.status(self.clipped_fraction)
+    @property
+    def factors(self) -> Factors:
+        """Form of the released sites."""
+        return self._fit.factors
 
-    def _start(self, problem: EPProblem, size: int, *, new: bool) -> Approximation:
-        assert self.num_steps is not None
-        bound = self._reservation.plan.bound
-        return Approximation.start(
-            problem,
-            bound=bound,
-            bits=self._current.fractions.blocks,
-            precision=self.factors.precision,
-            weight=self.factors.weight_at(bound),
-            centred=self.factors.centred,
-            steered=self.damping is None,
-            num_steps=self.num_steps,
-        )
-
-    def _updated(self, sample_rate: float) -> Callable[..., tuple[float, Approximation]]:
-        damping = self.damping
-        if callable(damping):
-            damping = value_at("damping", damping, self._steps)
-            require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
-        known = self._current.approximation
-        return partial(known.updated, damping=damping, sample_rate=sample_rate)
+    @property
+    def damping(self) -> float | Callable[[int], float] | None:
+        """The weight of a new estimate; None: it is chosen."""
+        return self._fit.damping
 
     @property
     def _others(self) -> tuple[Any, ...]:
         return (self.damping,)
 
     def _shown(self) -> dict[str, Any]:
-        known = self._current.known
+        known = self._fit.known
         precision = self.factors.precision if known is None else known.average.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

@@ -14,7 +14,6 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import NotLinear, Residuals
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior, model_prior
 from pyro_dp.records.global_draw import draw_particle
@@ -24,6 +23,7 @@ from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import LARGEST
 

@@ -137,13 +137,14 @@ class SiteSum:
 
     def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
         if self._passes:
+            own = [self._like(clipped)] if self._unchecked else []
             try:
-                self._passes.add(clipped, public, self._passes.batch(public, chosen))
+                self._passes.add(clipped, public, self._passes.batch(public, chosen), *own)
             except Exception:  # on some record; which one, Pyro's code finds out
                 pass
             else:
-                if self._unchecked:
-                    self._check(self._passes, clipped, public, chosen)
+                if own:
+                    self._check(own[0], public, chosen)
                 return
         self._add_by_pyro(clipped, public, chosen)
 
@@ -162,15 +163,12 @@ class SiteSum:
         part = self._part(sites, public)
         return with_bit(part, bound) if self.num_blocks > 1 else [part]
 
-    def _check(
-        self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
-    ) -> None:
-        """Compare the sums of the same records by graph and by Pyro code."""
-        found, expected = (
-            type(clipped)(clipped.blocks, self._term.records.device) for _ in range(2)
-        )
-        batch = passes.batch(public, chosen)
-        passes.add(found, public, batch)
+    def _like(self, clipped: ClippedSum) -> ClippedSum:
+        return type(clipped)(clipped.blocks, self._term.records.device)
+
+    def _check(self, found: ClippedSum, public: Public, chosen: Tensor) -> None:
+        """Compare a graph's sums of these records with those of Pyro code."""
+        expected = self._like(found)
         self._add_by_pyro(expected, public, chosen)
         exact = self.problem.likelihood.dtype == torch.float64
         found.require_same_as(expected, count=len(chosen), exact=exact)

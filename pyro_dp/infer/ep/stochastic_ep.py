@@ -17,17 +17,16 @@ from numpy.random import Generator
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.base import PrivateInference, note_values
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
-from pyro_dp.infer.preparation import note_values
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.iterative import whole_step
+from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning, ModelError
@@ -60,8 +59,8 @@ class PreparedSites(Prepared):
         return self.problem.guide.is_current()
 
 
-class Current(Generic[A]):
-    """The approximation of a run, or a saved state of it.
+class Fit(abc.ABC, Generic[A]):
+    """The public half of a run: its approximation, and how that starts, learns and is judged.
 
     :param shaping: settings that decide what a state means.
     :param moments: those asked for.
@@ -70,6 +69,10 @@ class Current(Generic[A]):
     :ivar loaded: a saved state, until the first step takes it up.
     """
 
+    remedy = ""  # for a posterior that left the finite numbers
+    remedies = REMEDIES  # for a posterior that is not ok
+    state_names = tuple[str, ...]()
+    differs = "{name} differs from that of the saved run."
     known: A | None = None
     loaded: dict[str, Any] | None = None
 
@@ -91,34 +94,16 @@ class Current(Generic[A]):
             raise ConfigurationError(_NOT_STARTED if self.loaded is None else _NOT_TAKEN_UP)
         return self.known
 
+    def problem(self, run: "StochasticEP[A]", records: Records) -> EPProblem:
+        """Guide, prior and likelihood for these records.
 
-class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
-    """Each step releases one sum of sites, which moves the posterior and the guide.
-
-    A subclass says how a release becomes a posterior.
-    """
-
-    _measure = "change of the factor"
-    _usual_jit = "none"
-    _exact = MappingProxyType[str, Callable[..., Any]](
-        {"gradient_norms": lambda *given: _exact_norms(*given)}
-    )
-    _remedy = ""  # for a posterior that left the finite numbers
-    _remedies = REMEDIES  # for a posterior that is not ok
-    _state_names = tuple[str, ...]()
-    _differs = "{name} differs from that of the saved run."
-
-    def __init__(self, model: Callable, guide: Callable, *, current: Current[A], **settings: Any):
-        super().__init__(model, guide, **settings)
-        self._current: Current[A] = current
-
-    @property
-    def moments(self) -> str:
-        """Those that were asked for."""
-        return self._current.moments
+        :raises ModelError: model, guide and records do not fit.
+        """
+        size = run.execution.microbatch_size
+        return EPProblem.build(run.model, run.guide, records, self.moments, size)
 
     @abc.abstractmethod
-    def _start(self, problem: EPProblem, size: int, *, new: bool) -> A:
+    def start(self, problem: EPProblem, size: int, releases: Releases, *, new: bool) -> A:
         """The approximation before the first release.
 
         :param size: N.
@@ -126,19 +111,42 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         """
 
     @abc.abstractmethod
-    def _updated(self, sample_rate: float) -> Callable[..., tuple[float, A]]:
+    def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, A]]:
         """Turns the next release into an approximation. It refuses bad settings beforehand.
 
         Arguments are the release, the cavity, and the noise multiplier.
+
+        :param step: the number of steps done.
         """
 
     @abc.abstractmethod
-    def _status(self) -> Status:
+    def status(self) -> Status:
         """Whether the posterior can be published."""
 
-    def _problem(self, records: Records) -> EPProblem:
-        size = self.execution.microbatch_size
-        return EPProblem.build(self.model, self.guide, records, self.moments, size)
+    def conclude(self, run: Any) -> None:
+        """Bring the guide to the posterior, where steps do not."""
+
+
+class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
+    """Each step releases one sum of sites, which moves the posterior and the guide.
+
+    :param fit: how a release becomes a posterior.
+    """
+
+    _measure = "change of the factor"
+    _usual_jit = "none"
+    _exact = MappingProxyType[str, Callable[..., Any]](
+        {"gradient_norms": lambda *given: _exact_norms(*given)}
+    )
+
+    def __init__(self, model: Callable, guide: Callable, *, fit: Fit[A], **settings: Any):
+        super().__init__(model, guide, **settings)
+        self._fit: Fit[A] = fit
+
+    @property
+    def moments(self) -> str:
+        """Those that were asked for."""
+        return self._fit.moments
 
     @whole_step
     @torch.no_grad()
@@ -154,21 +162,22 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         prepared: PreparedSites = self._look_at(args, kwargs)
         self._reservation.require_step()  # a state taken up here may have no step left
         rate = prepared.sampler.sample_rate
-        updated = self._updated(rate)
+        self._reservation.catch_up()
+        learn = self._fit.learner(self._steps, rate)
         position = self.accountant.position
-        known = self._current.approximation
+        known = self._fit.approximation
         at = known.at(prepared.records.plate.size)
         batch = prepared.draw(self._releases, position)
         stream = self._releases.randomness.stream("local", position)
         clipped = self._releases.sum_type(known.blocks, prepared.records.device)
         known.next_sum(prepared.sites).add(clipped, at, batch, stream)
-        q, fractions = known.posterior, self._current.fractions
+        q, fractions = known.posterior, self._fit.fractions
         released = self._release(clipped, prepared.sampler, [q.eta, q.precision])
         self._reservation.plan.lose()  # until a posterior follows from it
         noise = self._releases.in_sums(self.noise_multiplier)
         fractions.add(released[1 : 1 + len(fractions.blocks)], prepared.sampler, noise)
         try:
-            change, approximation = updated(released, at, noise / rate)
+            change, approximation = learn(released, at, noise / rate)
             mean, covariance = approximation.moments(True)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
@@ -177,9 +186,12 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         except (ArithmeticError, torch.linalg.LinAlgError):
             raise ConfigurationError(
                 "The posterior left the finite numbers, and stays where it was. The release was "
-                f"spent. {self._remedy}"
+                f"spent. {self._fit.remedy}"
             ) from None
-        self._current.known = approximation
+        self._fit.known = approximation
+        if self._reservation.plan.finished:
+            with torch.enable_grad():
+                self._fit.conclude(self)
         return change
 
     @torch.no_grad()
@@ -192,11 +204,11 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             first order. The total never exceeds the prior's covariance.
         :raises ConfigurationError: no step was taken yet.
         """
-        known = self._current.approximation
+        known = self._fit.approximation
         _, plain = known.moments(False)
         mean, covariance = known.moments(noise_aware)
         return Posterior(
-            known.problem.guide.latents, mean, covariance, plain=plain, status=self._status()
+            known.problem.guide.latents, mean, covariance, plain=plain, status=self._fit.status()
         )
 
     @property
@@ -209,11 +221,11 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         clipped. The standard error is that of noise and sampling, which are public. None before the
         first step, with ``Clip(report=False)``, and with an infinite bound.
         """
-        return self._current.fractions.mean()
+        return self._fit.fractions.mean()
 
     @torch.no_grad()
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        return self._current.approximation.noise_parts()
+        return self._fit.approximation.noise_parts()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a new object needs to continue this run, as :meth:`DPSVI.state_dict`.
@@ -222,7 +234,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        own = self._current.state()
+        own = self._fit.state()
         return self._reservation.state() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -232,38 +244,39 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         done, ``run`` costs nothing.
         """
         self._reservation.require(state, ("settings",))
-        for name, value in self._current.shaping.items():
+        for name, value in self._fit.shaping.items():
             if state["settings"].get(name) != value:
-                raise ConfigurationError(self._differs.format(name=name))
-        self._reservation.require(state, self._state_names)
+                raise ConfigurationError(self._fit.differs.format(name=name))
+        self._reservation.require(state, self._fit.state_names)
         require_fractions(state.get("clipped_fractions"))
-        known = self._current.known
+        known = self._fit.known
         resumed = known and _resumed(known, state, known.posterior.eta.device)
         self._reservation.load(state)
-        self._current.fractions.load(state.get("clipped_fractions"))
+        self._fit.fractions.load(state.get("clipped_fractions"))
         if resumed is None:
-            self._current.loaded = state
+            self._fit.loaded = state
         else:
-            self._current.known = resumed
+            self._fit.known = resumed
             resumed.problem.guide.write(*resumed.moments(True))
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        found = self._status()
+        found = self._fit.status()
         super()._conclude(str(found))
+        self._fit.conclude(self)
         if found.is_ok or (found.cause == NOISE and not self.noise_multiplier):
             return ()
         kind = ClippingWarning if found.cause == CLIPPING else ConvergenceWarning
-        return [kind(f"{found}. {self._remedies[found.cause]}")]
+        return [kind(f"{found}. {self._fit.remedies[found.cause]}")]
 
     def _shown(self) -> dict[str, Any]:
-        known = self._current.known
+        known = self._fit.known
         moments = self.moments if known is None else known.problem.moments.name
         return {"moments": moments} | super()._shown()
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = self._kept.values_before(self.guide)
-        problem = self._problem(records)
-        known = self._current.known
+        problem = self._fit.problem(self, records)
+        known = self._fit.known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
         if known is not None and problem.moments.name != known.problem.moments.name:
@@ -271,13 +284,14 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         used = bool(started or before & problem.guide.names)
         note_values(self._reservation, used)
         if known is None:
-            approximation = self._start(problem, records.plate.size, new=not used)
+            own = problem, records.plate.size, self._releases
+            approximation = self._fit.start(*own, new=not used)
         else:
             approximation = replace(known, problem=problem)
-        if self._current.loaded is not None:
-            approximation = _resumed(approximation, self._current.loaded, records.device)
+        if self._fit.loaded is not None:
+            approximation = _resumed(approximation, self._fit.loaded, records.device)
             problem.guide.write(*approximation.moments(True))
-        self._current.known, self._current.loaded = approximation, None
+        self._fit.known, self._fit.loaded = approximation, None
         sites = approximation.site_sum(self.execution.microbatch_size)
         at = approximation.at(records.plate.size)
         trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
@@ -289,7 +303,7 @@ def _exact_norms(
     ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
 ) -> Tensor:
     """Norms of the records' sites before they are clipped, (N,)."""
-    at = ep._current.approximation.at(prepared.records.plate.size)
+    at = ep._fit.approximation.at(prepared.records.plate.size)
     with torch.no_grad(), private_rng(stream):
         return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 

@@ -26,17 +26,12 @@ from torch.distributions import Bernoulli, Categorical
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.element_sites import ElementSites, element_sites
+from pyro_dp.infer.ep.few_predictors import MIXTURES, OTHER, FewPredictors
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals, residuals_of
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
-from pyro_dp.infer.ep.stein_sites import (
-    LARGEST_REDUCTION,
-    MIXTURES,
-    OTHER,
-    FewPredictors,
-    SteinSites,
-)
+from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, SteinSites
 from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.errors import ModelError

@@ -7,8 +7,7 @@ other samplers, files, and products with the evidence of other people's data.
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import pyro
@@ -17,72 +16,22 @@ from pyro import poutine
 from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
-from pyro_dp.infer.posterior import transforms
-from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled
+from pyro_dp.infer.posterior.evidence_parts import Part, described, from_plain, to_plain
+from pyro_dp.infer.posterior.looks import Look, PooledLooks
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
-from pyro_dp.infer.posterior.summary import LEVELS, Status, element_names
+from pyro_dp.infer.posterior.summary import Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.validation import require_count, require_flag
 
-FORMAT, VERSION = "pyro_dp evidence", 1
 _SCALE = 0.1  # standard deviation of each latent where a search starts
 _METHODS = "method must be 'gaussian', 'chains', 'nuts', or a Pyro guide."
-_LOOK = ("point", "score", "curvature", "geometry")
 _COLUMNS = ("records", "look", "noise of the estimate (sd, median)")
-_NUMBERS = ("score_sd", "curvature_sd", "squared_bias")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a run. All its looks together are one Gaussian mechanism.
-
-    :param mu: mu of Gaussian differential privacy, under ``neighboring``; inf without noise.
-    :param neighboring: the relation.
-    :param run: name of the run in its ledger; empty if there is no name.
-    :param unit: the ledger's description of one record; may be empty.
-    """
-
-    mu: float
-    neighboring: str
-    run: str = ""
-    unit: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The looks of one run at one data set.
-
-    :param size: N.
-    :param looks: the run's looks, in order.
-    :param squared_bias: squared bias of the score in a direction by clipping, in the last look's
-        coordinates.
-    :param bend: how fast the curvature changes with distance.
-    :param status: that of the run's own posterior.
-    """
-
-    size: int
-    looks: tuple[Look, ...]
-    squared_bias: float
-    bend: float
-    cost: Cost
-    status: Status = Status()
-
-    @cached_property
-    def pooled(self) -> PooledLooks:
-        found = pooled(self.looks, self.size, self.bend)
-        return replace(found, score_noise=found.score_noise + self.squared_bias * found.geometry)
-
-    def gaussian(self) -> dict[str, Any]:
-        """Estimate and precision as plain numbers, for readers in other languages."""
-        mean = self.pooled.estimate
-        precision = self.pooled.information(mean, self.pooled.bending(mean))
-        return {"estimate": mean.tolist(), "precision": precision.tolist()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -258,7 +207,7 @@ class Evidence:
         :raises ConfigurationError: sites or relations differ, or both contain the same run.
         """
         require_flag("disjoint", disjoint)
-        if _described(self.latents) != _described(other.latents):
+        if described(self.latents) != described(other.latents):
             raise ConfigurationError(
                 "other: it is about other sites, or other supports. Both evidences need the same "
                 "latents, in the same order."
@@ -279,7 +228,7 @@ class Evidence:
         :raises ConfigurationError: the support of a site cannot be written.
         :raises OSError: the file cannot be written.
         """
-        write_file(path, to_plain(self))
+        write_file(path, to_plain(**vars(self)))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Evidence":
@@ -289,7 +238,7 @@ class Evidence:
         :raises OSError: it cannot be read.
         """
         try:
-            return _from_plain(read_file(path))
+            return Evidence(**from_plain(read_file(path)))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             if isinstance(error, ConfigurationError):
                 raise
@@ -332,7 +281,7 @@ class Evidence:
         found = []
         for each in self.latents:
             own = known.get(each.name)
-            if own is None or _described([own]) != _described([each]):
+            if own is None or described([own]) != described([each]):
                 raise ModelError(
                     f"The model has no latent site {each.name!r} of shape {tuple(each.shape)} and "
                     "the evidence's support. If it is a deterministic site, use method='chains'."
@@ -426,82 +375,3 @@ def _conditioned(evidence: Evidence, model: Callable, pooled: Sequence[PooledLoo
         return trace.nodes["_RETURN"]["value"]
 
     return with_evidence
-
-
-def _described(latents: Sequence[Latent]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.name,
-            "shape": list(each.shape),
-            "transform": transforms.to_plain(each.transform),
-        }
-        for each in latents
-    ]
-
-
-def to_plain(evidence: Evidence) -> dict[str, Any]:
-    """As numbers, texts and lists."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "sites": _described(evidence.latents),
-        "disjoint": evidence.disjoint,
-        "parts": [
-            {
-                "records": part.size,
-                "squared_bias": part.squared_bias,
-                "bend": part.bend,
-                **vars(part.cost),
-                "gaussian": part.gaussian(),
-                "status": vars(part.status),
-                "looks": [
-                    {name: getattr(look, name).tolist() for name in _LOOK}
-                    | {name: getattr(look, name) for name in _NUMBERS}
-                    for look in part.looks
-                ],
-            }
-            for part in evidence.parts
-        ],
-    }
-
-
-def _from_plain(saved: Mapping[str, Any]) -> Evidence:
-    if saved.get("format") != FORMAT or saved.get("version") != VERSION:
-        raise ConfigurationError(
-            f"This is no evidence of version {VERSION}: its format is {saved.get('format')!r}, "
-            f"version {saved.get('version')!r}."
-        )
-    latents, start = [], 0
-    for site in saved["sites"]:
-        shape = torch.Size(site["shape"])
-        stop = start + shape.numel()
-        transform = transforms.from_plain(site["transform"])
-        latents.append(Latent(site["name"], shape, transform, start, stop))
-        start = stop
-    parts = []
-    for part in saved["parts"]:
-        looks = []
-        for look in part["looks"]:
-            values: Any = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
-            values |= {name: float(look.get(name, 0.0)) for name in _NUMBERS}
-            found = Look(**values)
-            _require_shapes(found, start)
-            looks.append(found)
-        if not looks:
-            raise ConfigurationError("A part of the evidence has no looks.")
-        size = require_count("records", part["records"])
-        cost = Cost(float(part["mu"]), part["neighboring"], part["run"], part["unit"])
-        bias, bend = float(part["squared_bias"]), float(part["bend"])
-        status = Status(**part["status"])
-        if status.level not in LEVELS:
-            raise ConfigurationError(f"status {status.level!r} is unknown.")
-        parts.append(Part(size, tuple(looks), bias, bend, cost, status))
-    return Evidence(tuple(latents), tuple(parts), bool(saved["disjoint"]))
-
-
-def _require_shapes(look: Look, dim: int) -> None:
-    shapes = {"point": (dim,), "score": (dim,), "curvature": (dim, dim), "geometry": (dim, dim)}
-    for name, shape in shapes.items():
-        value = getattr(look, name)
-        if value.shape != shape or not value.isfinite().all():
-            raise ConfigurationError(f"{name} of a look must be finite numbers of shape {shape}.")

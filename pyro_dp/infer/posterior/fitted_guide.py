@@ -22,7 +22,8 @@ from pyro_dp.infer.posterior.gaussian_guide import (
 from pyro_dp.records.global_draw import latents_of
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import cholesky, dense
+from pyro_dp.utils.linalg import cholesky, dense, standardised
+from pyro_dp.utils.search import Search
 from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 100
@@ -116,7 +117,7 @@ class FittedGuide:
         count = max(_FEWEST, 2 * self.size)
         noise = torch.randn(count, self.size, dtype=torch.float64).to(mean)
         noise = noise - noise.mean(dim=0)
-        noise = noise @ torch.linalg.inv(cholesky(noise.mT @ noise / count)).mT
+        noise = standardised(noise)
         flat = mean + noise @ cholesky(covariance).mT
         sites = [each for each in self.latents if each.name not in self._points]
         own = {s.name: [s.transform(s.part(z)) for z in flat] for s in sites}
@@ -131,35 +132,15 @@ class FittedGuide:
         """
         points = {parameter.name for parameter in self._points.values()}
         leaves = [p.leaf for p in self._parameters if p.name not in points]
-        least, best = math.inf, [leaf.detach().clone() for leaf in leaves]
 
-        def closure() -> Tensor:
-            nonlocal least, best
+        def objective() -> tuple[Tensor, Tensor]:
             loss = -self._log_densities(draws).mean()
-            if loss.item() < least:
-                least, best = loss.item(), [leaf.detach().clone() for leaf in leaves]
-            for leaf in leaves:
-                leaf.grad = None
-            loss.backward()
-            return loss
+            return loss, loss
 
-        closure()
-        leaves = [leaf for leaf in leaves if leaf.grad is not None]
-        best = [leaf.detach().clone() for leaf in leaves]
-        before = math.inf
-        for _ in range(_ROUNDS):
-            torch.optim.LBFGS(leaves, max_iter=_FAR, line_search_fn="strong_wolfe").step(closure)
-            for leaf, value in zip(leaves, best, strict=True):
-                leaf.data = value.clone()
-            if not least < before - _SMALL:
-                break
-            before = least
-        adam = torch.optim.Adam(leaves, lr=_STEP_SIZE, betas=(0.9, 0.95))
-        falling = torch.optim.lr_scheduler.ExponentialLR(adam, _FALLS ** (1 / _STEPS))
-        for _ in range(_STEPS):
-            adam.step(closure)
-            falling.step()
-        adam.zero_grad()
+        Search(leaves, objective).loss()
+        search = Search([leaf for leaf in leaves if leaf.grad is not None], objective)
+        search.by_lbfgs(_ROUNDS, _FAR, _SMALL)
+        search.by_adam(_STEPS, _STEP_SIZE, _FALLS, betas=(0.9, 0.95))
 
     def _log_densities(self, draws: dict[str, Tensor]) -> Tensor:
         """The guide's at each draw, (K,): at once, or one by one if it branches on latents."""

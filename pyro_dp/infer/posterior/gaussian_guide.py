@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.infer.posterior.gaussian import low_rank
 from pyro_dp.records.global_draw import Latent, latents_of
 from pyro_dp.records.local_parameters import marked_parameters
 from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
@@ -31,6 +30,7 @@ from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import FewIndices
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.gaussian import low_rank
 from pyro_dp.utils.linalg import cholesky, inverse
 from pyro_dp.utils.torch_state import forked_rng
 
@@ -110,10 +110,6 @@ class GaussianGuide:
         for leaf, value in leaves:  # all or none
             # Not in the old memory, which init_to_value may share with a tensor of the user's.
             leaf.data = value.to(leaf, copy=True)
-
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Unconstrained value of each latent, by name, from the flat vector (d,)."""
-        return {latent.name: latent.part(flat) for latent in self.latents}
 
     @property
     def names(self) -> set[str]:

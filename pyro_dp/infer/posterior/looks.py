@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.utils.linalg import cholesky
+from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import cholesky, powers
 
 _HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
 _STANDS_OUT = 2.0  # negative curvature, in units of the noise's largest eigenvalue
@@ -263,18 +263,6 @@ def squared_distances(
 def roots(geometry: Tensor) -> list[Tensor]:
     """M^-1/2 and M^1/2, (d, d) each, which every use of a look needs."""
     return powers(geometry, (-0.5, 0.5))
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    """A power of a positive definite matrix (d, d)."""
-    return powers(matrix, (exponent,))[0]
-
-
-def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
-    """Several powers of a positive definite matrix (d, d)."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    values = values.clamp(min=1e-12 * values[-1].item())
-    return [(vectors * values**exponent) @ vectors.mT for exponent in exponents]
 
 
 def _curvature(

@@ -13,10 +13,9 @@ from torch.distributions import (
     Transform,
 )
 
-from pyro_dp.infer.posterior.looks import power
 from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.linalg import cholesky, covariance, dense
+from pyro_dp.utils.linalg import cholesky, covariance, dense, power
 
 _NO_GAUSSIAN = "A posterior's mean and covariance must be finite, and the covariance positive."
 _NUM_DRAWS = 10_000  # for quantiles of elements that are not monotone functions of one coordinate

@@ -1,9 +1,8 @@
 """The posterior predictive of new records: draws, a form for ArviZ, and a mixin."""
 
-import abc
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pyro.infer import Predictive
 from torch import Tensor
@@ -124,12 +123,8 @@ def _chain(draws: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: value.unsqueeze(0).numpy(force=True) for name, value in draws.items()}
 
 
-class Predicted(abc.ABC):
+class Predicted:
     """An inference whose guide can predict new records. It stands last among the bases."""
-
-    @abc.abstractmethod
-    def _new_records(self) -> NewRecords | None:
-        """Model and guide, for new records; None before the first step."""
 
     def predictive(
         self, num_samples: int = 1000, return_sites: Sequence[str] = ()
@@ -145,10 +140,12 @@ class Predicted(abc.ABC):
         :raises ConfigurationError: no step was taken yet, and the first step reads the model's
             arguments; or a setting is of the wrong kind.
         """
-        count, new = require_count("num_samples", num_samples), self._new_records()
-        if new is None:
+        count, own = require_count("num_samples", num_samples), cast(Any, self)
+        first = own._kept.first(own._steps)
+        if first is None:
             raise ConfigurationError(
                 "There is nothing to predict with before the first step. With parameters from "
                 "elsewhere use pyro.infer.Predictive(model, guide=guide, num_samples=...)."
             )
+        new = NewRecords(own._kept.model, own.guide, first)
         return PosteriorPredictive(new, new.global_draws(count), count, return_sites)

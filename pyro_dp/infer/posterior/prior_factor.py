@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, biject_to
 
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, called_by_torch, trace
-from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import innermost, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
 from pyro_dp.utils.torch_state import forked_rng
 

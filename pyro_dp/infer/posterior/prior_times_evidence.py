@@ -12,7 +12,8 @@ from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient, PriorDensity
 from pyro_dp.infer.posterior.summary import CHECK, Status
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.linalg import cholesky, covariance, inverse
+from pyro_dp.utils.linalg import cholesky, covariance, inverse, standardised
+from pyro_dp.utils.search import Search
 from pyro_dp.utils.torch_state import forked_rng
 
 _NEAR = 0.5  # standard deviations
@@ -232,41 +233,19 @@ def _minimised(
     """
     leaves = [each.clone().requires_grad_() for each in start]
     draws = _draws(start[0])
-    least, best = math.inf, [each.detach().clone() for each in leaves]
 
-    def closure() -> Tensor:
-        nonlocal least, best
-        for leaf in leaves:
-            leaf.grad = None
+    def objective() -> tuple[Tensor, Tensor]:
         points = leaves[0] + draws @ root(leaves).mT
         slopes, heights = gradients(points.detach())
         loss = -heights.mean() - leaves[1].detach().sum()
-        if loss < least:
-            least, best = loss.item(), [leaf.detach().clone() for leaf in leaves]
-        (-(slopes * points).sum() / len(draws) - leaves[1].sum()).backward()
-        return loss
+        return loss, -(slopes * points).sum() / len(draws) - leaves[1].sum()
 
-    def restart() -> None:
-        for leaf, value in zip(leaves, best, strict=True):
-            leaf.data = value.clone()
-
-    adam = torch.optim.Adam(leaves, lr=_STEP_SIZE)
-    falling = torch.optim.lr_scheduler.ExponentialLR(adam, _FALLS ** (1 / _ADAM))
-    for _ in range(first_steps):
-        adam.step(closure)
-        falling.step()
-    restart()
-    before = math.inf
-    for _ in range(_ROUNDS):
-        try:
-            torch.optim.LBFGS(leaves, max_iter=_LBFGS, line_search_fn="strong_wolfe").step(closure)
-        except IndexError:  # its line search met nothing but infinite values
-            pass
-        restart()
-        if not least < before - _SMALL:
-            break
-        before = least
-    return best
+    search = Search(leaves, objective)
+    if first_steps:
+        search.by_adam(first_steps, _STEP_SIZE, _FALLS)
+        search.restart()
+    search.by_lbfgs(_ROUNDS, _LBFGS, _SMALL)
+    return search.best
 
 
 def _draws(mean: Tensor) -> Tensor:
@@ -274,4 +253,4 @@ def _draws(mean: Tensor) -> Tensor:
     count, seeded = max(_FEWEST, 4 * len(mean)) // 2, torch.Generator().manual_seed(0)
     half = torch.randn(count, len(mean), generator=seeded, dtype=mean.dtype)
     draws = torch.cat([half, -half]).to(mean.device)
-    return draws @ torch.linalg.inv(cholesky(draws.mT @ draws / len(draws))).mT
+    return standardised(draws)

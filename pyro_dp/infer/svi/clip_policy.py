@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.eager_step import GradientStep, Report
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
-from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.optimizers import StepPlan
 from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction, ClippedFractions
 from pyro_dp.mechanism.contributions import Block, with_bit

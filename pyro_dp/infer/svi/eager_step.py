@@ -26,7 +26,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
+from pyro_dp.infer.svi.optimizers import PublicOptimizer
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Joined, Measured, Rows
 from pyro_dp.mechanism.nonprivate import row_norms

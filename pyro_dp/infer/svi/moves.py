@@ -11,9 +11,18 @@ from torch import Tensor
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.infer.svi.averaged_guide import IterateAverages
 from pyro_dp.infer.svi.clip_policy import ClipPolicy
-from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
-from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
-from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, row_step_size, usual_rate
+from pyro_dp.infer.svi.optimizers import (
+    BETAS,
+    STARTED,
+    USUAL_STEPS,
+    PublicOptimizer,
+    RowAdam,
+    RowOptimizer,
+    StepPlan,
+    require_finite,
+    row_step_size,
+    usual_rate,
+)
 from pyro_dp.mechanism.reservation import Steps
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 from pyro_dp.utils.validation import require_count, require_tensors, same

@@ -1,11 +1,12 @@
 """Stochastic variational inference with a private gradient.
 
 Algorithm 1 of Jälkö, Dikmen & Honkela 2017 (DPVI, arXiv 1610.08749), for any Pyro model with a
-plate of individuals.
+plate of individuals. :class:`PaperDPSVI` is the algorithm as the paper has it.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +16,11 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dp.infer.base import PrivateInference
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.infer.base import PrivateInference, note_values
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK
-from pyro_dp.infer.preparation import note_values
+from pyro_dp.infer.posterior.summary import NOISE, NOTHING_TO_CHECK
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
     WITHOUT_NOISE,
@@ -27,17 +28,16 @@ from pyro_dp.infer.svi.averaged_guide import (
     gaussian_of,
     posterior_of,
 )
-from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_histogram
+from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_bit, by_histogram
 from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
 from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
-from pyro_dp.infer.svi.records_traced_step import step_from_graphs
-from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.optimizers import RowAdam, StepPlan
+from pyro_dp.infer.svi.traced_step import step_from_graphs
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction, require_fractions
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.mechanism.settings import Clip, Noise
+from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling, old_names_explained
 from pyro_dp.records.local_parameters import FIXED, NOTE
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.record_term_builder import build_record_term
@@ -55,7 +55,7 @@ NAN = (
     "step() returns nan: the loss on the data is not private. Pass clip=Clip(loss=...) to "
     "DPSVI to release a private one with each step."
 )
-NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
+_NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
 _PER_RECORD = (
     "peers: model or guide have latents or parameters of each record, or draw for each, as "
     "dropout does. Such records must stay in one process: leave peers=None, or sum latents out "
@@ -63,7 +63,33 @@ _PER_RECORD = (
 )
 
 
-class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
+class InPlaceOfSVI(Forecasted):
+    """Base of the inferences that are called as Pyro's ``SVI`` is."""
+
+    def finish(self) -> None:
+        """End a loop over ``step`` early: write the result into the guide.
+
+        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        own: Any = self
+        if not own._steps:
+            raise ConfigurationError(_NOT_STARTED)
+        for warning in own._conclude():
+            warn_user(warning)
+
+    def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
+        """:raises PrivacyError: always: the loss on the data is not private."""
+        raise PrivacyError(
+            "evaluate_loss would release a number of the data without noise. Set Clip.loss for "
+            "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
+            "Calling pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole "
+            "guarantee."
+        )
+
+
+class StochasticGradientVI(PrivateInference[PreparedGradient]):
     """Noisy gradients of the ELBO: :class:`~pyro_dp.DPSVI` where a model has no evidence.
 
     Arguments, guarantee and limits are those of DPSVI.
@@ -153,7 +179,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self._moves.rows.step(indices, own)
         self._moves.policy = policy.learned(read)
         if self._steps == self.num_steps:
-            self.finish() if loops else self._moves.conclude(prepared.parameters)
+            self._moves.conclude(prepared.parameters)
+            for warning in self._conclude() if loops else ():
+                warn_user(warning)
         loss = math.nan
         if self.clip.loss is not None:
             loss = released[1].item() + gradients.outside.item()
@@ -170,13 +198,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self.num_steps is None:
             self._look_at(args, kwargs)  # which chooses it
         return super()._planned(args, kwargs)
-
-    def finish(self) -> None:
-        """As :meth:`~pyro_dp.DPSVI.finish`."""
-        if self._kept.prepared is None or not self._steps:
-            raise ConfigurationError(NOT_STARTED)
-        for warning in self._conclude():
-            warn_user(warning)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The guide's global latents, with the noise in the mean of the iterates."""
@@ -195,14 +216,15 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         known = self._kept.prepared
         averages = None if known is None else _averages(self, known)
         if known is None or averages is None or not averages.complete:
-            return super()._noise_parts()
+            return {NOISE: torch.ones(())}
         covariance = self.posterior(noise_aware=False).covariance_matrix
         parts = averages.variances(covariance, known.sampler.sample_rate)
         return {name: each.diagonal() for name, each in parts.items()}
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        if self._kept.prepared is not None:
-            self._moves.conclude(self._kept.prepared.parameters)
+        if self._kept.prepared is None:
+            raise ConfigurationError(_NOT_STARTED)
+        self._moves.conclude(self._kept.prepared.parameters)
         policy, found = self._moves.policy, NOTHING_TO_CHECK
         if not same(self._reservation.noise_multiplier, 0):
             try:
@@ -221,15 +243,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         step, and without a report.
         """
         return self._moves.policy.clipped
-
-    def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
-        """:raises PrivacyError: always: the loss on the data is not private."""
-        raise PrivacyError(
-            "evaluate_loss would release a number of the data without noise. Set Clip.loss for "
-            "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
-            "Calling pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole "
-            "guarantee."
-        )
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """As :meth:`~pyro_dp.DPSVI.state_dict`."""
@@ -338,3 +351,78 @@ def _averages(svi: StochasticGradientVI, prepared: PreparedGradient) -> IterateA
     own_loss = svi.loss is not None and isinstance(as_elbo(svi.loss), OwnLoss)
     term = prepared.term
     return None if own_loss or term.local or term.samples else svi._moves.averages
+
+
+class PaperDPSVI(StochasticGradientVI, InPlaceOfSVI):
+    """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
+
+    It is for comparisons with papers. The guide holds the last iterate, and its intervals ignore
+    the privacy noise. The result depends on the learning rate and on the bound, whose bias no
+    number of steps removes. :class:`DPSVI` has neither weakness where it makes looks.
+
+    **Guarantee.** As :class:`DPSVI`. Instead of the histogram, the release has a block with bound
+    1/2: each record's bit, whether it lies within the bound.
+
+    **Not protected.** As :class:`DPSVI`.
+
+    :param optim: a ``pyro.optim`` optimizer, or a tuple of it and a :class:`RowAdam`. Without the
+        latter, rows have the settings of ``optim``, which must be a plain Adam then.
+    :param accountant: as for :class:`DPSVI`, as are model, guide, loss, noise and execution.
+    :param num_steps: number of steps of :meth:`run`; if the noise is calibrated also the most steps
+        there can be, and then required.
+    :param clip: C, an :class:`AdaptiveClip`, or a :class:`Clip` of either, whose bound is 1 if it
+        has none. Unless it says ``report=False``, :attr:`clipped_fraction` is released.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. A rate of
+        ``None`` is subsample_size / size of the plate.
+    :raises ConfigurationError: as :class:`DPSVI`; or there is no ``optim``.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import PaperDPSVI, PrivacyAccountant
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> accountant, adam = PrivacyAccountant(epsilon=1.0), pyro.optim.Adam({"lr": 0.1})
+    >>> svi = PaperDPSVI(model, AutoNormal(model), adam, accountant=accountant, num_steps=10)
+    >>> svi.run(torch.linspace(-2.0, 2.0, 500), progress=False).steps
+    10
+    """
+
+    _known_as = ""
+
+    @old_names_explained()
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        optim: PyroOptim | tuple[PyroOptim, RowAdam],
+        loss: Loss | None = None,
+        *,
+        accountant: PrivacyAccountant,
+        num_steps: int | None = None,
+        clip: Clip | AdaptiveClip | float = 1.0,
+        noise: Noise | float | None = None,
+        sampling: Sampling | float | None = None,
+        execution: Execution | None = None,
+    ):
+        if optimizers(optim)[0] is None:
+            raise ConfigurationError(
+                "PaperDPSVI needs an optim, such as pyro.optim.Adam({'lr': 0.01}). DPSVI does not."
+            )
+        clips = Clip.read(clip)
+        super().__init__(
+            model,
+            guide,
+            optim,
+            loss,
+            accountant=accountant,
+            num_steps=num_steps,
+            clip=replace(clips, bound=1.0) if clips.bound is None else clips,
+            noise=noise,
+            first_policy=by_bit,
+            moves=Moves,
+            sampling=sampling,
+            execution=execution,
+        )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_dp.infer.posterior.gaussian import low_rank
+from pyro_dp.utils.gaussian import low_rank
 
 
 def of_this_form(size, rank):

@@ -15,7 +15,7 @@ from torch.distributions import (
     StudentT,
 )
 
-from pyro_dp.infer.ep import gauss_hermite
+from pyro_dp.utils import gauss_hermite
 
 SPREAD = torch.tensor([[1.0, 0.6], [0.6, 2.0]], dtype=torch.float64)
 CENTRE = torch.tensor([0.5, -0.5], dtype=torch.float64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import (
     apply,
     cholesky,
