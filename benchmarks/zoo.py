@@ -8,10 +8,12 @@ The table has the ELBO that a guide reaches on 5,000 simulated records, for each
 * by DPSEP at epsilon = 4 if the guide is Gaussian.
 
 It also says whether steps run in graphs, and compares the cost of a private step with one of SVI on
-as many records. ELBOs are means of 50 evaluations on all records.
+as many records. Memory is the peak of a process that takes 12 steps on all records. ELBOs are means
+of 50 evaluations on all records.
 
     python benchmarks/zoo.py                   # all that is not yet in results/zoo.csv
     python benchmarks/zoo.py --only "radon"    # one model, anew
+    python benchmarks/zoo.py --memory
     python benchmarks/zoo.py --report          # writes docs/zoo.md
 
 A fit that would take longer than --patience seconds is noted as such, and not run.
@@ -21,7 +23,9 @@ import argparse
 import contextlib
 import csv
 import math
+import resource
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -44,6 +48,7 @@ from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant  # noqa: E402
 from pyro_dp.infer.svi.traced_step import TracedStep  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
+MEMORY = RESULTS.with_name("zoo_memory.csv")
 PAGE = ROOT / "docs" / "zoo.md"
 FITS = ("SVI", "noise 0", "epsilon 1", "epsilon 4", "DPSEP", "time")
 EPSILON = {"epsilon 1": 1.0, "epsilon 4": 4.0, "DPSEP": 4.0}
@@ -65,6 +70,7 @@ REMARKS = {
     "multinomial logit": "A shift of all classes changes nothing, so its exact interval is the "
     "prior's. AutoNormal holds that width, and independent draws cost it ELBO",
 }
+MEASURED = 12  # steps
 BLOCKS, BLOCK, TIMED = 5, 10, 20.0  # timed steps, and seconds after which no further block begins
 
 
@@ -221,6 +227,28 @@ def _block(inference, data: tuple, state: dict, times: list[float]) -> dict:
     return scoped
 
 
+def peak(entry: Entry, name: str) -> float:
+    """The most memory of this process, with some steps on all records, in MB."""
+    model, guide, data = new(entry)
+    inference = _inference(entry, name, model, guide)
+    for _ in range(MEASURED):
+        inference.step(*data)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def peaks(names: list[str]) -> None:
+    rows = []
+    for name in tqdm(names):
+        row = [name]
+        for fit in ("SVI", "epsilon 4"):
+            command = [sys.executable, __file__, "--only", name, "--peak", fit]
+            run = subprocess.run(command, capture_output=True, text=True, check=True)
+            row.append(float(run.stdout.split()[-1]))
+        rows.append(row)
+    found = pd.DataFrame(rows, columns=["entry", "svi_mb", "mb"])
+    found.round(0).to_csv(MEMORY, index=False)
+
+
 def known() -> pd.DataFrame:
     return pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=FIELDS)
 
@@ -285,6 +313,15 @@ def within(fits: pd.DataFrame, share: float) -> int:
     return int((by["epsilon 4"] >= by["SVI"] - share * by["SVI"].abs()).sum())
 
 
+def peak_line() -> str:
+    found = pd.read_csv(MEMORY)
+    ratio = found.mb / found.svi_mb
+    return (
+        f"Peak memory of a process is at most {ratio.max():.2f} times `SVI`'s "
+        f"({found.entry[ratio.argmax()]}), and {ratio.median():.2f} times in the median."
+    )
+
+
 def report(fits: pd.DataFrame) -> None:
     text = (
         "# The zoo\n\n"
@@ -296,7 +333,7 @@ def report(fits: pd.DataFrame) -> None:
         "except for the edits in the remarks. The columns have the ELBO of `SVI`, the better of "
         "two runs, and relative differences to it. `DPSEP` ran at epsilon = 4 if its guide is "
         "Gaussian. The last column is the time of a gradient step, in units of `SVI` on as many "
-        "records. "
+        f"records. {peak_line()} "
         "The models are in `tests/zoo`. `python benchmarks/zoo.py` fits them, and "
         "`python benchmarks/zoo.py --report` writes this page.\n\n"
     )
@@ -309,10 +346,18 @@ def main() -> None:
     parser.add_argument("--fits", nargs="+", choices=FITS, default=list(FITS))
     parser.add_argument("--patience", type=float, default=900.0, metavar="SECONDS")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--peak", choices=("SVI", *EPSILON), help="print that of one process")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.report:
         report(known())
+        return
+    if options.peak:
+        print(peak(ZOO[options.only[0]], options.peak))
+        return
+    if options.memory:
+        peaks(options.only or list(ZOO))
         return
     if options.only:  # anew
         fits = known()

@@ -249,7 +249,7 @@ def test_draws_in_place():
     ],
 )
 def test_a_generator_of_the_users_is_not_moved(draw):
-    """Its state would count the records. What a Python generator holds is not found beforehand."""
+    """Its state would count the records. A Python generator hides it from other checks."""
     own = torch.Generator().manual_seed(7)
     numbers = (draw(own) for _ in itertools.count())
 
