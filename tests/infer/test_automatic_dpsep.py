@@ -50,7 +50,7 @@ from pyro_dp import (
     PrivacyBudgetExceeded,
     nonprivate,
 )
-from pyro_dp.infer.ep import dpsep, ep_state
+from pyro_dp.infer.ep import ep_by_looks, ep_state
 from pyro_dp.infer.ep.ep_by_looks import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
@@ -154,8 +154,8 @@ def _looks(patch, steps):
     def equal_shares(plan, frame, before, left, looks):
         return left / max(steps - 1 - looks, 1)
 
-    patch.setattr(dpsep, "MOST_LOOKS", steps - 1)
-    for module in (dpsep, ep_state):
+    patch.setattr(ep_by_looks, "MOST_LOOKS", steps - 1)
+    for module in (ep_by_looks, ep_state):
         patch.setattr(module, "MOST_WITHOUT_NOISE", steps - 1)
     patch.setattr(ep_state, "_ARRIVED", -1.0)
     patch.setattr(LookPlan, "share", equal_shares)
