@@ -41,7 +41,7 @@ from pyro_dp.utils.torch_state import rows_in_cache, rows_on
 _NUM_DRAWS = 16
 _FEWER_DRAWS = 8  # if latents are integrated out; widths were those of 16 draws, to 1 in 500
 _MICROBATCH = 1536  # records; bounds the memory
-_LARGEST_BLOCK = 2**22  # numbers: the Hessians of all draws and records in a microbatch
+_LARGEST_BLOCK = 3 * 2**20  # numbers: the Hessians of all draws and records in a microbatch
 _NUM_VARIED = 3  # rows on which sites are compared
 _NARROW = 0.1  # standard deviation of the cavity there
 _ALIKE = 1e-4  # singular values, of rounding
