@@ -259,7 +259,7 @@ def squared_distances(
     return ((ways @ curvature) * ways).sum(dim=1) / size
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)
 def roots(geometry: Tensor) -> list[Tensor]:
     """M^-1/2 and M^1/2, (d, d) each, which every use of a look needs."""
     return powers(geometry, (-0.5, 0.5))
