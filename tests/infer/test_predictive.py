@@ -39,6 +39,7 @@ from pyro_dp import (
     PrivacyAccountant,
     PrivacyError,
 )
+from pyro_dp.records.new_records import NewRecords
 
 SIZE = 30
 
@@ -217,6 +218,20 @@ def test_rows_of_the_fit_are_not_used(guide):
         for given in ((new,), (new, torch.ones(len(new)))):
             own = svi.predictive(200)(*given)["own"]
             assert own.shape == (200, len(new)) and own.abs().mean() < 5
+
+
+def test_global_draws_see_no_rows_of_the_fit():
+    """Also if the guide has been changed since."""
+    x, _ = regression_data(SIZE)
+    adam = pyro.optim.Adam({"lr": 1e-9})
+    svi = fitted(effects, x, torch.zeros(SIZE), guide=with_rows, optim=adam)
+
+    def changed(x, y):
+        pyro.sample("spread", dist.Normal(pyro.param("loc").mean(), 0.01))
+
+    records = svi._kept.prepared.records
+    drawn = NewRecords(effects, changed, records).global_draws(3)["spread"]
+    assert drawn.abs().max() < 50
 
 
 @pytest.mark.long
