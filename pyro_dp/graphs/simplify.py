@@ -133,13 +133,14 @@ def _skip_identities(graph: GraphModule) -> None:
 
 def _trust_attention(graph: GraphModule) -> None:
     """Weights of attention without a mask: a product has no row of -inf to look for."""
+    memory = _Memory(graph)
     for node in _operations(graph):
         if node.target is _OPS._safe_softmax.default and not node.kwargs:
             before, axis = arguments(node)[:2]
             product: Node = before
             while product.target in _VIEWS:
                 product = arguments(product)[0]
-            if product.target is _OPS.bmm.default:
+            if product.target is _OPS.bmm.default and not memory.is_written(before):
                 node.target, node.args = _OPS._softmax.default, (before, axis, False)
 
 
@@ -148,12 +149,12 @@ def _stack_selections(graph: GraphModule) -> None:
     memory = _Memory(graph)
     for node in _operations(graph):
         parts = sorted(_summed_selections(node), key=lambda each: arguments(each)[3])
-        if len(parts) < 2 or memory.is_written(node, *parts):
+        values = [arguments(each)[0] for each in parts]
+        if len(parts) < 2 or memory.is_written(node, *parts, *values):
             continue
         sizes, axis = arguments(parts[0])[1:3]
         places = [arguments(each)[1:] for each in parts]
         if places == [(sizes, axis, i) for i in range(sizes[axis])]:
-            values = [arguments(each)[0] for each in parts]
             node.target, node.args = _OPS.stack.default, (values, axis)
 
 

@@ -268,16 +268,20 @@ def test_parts_of_an_axis_are_stacked(places, stacked):
     assert ("aten.stack.default" in operations(graph)) == stacked
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", ["", "outside", "in place", "through a view"])
 def test_attention_with_a_mask_looks_for_rows_without_weights(masked):
     def function(x, y):
-        product = torch.bmm(x, y)
-        if masked:
-            product = product + torch.full((4, 4), -torch.inf)
+        product, mask = torch.bmm(x, y), torch.full((4, 4), -torch.inf)
+        if masked == "outside":
+            product = product + mask
+        elif masked == "in place":
+            product.add_(mask)
+        elif masked:
+            product.view(2, 16)[0].add_(mask.flatten())
         return [torch.ops.aten._safe_softmax(product.view(2, 4, 4), -1)]
 
     graph, _, _ = simplified(function, torch.ones(2, 4, 3), torch.ones(2, 3, 4))
-    assert ("aten._safe_softmax.default" in operations(graph)) == masked
+    assert ("aten._safe_softmax.default" in operations(graph)) == bool(masked)
 
 
 def test_constant_masks_become_places():
