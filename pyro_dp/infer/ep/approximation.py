@@ -16,6 +16,7 @@ from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
+from pyro_dp.mechanism.settings import Factors
 from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
@@ -152,12 +153,10 @@ class Approximation:
     @staticmethod
     def start(
         problem: EPProblem,
-        *,
+        factors: Factors,
         bound: float,
         bits: Sequence[Block],
-        precision: str | None,
-        weight: float,
-        centred: bool,
+        *,
         steered: bool,
         num_steps: int,
     ) -> "Approximation":
@@ -168,7 +167,7 @@ class Approximation:
         :param precision: structure of the precisions; None: full, unless there are many latents.
         """
         guide, places = problem.guide, problem.places
-        name = precision or ("full" if sum(problem.widths) <= LARGEST_FULL else "shared")
+        name = factors.precision or ("full" if sum(problem.widths) <= LARGEST_FULL else "shared")
         mean, covariance = guide.read()
         covariance = dense(covariance)
         covariance = covariance if name == "full" else covariance.diagonal()
@@ -181,8 +180,8 @@ class Approximation:
         first = Approximation(
             problem=problem,
             blocks=(sites, *bits),
-            weight=weight,
-            centred=centred,
+            weight=factors.weight_at(bound),
+            centred=factors.centred,
             steered=steered,
             average=AverageFactor(structure, factor, mean[places]),
             control=StepControl(num_steps, moments.curved, floor),

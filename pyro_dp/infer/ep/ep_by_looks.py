@@ -112,7 +112,7 @@ def _dispersion(state: EPState) -> float:
     and cancel in the sum.
     """
     says_little = state.plan.residuals == Residuals.BOUNDED or not state.problem.moments.concave
-    if not state.seen.histograms.counts or says_little:
+    if not state.seen.histograms or says_little:
         return 0.0
     frame, pooled = state.required_frame, state.seen.required_pooled
     point = state.posterior.mean[state.problem.places]

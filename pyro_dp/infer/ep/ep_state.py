@@ -16,13 +16,14 @@ from torch import Tensor
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
     LEAST_SHARE,
+    MOST_LOOKS,
     MOST_WITHOUT_NOISE,
     OPENING,
-    Arrival,
     Frame,
     LookPlan,
 )
-from pyro_dp.infer.ep.norm_counts import ExtremeCounts, NormHistograms
+from pyro_dp.infer.ep.norm_counts import ExtremeCounts
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.seen_looks import SeenLooks, opened
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
@@ -44,6 +45,12 @@ _FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the f
 _SHORT = 0.25  # without clipping, derivatives of any size may lie beyond this step
 _TURNED = 0.3  # a step of this cosine with the last one turns back: that one was too long
 _FASTEST = 4.0  # change of the scale in one step
+_GROWTH = 2.0  # factor by which the share grows from look to look
+_FINAL = 0.45  # a look that would take this fraction of the rest takes all of it
+_FAR = 4.0  # looks stay small while a step gains this many times the nats that its noise costs
+_WASTED = 1.4  # looks stay small above this ratio of the noise to that in better coordinates
+_MOST_ALIKE = 3  # looks of one share; more of them would resolve nothing new
+_UNRESOLVED = 1.0  # relative noise of the curvature
 _TOO_MANY = (
     "There are {dim} latents. All entries of their precision are released, which is of no use for "
     "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
@@ -235,7 +242,7 @@ class EPState:
 
     def _planned(self, step: Tensor, shortened: bool) -> "EPState":
         """The state with the next look's frame and share."""
-        pooled, scale, looks = self.seen.required_pooled, self.seen.scale, self.seen.looks
+        pooled, scale = self.seen.required_pooled, self.seen.scale
         precision = self.prior_seen() + pooled.curvature
         bound = self.required_frame.bound
         if bound == math.inf:
@@ -244,13 +251,33 @@ class EPState:
             return replace(self, frame=Frame.of(root, scale, bound))
         norms = self.seen.norms(self.posterior.mean[self.problem.places])
         root = self.plan.root(precision, pooled.curvature_noise, norms, scale, bound)
-        noise, bound = pooled.relative_noise, self.plan.bound(norms, scale)
-        frame = Frame.of(root, scale, bound, noise)
-        gain, last = 0.5 * (step @ precision @ step).item(), looks[-1].geometry
-        before = Arrival(self.share, last, precision, gain, shortened, noise, self.alike)
-        share = self.plan.share(frame, before, 1.0 - self.spent, len(looks))
+        frame = Frame.of(root, scale, self.plan.bound(norms, scale), pooled.relative_noise)
+        gain = math.inf if shortened else 0.5 * (step @ precision @ step).item()
+        share = self._next_share(frame, precision, gain)
         alike = self.alike + 1 if share == self.share else 1
         return replace(self, frame=frame, share=share, alike=alike)
+
+    def _next_share(self, frame: Frame, precision: Tensor, gain: float) -> float:
+        """The next look's share of the budget.
+
+        :param frame: the next look's.
+        :param precision: the posterior's, (d, d).
+        :param gain: nats gained by the step after the last look; infinite if it was shortened.
+        """
+        share, plan, left, looks = self.share, self.plan, 1.0 - self.spent, self.seen.looks
+        covariance, own = inverse(precision), inverse(frame.root @ frame.root)
+        # Sums of products of their elements are traces of products of symmetric matrices.
+        noise = 0.5 * (covariance * own).sum().item() * (plan.multiplier * frame.bound) ** 2 / share
+        geometry = looks[-1].geometry
+        traces = (covariance * geometry).sum() * (inverse(geometry) * precision).sum()
+        stays = gain > _FAR * noise or traces.item() / plan.dim**2 > _WASTED
+        # A look that resolves nothing must not be repeated. (If residuals are not bounded, norms
+        # fall while the posterior moves, and early looks stay small.)
+        noisy = self.seen.required_pooled.relative_noise >= _UNRESOLVED
+        unresolved = plan.residuals == Residuals.BOUNDED and noisy
+        if unresolved or self.alike >= _MOST_ALIKE or not stays:
+            share *= _GROWTH
+        return left if len(looks) + 1 >= MOST_LOOKS or share >= _FINAL * left else share
 
     @property
     def _has_spent(self) -> bool:
@@ -324,7 +351,7 @@ class EPState:
     @property
     def clipped(self) -> ClippedFraction | None:
         """How many records' norms exceed the last look's bound; None: there is no histogram."""
-        if not self.seen.histograms.counts or self.frame is None:
+        if not self.seen.histograms or self.frame is None:
             return None
         histogram = self.seen.histogram(self.posterior.mean[self.problem.places])
         return histogram.above(self.frame.bound)
@@ -339,7 +366,7 @@ class EPState:
         seen = self.seen
         return {
             "looks": [vars(look) for look in seen.looks],
-            "counts": list(seen.histograms.counts),
+            "counts": list(seen.histograms),
             "extremes": vars(seen.extremes) if seen.extremes else None,
             "pooled": vars(seen.pooled) if seen.pooled else None,
             "frame": vars(self.frame) if self.frame else None,
@@ -365,7 +392,7 @@ class EPState:
         seen = SeenLooks(
             plan=LookPlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
-            histograms=NormHistograms(tuple((counts, sd) for counts, sd in state["counts"])),
+            histograms=tuple((counts, sd) for counts, sd in state["counts"]),
             extremes=ExtremeCounts(**extremes) if extremes else None,
             pooled=PooledLooks(**pooled) if pooled else None,
             scale=numbers.pop("scale"),

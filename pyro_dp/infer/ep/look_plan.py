@@ -15,18 +15,12 @@ from pyro_dp.infer.ep.norm_counts import FROM, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
-from pyro_dp.utils.linalg import inverse
 
 OPENING = 0.01  # share of the budget for the opening, which reads norms alone
 LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 FIRST = 0.01  # share of the budget for the first look
 MOST_LOOKS = 16
 MOST_WITHOUT_NOISE = 50
-_GROWTH = 2.0  # factor by which the share grows from look to look
-_FINAL = 0.45  # a look that would take this fraction of the rest takes all of it
-_FAR = 4.0  # looks stay small while a step gains this many times the nats that its noise costs
-_WASTED = 1.4  # looks stay small above this ratio of the noise to that in better coordinates
-_MOST_ALIKE = 3  # looks of one share; more of them would resolve nothing new
 _CURVATURE, _RESOLVED = 0.5, 0.3  # curvature's part of a record's norm, at this noise
 _LEAST_CURVATURE, _MOST_CURVATURE = 0.35, 1.0
 _COUNTED = 0.25  # size of the coordinate that sums the weights, in typical norms
@@ -34,7 +28,6 @@ _WEIGHT_SD = 0.15  # standard deviation of the mean weight that norms predict
 _LEAST_WEIGHT = 0.1
 _NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
-_UNRESOLVED = 1.0  # relative noise of the curvature
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 
@@ -196,47 +189,3 @@ class LookPlan:
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
         """
         return self._aligned * excess**2 / self.dim
-
-    def share(self, frame: Frame, before: "Arrival", left: float, looks: int) -> float:
-        """The next look's share of the budget.
-
-        :param frame: the next look's.
-        :param left: the share of the budget that is left.
-        :param looks: number of looks so far.
-        """
-        share, precision, geometry = before.share, before.precision, before.geometry
-        covariance, own = inverse(precision), inverse(frame.root @ frame.root)
-        # Sums of products of their elements are traces of products of symmetric matrices.
-        noise = 0.5 * (covariance * own).sum().item()
-        noise *= (self.multiplier * frame.bound) ** 2 / share
-        traces = (covariance * geometry).sum() * (inverse(geometry) * precision).sum()
-        wasted = traces.item() / self.dim**2
-        stays = before.shortened or before.gain > _FAR * noise or wasted > _WASTED
-        # A look that resolves nothing must not be repeated. (If residuals are not bounded, norms
-        # fall while the posterior moves, and early looks stay small.)
-        unresolved = self.residuals == Residuals.BOUNDED and before.relative_noise >= _UNRESOLVED
-        if unresolved or before.alike >= _MOST_ALIKE or not stays:
-            share *= _GROWTH
-        return left if looks + 1 >= MOST_LOOKS or share >= _FINAL * left else share
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """How close a look has come.
-
-    :param share: the look's share of the budget.
-    :param geometry: M of the look, (d, d).
-    :param precision: the posterior's, (d, d).
-    :param gain: nats gained by the step that follows from the look.
-    :param shortened: whether that step was longer than is trusted.
-    :param relative_noise: noise of all looks' curvature, relative to it.
-    :param alike: number of looks of this share, one after the other.
-    """
-
-    share: float
-    geometry: Tensor
-    precision: Tensor
-    gain: float
-    shortened: bool
-    relative_noise: float
-    alike: int

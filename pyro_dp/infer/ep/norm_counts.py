@@ -8,6 +8,7 @@ noise.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ _SPREAD = 2.0  # sd of the first guess of norms, in nats
 _SPREAD_LATER = 0.25
 _SURE = 3.0  # standard deviations
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
+Histograms = Sequence[tuple[Tensor, float]]  # released, with the sd of their noise
 
 
 def are_counted(residuals: str) -> bool:
@@ -119,7 +121,8 @@ class ExtremeCounts:
 
 @dataclass(frozen=True, eq=False)
 class MeanHistogram:
-    """
+    """The mean of released histograms of norms.
+
     :param counts: noisy numbers of records, (SIZE,).
     :param sd: standard deviation of the noise in a bin.
     :param size: N.
@@ -128,6 +131,18 @@ class MeanHistogram:
     counts: Tensor
     sd: float
     size: int
+
+    @staticmethod
+    def of(histograms: Histograms, distances: Tensor, size: int) -> "MeanHistogram":
+        """Mean of all, above all of those near the posterior.
+
+        :param distances: squared, of where each was made.
+        """
+        sds = torch.tensor([sd for _, sd in histograms]).to(distances).clamp(min=1e-6)
+        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
+        weights = weights / weights.sum()
+        counts = torch.tensordot(weights, torch.stack([each for each, _ in histograms]), dims=1)
+        return MeanHistogram(counts, (weights * sds).norm().item(), size)
 
     def opening_norms(self, dim: int) -> Norms:
         """Norms of gradients in the opening.
@@ -173,27 +188,3 @@ class MeanHistogram:
     def _read(self, typical: float, spread: float, **shape: bool) -> Norms:
         counts = self.counts.cpu().numpy()
         return Norms.read(counts, self.sd, self.size, typical=typical, spread=spread, **shape)
-
-
-@dataclass(frozen=True, eq=False)
-class NormHistograms:
-    """
-    :param counts: released histograms, and the standard deviation of their noise.
-    """
-
-    counts: tuple[tuple[Tensor, float], ...] = ()
-
-    def with_one(self, counts: Tensor, sd: float) -> "NormHistograms":
-        return NormHistograms((*self.counts, (counts, sd)))
-
-    def mean(self, distances: Tensor, size: int) -> MeanHistogram:
-        """Mean of all, above all of those near the posterior.
-
-        :param distances: squared, of where each was made.
-        :param size: N.
-        """
-        sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
-        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
-        weights = weights / weights.sum()
-        counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
-        return MeanHistogram(counts, (weights * sds).norm().item(), size)

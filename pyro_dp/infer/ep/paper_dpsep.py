@@ -63,16 +63,8 @@ class FitByFactors(Fit[Approximation]):
     ) -> Approximation:
         plan = releases.reservation.plan
         assert plan.num_steps is not None
-        return Approximation.start(
-            problem,
-            bound=plan.bound,
-            bits=self.fractions.blocks,
-            precision=self.factors.precision,
-            weight=self.factors.weight_at(plan.bound),
-            centred=self.factors.centred,
-            steered=self.damping is None,
-            num_steps=plan.num_steps,
-        )
+        own = problem, self.factors, plan.bound, self.fractions.blocks
+        return Approximation.start(*own, steered=self.damping is None, num_steps=plan.num_steps)
 
     def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, Approximation]]:
         damping = self.damping

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
-from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHistograms
+from pyro_dp.infer.ep.norm_counts import ExtremeCounts, Histograms, MeanHistogram
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
 from pyro_dp.mechanism.norm_histogram import Norms
@@ -22,7 +22,7 @@ class SeenLooks:
     """
     :param plan: settings of looks, which are public.
     :param looks: all looks without the opening, which reads norms alone.
-    :param histograms: histograms of norms, one for each look, if there is noise.
+    :param histograms: of norms, one for each look, if there is noise.
     :param extremes: number of extreme records; None: no look has counted them.
     :param pooled: all looks together; None: there is no look yet.
     :param scale: mean curvature of a record, all directions together.
@@ -31,7 +31,7 @@ class SeenLooks:
 
     plan: LookPlan
     looks: tuple[Look, ...] = ()
-    histograms: NormHistograms = NormHistograms()
+    histograms: Histograms = ()
     extremes: ExtremeCounts | None = None
     pooled: PooledLooks | None = None
     scale: float = 1.0
@@ -54,9 +54,8 @@ class SeenLooks:
         entries = dim * (dim + 1) // 2
         sums, counted = released[0].tensor_split([dim + entries + 1])
         gradient, curvature, total = sums.split([dim, entries, 1])
-        histograms, norms, weight, extremes = self.histograms, None, 1.0, None
-        for counts, sd in zip(released[1:], noises[1:], strict=True):
-            histograms = histograms.with_one(counts, sd)
+        new = zip(released[1:], noises[1:], strict=True)
+        histograms, norms, weight, extremes = (*self.histograms, *new), None, 1.0, None
         if frame.bound < math.inf:
             points = [*(look.point for look in self.looks), point]
             norms = self._norms(self._mean(histograms, points, point))
@@ -118,13 +117,13 @@ class SeenLooks:
         return histogram.norms(self.scale, self.plan.residuals)
 
     def _mean(
-        self, histograms: NormHistograms, points: Sequence[Tensor], point: Tensor
+        self, histograms: Histograms, points: Sequence[Tensor], point: Tensor
     ) -> MeanHistogram:
         distances = point.new_zeros(len(points))
         if self.pooled is not None:
             own = self.pooled.curvature, self.plan.size
             distances = squared_distances(points, point, *own)
-        return histograms.mean(distances, self.plan.size)
+        return MeanHistogram.of(histograms, distances, self.plan.size)
 
 
 _MEDIAN = 0.455  # a squared standard normal number has this median
