@@ -30,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from pyro_dp.graphs.factorisation import LINEAR
-from pyro_dp.graphs.simplify import blank, is_draw, simplify
+from pyro_dp.graphs.simplify import is_draw, simplify
 from pyro_dp.utils.errors import PrivacyError
 
 # Functions that take the arguments of all overloads of that name.
@@ -161,46 +161,6 @@ def give_back_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # others than GNU's have none
         if trim is not None:
             trim(0)
-
-
-def inlined(graph: GraphModule) -> Callable[..., list[Tensor]]:
-    """The graph as a part of another one that is being traced. Nothing of it is computed.
-
-    Nodes of unknown form, which :mod:`.factorisation` adds, are traced as usual.
-    """
-
-    def call(*inputs: Tensor) -> list[Tensor]:
-        tracer: Any = get_proxy_mode().tracer  # type: ignore[union-attr]
-        copies: dict[Node, Node] = {}
-        values: dict[Node, Tensor] = {}
-
-        def value(node: Node) -> Tensor:
-            if node not in values:
-                with disable_proxy_modes_tracing():
-                    numbers = blank(node)
-                proxy = Proxy(copies[node], tracer)
-                values[node] = track_tensor_tree(numbers, proxy, constant=None, tracer=tracer)
-            return values[node]
-
-        given = iter(inputs)
-        for node in graph.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(given)
-                copies[node] = get_proxy_slot(values[node], tracer).proxy.node
-            elif node.op == "get_attr":
-                name = tracer.get_fresh_qualname("_tensor_constant")
-                setattr(tracer.root, name, getattr(graph, node.target))
-                copies[node] = tracer.graph.get_attr(name)
-                copies[node].meta = dict(node.meta)
-            elif node.op == "output":
-                return [value(each) for each in node.args[0]]
-            elif "val" in node.meta or not node.users:  # a check has no value
-                copies[node] = tracer.graph.node_copy(node, copies.__getitem__)
-            else:
-                values[node] = node.target(*torch.fx.map_arg(node.args, value))
-        raise AssertionError("a graph ends with its output")
-
-    return call
 
 
 def needed(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:

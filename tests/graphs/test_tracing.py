@@ -14,7 +14,6 @@ from pyro_dp.graphs.tracing import (
     Compiler,
     NotTraceable,
     constant_number,
-    inlined,
     needed,
     trace,
     untraced,
@@ -284,16 +283,3 @@ def test_draws_become_inputs(function):
     with pytest.raises(NotTraceable, match="draws random numbers"):
         graph = trace(lambda x: [*_drawn(torch.randn(3) * x)], [torch.ones(3)], draws=True)
         without_draws(graph, 1)
-
-
-def test_a_graph_within_a_graph_has_constants_of_its_own():
-    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
-    inner = trace(lambda x: [x * first + torch.full((2,), 0.5)], [torch.ones(2)])
-
-    def outer(x):
-        (value,) = inlined(inner)(x)
-        return [value * second + torch.full((2,), 0.25)]
-
-    x = torch.tensor([7.0, 11.0])
-    (found,) = trace(outer, [torch.ones(2)])(x)
-    torch.testing.assert_close(found, (x * first + 0.5) * second + 0.25)

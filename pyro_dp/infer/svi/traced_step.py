@@ -29,7 +29,6 @@ from pyro_dp.graphs.tracing import (
     NotTraceable,
     called_by_torch,
     give_back_memory,
-    inlined,
     trace,
     without_draws,
 )
@@ -240,7 +239,7 @@ class TracedStep:
             return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside, *sampled]
 
         def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
-            outputs = inlined(graph)(*own, indices, *rows, *rest)
+            outputs = graph(*own, indices, *rows, *rest)
             losses, *beside = outputs[len(outputs) - others :]
             return eager.blocks(joined(outputs, forms), losses, bounds[0]), beside
 
