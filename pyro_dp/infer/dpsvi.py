@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
 from pyro_dp.infer.ep.ep_state import EPState
-from pyro_dp.infer.ep.problem import EPProblem, NoRows, record_term
+from pyro_dp.infer.ep.problem import EPProblem, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
@@ -75,20 +75,25 @@ class NoEvidence(ModelError):
 
 
 class ServedLooks(FitByLooks):
-    """Looks at models that they serve."""
+    """Looks at models that they serve.
+
+    :ivar rows: parameters per record, which the run ends with; None: there are none.
+    """
+
+    rows: FittedRows | None = None
 
     def problem(self, run: StochasticEP[EPState], records: Records) -> EPProblem:
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
         own, plate = (run.model, run.guide, records), records.plate
         microbatch = run.execution.microbatch_size
-        guide, read, rows = run.guide, read_guide, NoRows()
+        guide, read, self.rows = run.guide, read_guide, None
         try:
             model = without_latents(run.model, plate)
             if plate.continuous:
                 if run._reservation.noise_multiplier == 0:
                     raise NoEvidence(_QUIET)
-                rows = FittedRows.find(*own, microbatch)
-            if rows.names:  # an integral replaces the guide's sites inside the plate
+                self.rows = FittedRows.find(*own, microbatch)
+            if self.rows:  # an integral replaces the guide's sites inside the plate
                 guide, read = Outside(plate)(guide), lambda *_: read_guide(*own, globally=True)
             term = record_term(model, guide, records, microbatch)
             if term.answers:
@@ -105,16 +110,17 @@ class ServedLooks(FitByLooks):
         if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
             raise NoEvidence(_MANY)
         problem.check()
-        if rows.names and not run._releases.peers.alone:
-            raise NoEvidence(_PER_RECORD)
-        if rows.names:
-            run.accountant.note(NOTE.format(names=rows.names))
-        return replace(problem, rows=rows)
+        if self.rows:
+            if not run._releases.peers.alone:
+                raise NoEvidence(_PER_RECORD)
+            run.accountant.note(NOTE.format(names=self.rows.names))
+        return problem
 
 
 class Looks(EPByLooks):
     """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
 
+    _fit: ServedLooks
     _known_as = "DPSVI"
 
     @whole_step
@@ -149,8 +155,8 @@ class Looks(EPByLooks):
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-        if known:
-            known.problem.rows.fit()
+        if known and self._fit.rows:
+            self._fit.rows.fit()
         return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyro_dp.infer.ep.problem import NoRows, record_term
+from pyro_dp.infer.ep.problem import record_term
 from pyro_dp.infer.posterior.gaussian_guide import OnPlaceholders
 from pyro_dp.infer.svi.optimizers import RowAdam, RowOptimizer, row_step_size
 from pyro_dp.records.global_draw import draw_particle
@@ -21,8 +21,9 @@ _AMORTISED = "Records share parameters of the guide for latents of their own."
 
 
 @dataclass(frozen=True)
-class FittedRows(NoRows):
-    """
+class FittedRows:
+    """Parameters per record, which a run of looks ends with.
+
     :param term: one record's, with the guide's sites inside the plate.
     """
 
@@ -33,14 +34,17 @@ class FittedRows(NoRows):
     @staticmethod
     def find(
         model: Callable, guide: Callable, records: Records, microbatch_size: int | None
-    ) -> "NoRows":
-        """:raises ModelError: the guide's sites inside the plate have other parameters, too."""
+    ) -> "FittedRows | None":
+        """None: the guide has no such parameters.
+
+        :raises ModelError: the guide's sites inside the plate have other parameters, too.
+        """
         with forked_rng():
             # Before any other run, which a new autoguide would keep in memory of its parameters.
             initialise_parameters(model, guide, records)
         sites, *_ = OnPlaceholders(records).sites(model, guide)
         if not any(map(records.plate.holds, sites.values())):
-            return NoRows()
+            return None
         term = record_term(model, guide, records, microbatch_size)
         if term.parameters:
             raise ModelError(_AMORTISED)

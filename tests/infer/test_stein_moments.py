@@ -114,12 +114,6 @@ def test_stein_sites_are_those_of_the_loop(few_draws):
     agree_with_the_loop(method, torch.randn(8), 0.1 * torch.eye(8) + 0.02, indices, rows)
 
 
-def test_stein_sites_with_a_cavity_for_each_record(few_draws):
-    method, indices, rows = stein(two_means, torch.randn(4))
-    covariances = COVARIANCE * torch.linspace(1, 2, 4)[:, None, None]
-    agree_with_the_loop(method, MEAN + torch.randn(4, 2), covariances, indices, rows)
-
-
 def agree_with_the_loop(method, mean, covariance, indices, rows):
     with torch.no_grad():
         fast = method.factors(mean, method.spread(covariance), indices, rows)

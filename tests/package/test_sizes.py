@@ -21,7 +21,6 @@ LONGER = {
     "audit_one_run": 10,
     "first_look": 8,
     "forecast": 8,
-    "start": 8,
 }
 
 

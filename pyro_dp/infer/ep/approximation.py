@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
+from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
-from pyro_dp.mechanism.settings import Factors
 from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
@@ -150,48 +149,6 @@ class Approximation:
     factor: Gaussian
     mean_noise: Tensor
 
-    @staticmethod
-    def start(
-        problem: EPProblem,
-        factors: Factors,
-        bound: float,
-        bits: Sequence[Block],
-        *,
-        steered: bool,
-        num_steps: int,
-    ) -> "Approximation":
-        """The guide's initial values are the first q, and f^N = q / prior.
-
-        :param bound: C, of a record's site.
-        :param bits: blocks of a release beside the sites.
-        :param precision: structure of the precisions; None: full, unless there are many latents.
-        """
-        guide, places = problem.guide, problem.places
-        name = factors.precision or ("full" if sum(problem.widths) <= LARGEST_FULL else "shared")
-        mean, covariance = guide.read()
-        covariance = dense(covariance)
-        covariance = covariance if name == "full" else covariance.diagonal()
-        posterior = Gaussian.from_moments(mean, covariance)
-        prior = problem.prior.factor(mean, posterior.covariance)
-        factor = (posterior / prior).restricted(places)
-        moments, structure = problem.moments, STRUCTURES[name](problem.widths)
-        floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
-        sites = Block(len(places) + structure.size, bound, 1.0 - sum(each.share for each in bits))
-        first = Approximation(
-            problem=problem,
-            blocks=(sites, *bits),
-            weight=factors.weight_at(bound),
-            centred=factors.centred,
-            steered=steered,
-            average=AverageFactor(structure, factor, mean[places]),
-            control=StepControl(num_steps, moments.curved, floor),
-            posterior=posterior,
-            prior=prior,
-            factor=factor,
-            mean_noise=torch.zeros_like(mean),
-        )
-        return first._advanced()
-
     def site_sum(self, microbatch_size: int | None) -> SiteSum:
         """The sum that computes the releases."""
         return SiteSum(
@@ -242,7 +199,7 @@ class Approximation:
                 estimate, mean, damping, noise=noise, weight=self.weight, sample_rate=sample_rate
             )
         moved = replace(self, average=average, control=control, mean_noise=noise_in_mean)
-        return change, moved._advanced()
+        return change, moved.advanced()
 
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
         """Mean and covariance: (d, d), or (d,) for precisions without correlations.
@@ -298,7 +255,7 @@ class Approximation:
         gaussians: Any = {n: Gaussian(*saved[f"_{n}"]) for n in _GAUSSIANS}
         return replace(self, average=average, control=control, mean_noise=noise, **gaussians)
 
-    def _advanced(self) -> "Approximation":
+    def advanced(self) -> "Approximation":
         """The posterior, from the average factor and the prior refined at the last posterior."""
         prior = self.problem.prior.factor(self.posterior.mean, self.posterior.covariance)
         least = self.control.floor if self.steered else 0.0

@@ -11,13 +11,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.approximation import Approximation
+from pyro_dp.infer.ep.approximation import Approximation, AverageFactor
 from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES
+from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.settings import (
     Clip,
@@ -27,6 +32,8 @@ from pyro_dp.mechanism.settings import (
     Sampling,
     old_names_explained,
 )
+from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import dense
 from pyro_dp.utils.validation import require_count, require_number, require_scale, value_at
 
 
@@ -61,10 +68,33 @@ class FitByFactors(Fit[Approximation]):
     def start(
         self, problem: EPProblem, size: int, releases: Releases, *, new: bool
     ) -> Approximation:
-        plan = releases.reservation.plan
+        """The guide's initial values are the first q, and f^N = q / prior."""
+        plan, places, bits = releases.reservation.plan, problem.places, self.fractions.blocks
         assert plan.num_steps is not None
-        own = problem, self.factors, plan.bound, self.fractions.blocks
-        return Approximation.start(*own, steered=self.damping is None, num_steps=plan.num_steps)
+        usual = "full" if sum(problem.widths) <= LARGEST_FULL else "shared"
+        structure = STRUCTURES[self.factors.precision or usual](problem.widths)
+        mean, covariance = problem.guide.read()
+        covariance = dense(covariance)
+        covariance = covariance if structure.name == "full" else covariance.diagonal()
+        posterior = Gaussian.from_moments(mean, covariance)
+        prior = problem.prior.factor(mean, posterior.covariance)
+        factor, moments = (posterior / prior).restricted(places), problem.moments
+        floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
+        share = 1.0 - sum(each.share for each in bits)
+        first = Approximation(
+            problem=problem,
+            blocks=(Block(len(places) + structure.size, plan.bound, share), *bits),
+            weight=self.factors.weight_at(plan.bound),
+            centred=self.factors.centred,
+            steered=self.damping is None,
+            average=AverageFactor(structure, factor, mean[places]),
+            control=StepControl(plan.num_steps, moments.curved, floor),
+            posterior=posterior,
+            prior=prior,
+            factor=factor,
+            mean_noise=torch.zeros_like(mean),
+        )
+        return first.advanced()
 
     def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, Approximation]]:
         damping = self.damping

@@ -51,18 +51,6 @@ MOMENTS = ("auto", "linear", "stein")
 _FEW = 20  # latents, for which a matrix of each record is no burden
 
 
-class NoRows:
-    """The guide has no parameters with a row per record."""
-
-    @property
-    def names(self) -> str:
-        """Those of the parameters, for messages."""
-        return ""
-
-    def fit(self) -> None:
-        """There is nothing to fit."""
-
-
 @dataclass(frozen=True)
 class EPProblem:
     """Model, guide and records, checked.
@@ -73,7 +61,6 @@ class EPProblem:
     :param moments: sites of records, on the latents that records see.
     :param places: indices of those latents among all, (d_s,).
     :param widths: how many coordinates each of their sites has.
-    :param rows: the guide's parameters per record, which the run ends with.
     """
 
     guide: GaussianGuide | FittedGuide | DeterministicSites
@@ -82,7 +69,6 @@ class EPProblem:
     moments: LinearMoments | SteinMoments
     places: Tensor
     widths: list[int]
-    rows: NoRows = NoRows()
 
     @property
     def groups(self) -> list[Tensor]:

@@ -21,6 +21,7 @@ from pyro_dp.mechanism.contributions import Rows, counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacked
 
 _TINY = torch.finfo(torch.float64).tiny
+_NOTHING = torch.zeros(0, dtype=torch.float64)
 
 
 class LowRank:
@@ -225,27 +226,38 @@ class Full:
 
 
 class FullRows:
-    """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanism.clipping.ClippedSum`.
+    """(eta, kappa Lambda_n, tau) of B records, for a
+    :class:`~pyro_dp.mechanism.clipping.ClippedSum`.
 
     :param eta: (B, d), or its equivalent.
+    :param counted: tau, (1,); (0,): there is no such number.
     """
 
-    def __init__(self, eta: Tensor | Gradients | Rows, factors: Factors, weight: float | Tensor):
+    def __init__(
+        self,
+        eta: Tensor | Gradients | Rows,
+        factors: Factors,
+        weight: float | Tensor,
+        counted: Tensor = _NOTHING,
+    ):
         self._eta = Rows(eta) if isinstance(eta, Tensor) else eta
-        self._factors, self._weight = factors, weight
+        self._factors, self._weight, self._counted = factors, weight, counted
 
     def norms(self) -> Tensor:
         precisions = self._weight**2 * self._factors.squared_norm()
-        return (self._eta.squared_norms() + precisions.unsqueeze(1)).sqrt()
+        squared = self._eta.squared_norms() + precisions.unsqueeze(1)
+        return (squared + self._counted.square().sum()).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         eta = self._eta.weighted_sum(weights)
         precision = self._factors.weighted_precision(weights)
-        return torch.cat([eta, self._weight * stacked(precision)])
+        counted = self._counted.to(weights) * weights.sum()
+        return torch.cat([eta, self._weight * stacked(precision), counted])
 
     def dense(self) -> Tensor:
         precision = torch.vmap(stacked)(self._factors.matrices())
-        return torch.cat([self._eta.dense(), self._weight * precision], dim=1).double()
+        counted = self._counted.to(precision).expand(len(precision), -1)
+        return torch.cat([self._eta.dense(), self._weight * precision, counted], dim=1).double()
 
 
 class Shared:

@@ -200,28 +200,6 @@ class SiteSum:
         return Rows(block) if isinstance(block, Tensor) else block
 
 
-class CountedRows:
-    """(W s, kappa W H W, tau) of B records.
-
-    :param rows: (W s, kappa W H W).
-    :param counted: tau.
-    """
-
-    def __init__(self, rows: FullRows, counted: Tensor):
-        self._rows, self._counted = rows, counted
-
-    def norms(self) -> Tensor:
-        return (self._rows.norms().square() + self._counted.square()).sqrt()
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self._counted * weights.sum()
-        return torch.cat([self._rows.weighted_sum(weights), total.reshape(1)])
-
-    def dense(self) -> Tensor:
-        rows = self._rows.dense()
-        return torch.cat([rows, self._counted.expand(len(rows), 1)], dim=1)
-
-
 @dataclass(eq=False, repr=False)
 class WhitenedSum(SiteSum):
     """What a look of DPSEP releases in the coordinates of a
@@ -263,7 +241,7 @@ class WhitenedSum(SiteSum):
 
     def _part(self, sites: Factors, public: Public) -> Measured:
         *_, weight, counted = public
-        return CountedRows(FullRows(sites.gradients(), sites, weight), counted)
+        return FullRows(sites.gradients(), sites, weight, counted.reshape(1))
 
     def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
         """The sites in the frame's coordinates."""

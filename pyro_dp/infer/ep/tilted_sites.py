@@ -132,14 +132,14 @@ class LinearMoments:
     def spread(self, covariance: Tensor) -> Tensor:
         """The argument of :meth:`factors`: all of the cavity's covariance.
 
-        :param covariance: V, (d, d), (d,) if diagonal, or (B, d, d).
+        :param covariance: V, (d, d), or (d,) if diagonal.
         """
         return covariance
 
     def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """Sites of B records.
 
-        :param mean: m of the cavity, (d,), or (B, d) with a cavity for each record.
+        :param mean: m of the cavity, (d,).
         :param spread: from :meth:`spread`.
         """
         jacobians, sites = [], []
@@ -257,14 +257,13 @@ class SteinMoments:
 
     def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Dense:
         """As :meth:`LinearMoments.factors`."""
-        shifts = torch.einsum("...ij,kj->k...i", spread, self._draws)  # (K, d) or (K, B, d)
-        z = mean + (shifts if spread.dim() == 3 else shifts.unsqueeze(1))
+        z = mean + torch.einsum("ij,kj->ki", spread, self._draws)  # (K, d)
         count, batch = len(z), len(indices)
         # Every draw of a record as a record of its own: one level of vmap is faster than two.
         found = self._likelihood.for_each(
             "derivatives",
             self._derivatives,
-            z.expand(count, batch, -1).flatten(0, 1),
+            z.repeat_interleave(batch, dim=0),
             indices.repeat(count),
             [row.repeat(count, *(1,) * (row.dim() - 1)) for row in rows],
         )
@@ -339,10 +338,8 @@ def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
     covariance = covariance.to(jacobian)
     if covariance.dim() == 1:
         spread = jacobian * covariance
-    elif covariance.dim() == 2:
-        spread = (jacobian.flatten(0, 2) @ covariance).reshape(jacobian.shape)
     else:
-        spread = jacobian @ covariance.unsqueeze(1)
+        spread = (jacobian.flatten(0, 2) @ covariance).reshape(jacobian.shape)
     return product(spread, jacobian.mT).double()
 
 
@@ -353,24 +350,14 @@ def joined(sites: list[ElementSites]) -> tuple[Tensor, Tensor, Tensor]:
     """
     largest = [each.largest / math.sqrt(each.largest.shape[2]) for each in sites]
     return (
-        _joined([_block_diagonal(each.precision) for each in sites]),
+        _block_diagonal([block for each in sites for block in each.precision.unbind(1)]),
         torch.cat([each.residual.flatten(1, 2) for each in sites], dim=1),
         torch.cat([each.flatten(1, 2) for each in largest], dim=1),
     )
 
 
-def _block_diagonal(blocks: Tensor) -> Tensor:
-    """(B, E, r, r) -> (B, E r, E r)."""
-    batch, count, rank, _ = blocks.shape
-    if count == 1:
-        return blocks[:, 0]
-    identity = torch.eye(count, dtype=blocks.dtype, device=blocks.device)
-    spread = torch.einsum("beij,ef->beifj", blocks, identity)
-    return spread.reshape(batch, count * rank, count * rank)
-
-
-def _joined(blocks: list[Tensor]) -> Tensor:
-    """Block diagonal of matrices (B, R_k, R_k)."""
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    """Of matrices (B, r, r), (B, R, R)."""
     if len(blocks) == 1:
         return blocks[0]
     total, start = sum(block.shape[1] for block in blocks), 0
