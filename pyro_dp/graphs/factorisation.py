@@ -21,26 +21,13 @@ _SUMS = {"add", "rsub", "sub"}
 _PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # one factor may depend on it
 
 
-def is_affine(graph: GraphModule, place: int) -> bool:
-    """Whether every floating-point output is an affine function of this input.
-
-    :param place: the input's position.
-    """
-    moving, affine = affine_nodes(graph, place)
-    return moving == affine
-
-
-def affine_nodes(graph: GraphModule, place: int) -> tuple[set[Node], set[Node]]:
-    """Which nodes depend on this input, and which of them are affine in it."""
-    moving: set[Node] = set()
-    affine: set[Node] = set()
-    for i, node in enumerate(graph.graph.nodes):
+def affine_nodes(graph: GraphModule) -> tuple[set[Node], set[Node]]:
+    """Which nodes depend on the first input, and which of them are affine in it."""
+    first, *others = graph.graph.nodes
+    moving, affine = {first}, {first}
+    for node in others:
         given = [each for each in node.all_input_nodes if each in moving]
-        if node.op == "placeholder":
-            if i == place:
-                moving.add(node)
-                affine.add(node)
-        elif node.op != "output" and given:
+        if node.op != "output" and given:
             moving.add(node)
             if affine.issuperset(given) and _keeps(node, moving):
                 affine.add(node)

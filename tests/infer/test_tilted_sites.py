@@ -208,13 +208,9 @@ def test_masks_and_scales_are_powers():
 
 
 @pytest.mark.parametrize("model", [logistic, noisy, visits])
-@pytest.mark.parametrize("own", [False, True], ids=["shared cavity", "own cavities"])
-def test_the_vectorised_path_is_the_loop(model, own):
+def test_the_vectorised_path_is_the_loop(model):
     x, y = (torch.randn(5, 3, 2), torch.ones(5, 3)) if model is visits else data()
     mean, covariance = cavity()
-    if own:
-        mean = mean + 0.1 * torch.randn(5, 2)
-        covariance = covariance * torch.linspace(0.5, 2.0, 5)[:, None, None]
     problem = Problem(model, x, y, plate="data")
     fast = problem.sites(mean, covariance)
     take_one_by_one(problem.moments)
@@ -229,14 +225,11 @@ def test_a_record_does_not_depend_on_its_batch():
     close(problem.sites(mean, covariance, chosen), [each[chosen] for each in together], 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["full", "own"])
-def test_float32_models(kind):
+def test_float32_models():
     """The model's numbers are rounded, the rest is not."""
     torch.set_default_dtype(torch.float32)
     x, y = data()
     mean, covariance = (each.double() for each in cavity())
-    if kind == "own":
-        mean, covariance = mean.expand(5, 2), covariance.expand(5, 2, 2)
     found = Problem(logistic, x, y).sites(mean, covariance)
     torch.set_default_dtype(torch.float64)
     assert found[0].dtype == found[1].dtype == torch.float64

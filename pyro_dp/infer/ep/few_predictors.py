@@ -51,7 +51,7 @@ class FewPredictors:
         self._likelihood = likelihood
         self._read_sites(z)
         graph = self._trace(z)
-        moving, affine = affine_nodes(graph, 0)
+        moving, affine = affine_nodes(graph)
         (output,) = graph.graph.find_nodes(op="output")
         wanted: Any = output.args[0]
         self._leaves = list(dict.fromkeys(x for n in wanted for x in _leaves(n, moving, affine)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs.factorisation import is_affine
+from pyro_dp.graphs.factorisation import affine_nodes
 from pyro_dp.graphs.simplify import only_reads
 from pyro_dp.graphs.tracing import NotTraceable, called_by_torch, trace
 from pyro_dp.infer.ep.likelihood import Likelihood
@@ -327,4 +327,5 @@ def _graph(
         )
         return found
 
-    return numbers, is_affine(graph, 0)
+    moving, affine = affine_nodes(graph)
+    return numbers, moving == affine

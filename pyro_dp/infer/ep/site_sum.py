@@ -96,7 +96,12 @@ class SiteSum:
         with private_rng(stream):
             limit = clipped.most_records(*self._pass)
             if linear := self._linear(public):
-                self._add_linear(clipped, linear, public, indices, limit)
+                passes = self._term.records.passes(indices, min(limit or linear.size, linear.size))
+                bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
+                clipped.add_each(
+                    lambda sites: self._blocks(sites, public, bound),
+                    (sites for batch in passes for sites in linear.each(*batch)),
+                )
                 return
             for chosen in indices.split(self._passes.size if self._passes else limit):
                 if len(chosen):  # an empty batch is split into one empty part
@@ -113,22 +118,6 @@ class SiteSum:
         if isinstance(self._moments, LinearMoments):
             return LinearSites(self._moments, mean, dense(spread), root)
         return SteinSites(self._moments, mean, spread, root)
-
-    def _add_linear(
-        self,
-        clipped: ClippedSum,
-        linear: LinearSites | SteinSites,
-        public: Public,
-        indices: Indices,
-        limit: int | None,
-    ) -> None:
-        records = self._term.records
-        size = min(limit or linear.size, linear.size)
-        bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
-        clipped.add_each(
-            lambda sites: self._blocks(sites, public, bound),
-            (sites for batch in records.passes(indices, size) for sites in linear.each(*batch)),
-        )
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
         """Norms of the sites before clipping, (B,): private, for the door without noise only."""
