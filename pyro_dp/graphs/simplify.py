@@ -73,19 +73,14 @@ def shape(node: Node) -> tuple[int, ...]:
 
 def is_draw(node: Node) -> bool:
     """Whether it gives other numbers each time. Fused attention does so only with dropout."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    operation: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ()):
         return False
-    return _argument(node, "dropout_p") != 0.0
-
-
-def _argument(node: Node, name: str) -> Any:
-    """An argument of an operation by its name, or its default; None: it has no such argument."""
-    schema: Any = getattr(node.target, "_schema", None)
-    for position, each in enumerate(schema.arguments if schema else ()):
-        if each.name == name:
+    for position, each in enumerate(operation._schema.arguments):
+        if each.name == "dropout_p":
             given = node.args[position : position + 1]
-            return given[0] if given else node.kwargs.get(name, each.default_value)
-    return None
+            return bool((given[0] if given else node.kwargs.get(each.name, 0.0)) != 0.0)
+    return True
 
 
 def _copy_at_once(graph: GraphModule) -> None:

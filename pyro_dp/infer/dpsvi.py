@@ -99,7 +99,7 @@ class ServedLooks(FitByLooks):
             if term.answers:
                 raise NoEvidence(_BRANCHES)
             problem = EPProblem.of(term, model, guide, "auto", read)
-            problem = problem.as_seen(model, records, "auto", microbatch)
+            problem = problem.as_seen(model, "auto", microbatch)
         except RaisedOnRecords:
             raise
         except ModelError as reason:

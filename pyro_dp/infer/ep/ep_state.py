@@ -225,7 +225,7 @@ class EPState:
         step = aware.mean[places] - self.seen.looks[-1].point
         # In roots of nats per record.
         unclipped = self.plan.multiplier == 0 and self._may_have_saddles
-        longest = _SHORT if unclipped else self.plan.longest_step
+        longest = _SHORT if unclipped else self.plan.kind.longest
         length, radius = pooled.length(step), self.stride.next_radius(step, pooled, longest)
         in_prior = max(_largest(full, self.first_prior), 1.0)
         part = min(1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / in_prior)

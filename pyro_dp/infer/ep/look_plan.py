@@ -44,8 +44,8 @@ class _Kind(NamedTuple):
         likelihood has one curvature everywhere, and every look makes it clearer.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
         If residuals are bounded, it is about one over the root of a record's curvature.
-    :param longest: longest step, in roots of nats per record. A step past a Normal's scale makes
-        all norms large.
+    :param longest: longest step between two looks, in roots of nats per record. One past a
+        Normal's scale makes all norms large.
     """
 
     aligned: float
@@ -110,24 +110,19 @@ class LookPlan:
     residuals: str
 
     @property
-    def _kind(self) -> _Kind:
+    def kind(self) -> _Kind:
         return _KINDS[self.residuals]
 
     @property
     def _aligned(self) -> float:
-        return self._kind.aligned * min(1.0, self._kind.directions / self.dim)
+        return self.kind.aligned * min(1.0, self.kind.directions / self.dim)
 
     @property
     def bend(self) -> float:
         """Rate at which curvature changes, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
         if self.residuals == Residuals.NORMAL and self.multiplier == 0:
             return 0.0  # nothing is clipped, and one curvature holds everywhere
-        return self._kind.bend
-
-    @property
-    def longest_step(self) -> float:
-        """Longest step between two looks, in roots of nats per record."""
-        return self._kind.longest
+        return self.kind.bend
 
     @property
     def num_extremes(self) -> int:
@@ -157,7 +152,7 @@ class LookPlan:
         :param precision: the posterior's, (d, d).
         :param doubt: the noise in it, (d, d).
         """
-        values, vectors = torch.linalg.eigh(precision + self._kind.doubted * doubt)
+        values, vectors = torch.linalg.eigh(precision + self.kind.doubted * doubt)
         weight = norms.weight(np.array([bound]))[0]
         noise = self.dim * (bound * self.multiplier / weight) ** 2 / (self.size * scale)
         raised = (_NEGLIGIBLE / max(noise, _LEAST_NOISE)) * values

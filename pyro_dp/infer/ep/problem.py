@@ -112,7 +112,7 @@ class EPProblem:
         model = without_latents(model, records.plate)
         term = record_term(model, guide, records, microbatch_size)
         problem = EPProblem.of(term, model, guide, moments)
-        problem = problem.as_seen(model, records, moments, microbatch_size)
+        problem = problem.as_seen(model, moments, microbatch_size)
         problem.check()
         return problem
 
@@ -160,12 +160,11 @@ class EPProblem:
         widths = [latent.stop - latent.start for latent in seen]
         return EPProblem(gaussian, likelihood, prior, method, places, widths)
 
-    def as_seen(
-        self, model: Callable, records: Records, moments: str, microbatch_size: int | None
-    ) -> "EPProblem":
+    def as_seen(self, model: Callable, moments: str, microbatch_size: int | None) -> "EPProblem":
         """The problem in coordinates that the likelihood does not turn in, if sites give them."""
         if not self.moments.turns or isinstance(self.guide, DeterministicSites):
             return self
+        records = self.likelihood.term.records
         sites = DeterministicSites.find(model, self.guide, records)
         if sites is None:
             return self
