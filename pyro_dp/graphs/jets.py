@@ -44,11 +44,6 @@ class Jet:
         first = {i: of(x) for i, x in self.first.items()}
         return Jet(function(self.value), first, {pair: of(x) for pair, x in self.second.items()})
 
-    def times(self, factor: Number) -> "Jet":
-        first = {i: _times(factor, x) for i, x in self.first.items()}
-        second = {pair: _times(factor, x) for pair, x in self.second.items()}
-        return Jet(self.value * factor, first, second)
-
 
 def composed(
     value: Tensor, gradient: Sequence[Number], hessian: Sequence[Number], jets: Sequence[Jet]
@@ -68,6 +63,8 @@ def composed(
     for a, one in enumerate(jets):
         for b, other in enumerate(jets[: a + 1]):
             bend = next(bends)
+            if isinstance(bend, float) and bend == 0.0:
+                continue
             for i, x in one.first.items():
                 for k, y in other.first.items():
                     if a != b or i <= k:
@@ -82,23 +79,10 @@ def composed(
 
 def total(jets: Sequence[Jet], signs: Sequence[float] | None = None) -> Jet:
     """Their sum, or that of some minus others."""
-    value: Tensor | None = None
-    first: dict[int, Number] = {}
-    second: dict[Pair, Number] = {}
-    for jet, sign in zip(jets, signs or [1.0] * len(jets), strict=True):
-        if value is None:
-            value = jet.value if sign == 1.0 else -jet.value
-        else:
-            value = value + jet.value if sign == 1.0 else value - jet.value
-        both: Any = (first, jet.first), (second, jet.second)
-        for sums, terms in both:
-            for key, x in terms.items():
-                if key in sums and sign != 1.0:
-                    sums[key] = sums[key] - x
-                else:
-                    _add(sums, key, x if sign == 1.0 else -x)
-    assert value is not None
-    return Jet(value, first, second)
+    signs = signs or [1.0] * len(jets)
+    values: Any = [_times(sign, jet.value) for sign, jet in zip(signs, jets, strict=True)]
+    bends = [0.0] * (len(jets) * (len(jets) + 1) // 2)
+    return composed(sum(values[1:], values[0]), signs, bends, jets)
 
 
 def log_sum_exp(jet: Jet, axis: int) -> Jet:
@@ -257,7 +241,7 @@ class JetGraph:
             if not isinstance(first, Jet):
                 first, other = other, first
             if not isinstance(other, Jet):
-                return first.times(other)
+                return composed(first.value * other, [other], [0.0], [first])
             slopes = [other.value, first.value]
             return composed(first.value * other.value, slopes, [0.0, 1.0, 0.0], [first, other])
         if name == "cat":

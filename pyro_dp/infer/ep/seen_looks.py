@@ -22,7 +22,7 @@ class SeenLooks:
     """
     :param plan: settings of looks, which are public.
     :param looks: all looks without the opening, which reads norms alone.
-    :param histograms: of norms, one for each look, if there is noise.
+    :param histograms: histograms of norms, one for each look, if there is noise.
     :param extremes: number of extreme records; None: no look has counted them.
     :param pooled: all looks together; None: there is no look yet.
     :param scale: mean curvature of a record, all directions together.

@@ -357,7 +357,7 @@ def joined(sites: list[ElementSites]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    """Of matrices (B, r, r), (B, R, R)."""
+    """(B, R, R), from blocks (B, r, r)."""
     if len(blocks) == 1:
         return blocks[0]
     total, start = sum(block.shape[1] for block in blocks), 0
