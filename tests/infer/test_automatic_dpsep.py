@@ -151,14 +151,14 @@ class TestContract(InferenceContract):
 def _looks(patch, steps):
     """From now on a run has this many steps, the opening included, and looks cost the same."""
 
-    def equal_shares(plan, frame, before, left, looks):
-        return left / max(steps - 1 - looks, 1)
+    def equal_shares(state, frame, precision, gain):
+        return (1.0 - state.spent) / max(steps - 1 - len(state.seen.looks), 1)
 
     patch.setattr(ep_by_looks, "MOST_LOOKS", steps - 1)
     for module in (ep_by_looks, ep_state):
         patch.setattr(module, "MOST_WITHOUT_NOISE", steps - 1)
     patch.setattr(ep_state, "_ARRIVED", -1.0)
-    patch.setattr(LookPlan, "share", equal_shares)
+    patch.setattr(ep_state.EPState, "_next_share", equal_shares)
 
 
 def fitted(model, data, epsilon=1.0, seed=0, guide=AutoMultivariateNormal, **options):
