@@ -7,7 +7,7 @@ import pytest
 import torch
 from sums import exact_sums
 
-from pyro_dp.infer.ep.site_factors import Dense, Diagonal, Full, LowRank, Shared
+from pyro_dp.infer.ep.site_factors import Diagonal, Full, LowRank, Shared
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.utils.linalg import dense
@@ -17,12 +17,13 @@ STRUCTURES = [Full, Diagonal, Shared]
 
 
 def low_rank(rank, count=5, dim=6):
-    """Records with an indefinite A, and the same with matrices of their own."""
+    """Records with an indefinite A, and the same with matrices of their own, and these."""
     jacobian, inner = torch.randn(count, rank, dim), torch.randn(count, rank, rank)
     inner, residual = inner + inner.mT, torch.randn(count, rank)
     matrices = jacobian.mT @ inner @ jacobian
-    explicit = Dense((jacobian.mT @ residual.unsqueeze(2)).squeeze(2), matrices)
-    return LowRank(jacobian, inner, residual), explicit
+    own = (jacobian.mT @ residual.unsqueeze(2)).squeeze(2)
+    explicit = LowRank(torch.eye(dim).expand(count, dim, dim), matrices, own)
+    return LowRank(jacobian, inner, residual), explicit, matrices
 
 
 def exact_squared_norm(jacobian, inner):
@@ -44,16 +45,16 @@ def cancelling(gap, size=1e12, dim=6):
 
 @pytest.mark.parametrize("rank", [1, 2, 7])
 def test_low_rank_is_dense(rank):
-    factors, explicit = low_rank(rank)
+    factors, explicit, matrices = low_rank(rank)
     vector, weights = torch.randn(6), torch.rand(5, 1)
     torch.testing.assert_close(factors.residual, explicit.residual)
-    torch.testing.assert_close(factors.times(vector), explicit.times(vector))
-    torch.testing.assert_close(factors.diagonal(), explicit.diagonal())
-    torch.testing.assert_close(factors.matrices(), explicit.matrices())
-    torch.testing.assert_close(factors.squared_norm(), explicit.squared_norm())
-    torch.testing.assert_close(
-        factors.weighted_precision(weights), explicit.weighted_precision(weights)
-    )
+    for each in (factors, explicit):
+        torch.testing.assert_close(each.times(vector), matrices @ vector)
+        torch.testing.assert_close(each.diagonal(), matrices.diagonal(dim1=1, dim2=2))
+        torch.testing.assert_close(each.matrices(), matrices)
+        torch.testing.assert_close(each.squared_norm(), matrices.square().sum(dim=(1, 2)))
+        total = (weights.unsqueeze(2) * matrices).sum(dim=0)
+        torch.testing.assert_close(each.weighted_precision(weights), total)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0])
@@ -93,10 +94,10 @@ def test_a_broken_record_of_weight_zero_does_not_matter(rank, part, bad):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_broken_matrix_of_weight_zero_does_not_matter(bad):
-    _, factors = low_rank(2)
+    _, factors, matrices = low_rank(2)
     weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0]).unsqueeze(1)
     without = factors.weighted_precision(weights)
-    factors.precision[2, 1, 0] = bad
+    matrices[2, 1, 0] = bad
     torch.testing.assert_close(factors.weighted_precision(weights), without)
 
 
@@ -114,12 +115,12 @@ def kept_precision(structure, matrix):
 @pytest.mark.parametrize("kind", ["low rank", "dense"])
 def test_clipping_is_that_of_one_vector_after_the_other(structure, bound, kind):
     """Also of a broken record, which adds nothing."""
-    factors, explicit = low_rank(2)
+    factors, explicit, matrices = low_rank(2)
     explicit.residual[3] = factors.residual[3] = math.nan
     eta, weight, kept = explicit.residual, 0.7, structure(WIDTHS)
     expected = torch.zeros(6 + kept.size)
     for n in (0, 1, 2, 4):
-        coordinates = kept.coordinates(kept_precision(structure, explicit.precision[n]))
+        coordinates = kept.coordinates(kept_precision(structure, matrices[n]))
         vector = torch.cat([eta[n], weight * coordinates])
         expected += vector * min(1.0, bound / vector.norm().item())
     total = ClippedSum([Block(6 + kept.size, bound)])
@@ -129,7 +130,7 @@ def test_clipping_is_that_of_one_vector_after_the_other(structure, bound, kind):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_coordinates_have_the_frobenius_norm(structure):
-    precision = kept_precision(structure, low_rank(3)[1].precision[0])
+    precision = kept_precision(structure, low_rank(3)[2][0])
     kept = structure(WIDTHS)
     coordinates = kept.coordinates(precision)
     assert coordinates.shape == (kept.size,)

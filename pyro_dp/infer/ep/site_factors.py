@@ -27,7 +27,8 @@ _NOTHING = torch.zeros(0, dtype=torch.float64)
 class LowRank:
     """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
 
-    If J has one row, gradients are no vectors either: their norms follow from the row's.
+    If J has one row, gradients are no vectors either: their norms follow from the row's. A site
+    with a matrix of its own has the identity as J.
 
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).
@@ -148,51 +149,6 @@ class Gradients:
         return self.numbers * self.sites._turned(self.sites._jacobian)[:, 0]
 
 
-@dataclass
-class Dense:
-    """Sites with a matrix each; they have what :class:`LowRank` has.
-
-    :param residual: (B, d).
-    :param precision: Lambda_n, symmetric, (B, d, d).
-    """
-
-    residual: Tensor
-    precision: Tensor
-
-    def __post_init__(self) -> None:
-        # A release has one triangle, and the norm counts both: they are equal to the last digit.
-        self.precision = (self.precision + self.precision.mT) / 2
-
-    def whitened(self, root: Tensor) -> "Dense":
-        """As :meth:`LowRank.whitened`."""
-        return Dense(self.residual @ root, root @ self.precision @ root)
-
-    def gradients(self) -> Rows:
-        """As :meth:`LowRank.gradients`."""
-        return Rows(self.residual)
-
-    def largest_residual(self) -> Tensor:
-        """The squared norm of the residual itself, (B,), as there are no other outcomes."""
-        return self.residual.square().sum(dim=1)
-
-    def times(self, vector: Tensor) -> Tensor:
-        return self.precision @ vector
-
-    def diagonal(self) -> Tensor:
-        return self.precision.diagonal(dim1=1, dim2=2)
-
-    def matrices(self) -> Tensor:
-        return self.precision
-
-    def squared_norm(self) -> Tensor:
-        return self.precision.square().sum(dim=(1, 2))
-
-    def weighted_precision(self, weights: Tensor) -> Tensor:
-        weights = weights.unsqueeze(2)
-        return torch.where(weights > 0, self.precision * weights, 0.0).sum(dim=0)
-
-
-Factors = LowRank | Dense
 LARGEST_FULL = 1200  # latents, of whose precision all entries are released
 
 
@@ -208,7 +164,7 @@ class Full:
         self.dim = sum(widths)
         self.size = self.dim * (self.dim + 1) // 2
 
-    def rows(self, eta: "Tensor | Gradients | Rows", factors: Factors, weight: float) -> "FullRows":
+    def rows(self, eta: "Tensor | Gradients | Rows", factors: LowRank, weight: float) -> "FullRows":
         """The rows of B records in the release, with kappa as the weight."""
         return FullRows(eta, factors, weight)
 
@@ -236,7 +192,7 @@ class FullRows:
     def __init__(
         self,
         eta: Tensor | Gradients | Rows,
-        factors: Factors,
+        factors: LowRank,
         weight: float | Tensor,
         counted: Tensor = _NOTHING,
     ):
@@ -274,7 +230,7 @@ class Shared:
         self._counts = torch.tensor(widths)
         self._group = torch.repeat_interleave(self._counts)  # (d,)
 
-    def rows(self, eta: Tensor, factors: Factors, weight: float) -> Tensor:
+    def rows(self, eta: Tensor, factors: LowRank, weight: float) -> Tensor:
         sums = eta.new_zeros(len(eta), self.size)
         sums.index_add_(1, self._group.to(eta.device), factors.diagonal())
         return torch.cat([eta, weight * sums / self._roots(eta)], dim=1)

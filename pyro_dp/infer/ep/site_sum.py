@@ -13,7 +13,7 @@ from pyro_dp.infer.ep.linear_sites import LinearSites
 from pyro_dp.infer.ep.norm_counts import WithExtremes, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows, Structure
+from pyro_dp.infer.ep.site_factors import Full, FullRows, LowRank, Structure
 from pyro_dp.infer.ep.stein_sites import SteinSites
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
@@ -147,7 +147,7 @@ class SiteSum:
     ) -> list[Contributions]:
         return self._blocks(self._factors(public, indices, rows), public, bound)
 
-    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+    def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
         part = self._part(sites, public)
         return with_bit(part, bound) if self.num_blocks > 1 else [part]
@@ -173,12 +173,12 @@ class SiteSum:
                 "nothing. Use a smaller noise_multiplier, or other units."
             ) from None
 
-    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
+    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """Sites of these records, in the coordinates of the release."""
         mean, spread = public
         return self._moments.factors(mean, spread, indices, rows)
 
-    def _part(self, sites: Factors, public: Public) -> Measured:
+    def _part(self, sites: LowRank, public: Public) -> Measured:
         """Each record's part of the release, before it is clipped."""
         eta: Any = sites.residual
         if not self.centred:
@@ -211,7 +211,7 @@ class WhitenedSum(SiteSum):
         numbers = torch.tensor([frame.weight, frame.counted], dtype=torch.float64)
         return [*super()._public(cavity), frame.root, *numbers.to(frame.root.device).unbind()]
 
-    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+    def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
         """The blocks of a look: sites, histogram."""
         *_, weight, counted = public
         part = self._part(sites, public)
@@ -228,11 +228,11 @@ class WhitenedSum(SiteSum):
             weighted = WithExtremes(weighted, longest / bound, bound)
         return [weighted, Bins(size)]
 
-    def _part(self, sites: Factors, public: Public) -> Measured:
+    def _part(self, sites: LowRank, public: Public) -> Measured:
         *_, weight, counted = public
         return FullRows(sites.gradients(), sites, weight, counted.reshape(1))
 
-    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
+    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites in the frame's coordinates."""
         mean, spread, root, *_ = public
         return super()._factors([mean, spread], indices, rows).whitened(root)
@@ -246,7 +246,7 @@ class OpeningSum(WhitenedSum):
     the expected squared score is added to the squared norm.
     """
 
-    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+    def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
         groups = self.problem.groups
         if self._moments.residuals == Residuals.BOUNDED:
             found = [sites.largest_residual()]

@@ -27,7 +27,7 @@ from torch import Tensor
 from pyro_dp.graphs.jets import ALONG, Jet, averages
 from pyro_dp.infer.ep.few_predictors import ALIKE, LENGTH, MIXED, OTHER, UNSEEN
 from pyro_dp.infer.ep.linear_design import Axes, halves, rounding, where_possible
-from pyro_dp.infer.ep.site_factors import Factors, LowRank
+from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.utils.linalg import spectra, times
 
 _PASS = 2 * LENGTH  # so that there are many of each kind
@@ -72,7 +72,7 @@ class SteinSites:
             OTHER: moments.microbatch_size,
         }
 
-    def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[Factors]:
+    def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
         """The sites of B records in the frame's coordinates, of one kind after the other.
 
         :param rows: rows of the records. This method only reads them.
@@ -91,7 +91,7 @@ class SteinSites:
                     sites, others = (partial(self.factors, each) for each in (kind, OTHER))
                     yield from where_possible(sites, others, indices[chosen], part)
 
-    def factors(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Factors:
+    def factors(self, kind: int, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites of records of this kind."""
         if kind == OTHER:
             sites = self._moments.factors(self._mean, self._root, indices, rows)

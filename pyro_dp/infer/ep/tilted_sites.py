@@ -30,7 +30,7 @@ from pyro_dp.infer.ep.few_predictors import MIXTURES, OTHER, FewPredictors
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals, residuals_of
-from pyro_dp.infer.ep.site_factors import Dense, LowRank
+from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, SteinSites
 from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied, varied
@@ -255,7 +255,7 @@ class SteinMoments:
         """L, with V = L L', in the arguments of :meth:`LinearMoments.spread`."""
         return torch.diag(covariance.sqrt()) if covariance.dim() == 1 else cholesky(covariance)
 
-    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Dense:
+    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """As :meth:`LinearMoments.factors`."""
         z = mean + torch.einsum("ij,kj->ki", spread, self._draws)  # (K, d)
         count, batch = len(z), len(indices)
@@ -317,7 +317,7 @@ def _span_alike(one: Tensor, other: Tensor) -> bool:
     return bool((values[..., rank] <= _ALIKE * values[..., 0]).all())
 
 
-def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
+def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> LowRank:
     """The site of g (B, d) and B (B, d, d) at a cavity of covariance L L'."""
     inner = root.mT @ curvature @ root
     inner = (inner + inner.mT) / 2  # which may overflow
@@ -330,7 +330,9 @@ def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
     rotated = (root @ vectors).mT @ gradient.unsqueeze(2) / (1 - values).unsqueeze(2)
     residual = (back @ rotated).squeeze(2)
     nan = torch.where(broken, torch.nan, 0.0)
-    return Dense(residual + nan[:, None], precision + nan[:, None, None])
+    precision = (precision + precision.mT) / 2 + nan[:, None, None]
+    identity = torch.eye(len(root)).to(precision).expand_as(precision)
+    return LowRank(identity, precision, residual + nan[:, None])
 
 
 def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
