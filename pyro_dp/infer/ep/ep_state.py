@@ -239,12 +239,13 @@ class EPState:
         precision = self.prior_seen() + pooled.curvature
         bound = self.required_frame.bound
         if bound == math.inf:
-            ones = Norms(np.ones(1), np.full(1, float(self.plan.size)))
+            ones = Norms.of(np.ones(1), np.full(1, float(self.plan.size)))
             root = self.plan.root(precision, pooled.curvature_noise, ones, scale, 1.0)
             return replace(self, frame=Frame.of(root, scale, bound))
         norms = self.seen.norms(self.posterior.mean[self.problem.places])
         root = self.plan.root(precision, pooled.curvature_noise, norms, scale, bound)
-        noise, bound = pooled.relative_noise, self.plan.bound(norms, scale)
+        extremes = self.seen.extremes_near(self.posterior.mean[self.problem.places])
+        noise, bound = pooled.relative_noise, self.plan.bound(norms, scale, extremes)
         frame = Frame.of(root, scale, bound, noise)
         gain, last = 0.5 * (step @ precision @ step).item(), looks[-1].geometry
         before = Arrival(self.share, last, precision, gain, shortened, noise, self.alike)
@@ -340,7 +341,7 @@ class EPState:
         return {
             "looks": [vars(look) for look in seen.looks],
             "counts": list(seen.histograms.counts),
-            "extremes": vars(seen.extremes) if seen.extremes else None,
+            "extremes": [vars(each) for each in seen.extremes],
             "pooled": vars(seen.pooled) if seen.pooled else None,
             "frame": vars(self.frame) if self.frame else None,
             "plan": vars(self.plan),
@@ -359,14 +360,15 @@ class EPState:
     def resumed(self, state: Mapping[str, Any]) -> "EPState":
         """The state that :meth:`state` returned, on this problem."""
         pooled, frame = state["pooled"], state["frame"]
-        extremes = state.get("extremes")  # older states have none
+        extremes = state.get("extremes") or []  # the oldest states have none
+        extremes = [extremes] if isinstance(extremes, Mapping) else extremes
         gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
         numbers = dict(state["numbers"])
         seen = SeenLooks(
             plan=LookPlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
             histograms=NormHistograms(tuple((counts, sd) for counts, sd in state["counts"])),
-            extremes=ExtremeCounts(**extremes) if extremes else None,
+            extremes=tuple(ExtremeCounts(**each) for each in extremes),
             pooled=PooledLooks(**pooled) if pooled else None,
             scale=numbers.pop("scale"),
             weight=numbers.pop("weight"),
