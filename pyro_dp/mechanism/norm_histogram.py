@@ -27,6 +27,7 @@ MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
 # has no tail. If clipped parts point to one side, the tail decides the bias, and more are tried.
 _FEW = (0.25, 0.45, 0.8, 1.2), (0.2, 0.4)
 _MANY = (0.25, 0.35, 0.45, 0.6, 0.8, 1.0, 1.2), (0.1, 0.2, 0.3, 0.4)
+_UNLIKELY = 1e-4  # odds of a bell, relative to the likeliest
 _REFUTED = 5.0  # standard deviations of the residual of a bell
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
@@ -87,11 +88,27 @@ class Norms:
     """The norms of all N records, as far as the noise lets see.
 
     :param norms: (n,), ascending.
-    :param counts: records of each, (n,), N in all; not negative.
+    :param readings: records of each norm in m readings that the noise allows, (m, n). They are not
+        negative, and N in all on average.
+    :param odds: probabilities of the readings, (m,).
     """
 
     norms: Floats
-    counts: Floats
+    readings: Floats
+    odds: Floats
+
+    @staticmethod
+    def of(norms: Floats, counts: Floats) -> "Norms":
+        """One reading alone.
+
+        :param counts: records of each norm, (n,).
+        """
+        return Norms(norms, counts[None], np.ones(1))
+
+    @functools.cached_property
+    def counts(self) -> Floats:
+        """Records of each norm, (n,): the mean over the readings."""
+        return self.odds @ self.readings
 
     @staticmethod
     def read(
@@ -123,14 +140,17 @@ class Norms:
         residual = residual.clip(0.0) / max(sd, 1e-9 * size) ** 2
         log_prior = log_prior - (((medians - math.log(typical)) / spread) ** 2) / 2
         score = log_prior - residual / 2
-        weights = np.exp(score - score.max())
-        fitted = size * (weights @ shares) / weights.sum()
+        odds = np.exp(score - score.max())
+        likely = odds > _UNLIKELY
+        readings, odds = shares[likely], odds[likely] / odds[likely].sum()
         if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
             peaked = within_noise(single_peak(counts), counts, sd, tail)
             if peaked.any():
-                fitted = peaked
-        kept = fitted > 1e-9 * size
-        return Norms(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
+                readings, odds = peaked[None] / size, np.ones(1)
+        fitted = odds @ readings
+        kept = fitted > 1e-9
+        readings = readings[:, kept] * (size / fitted[kept].sum())
+        return Norms(np.exp(MIDDLES[kept]), readings, odds)
 
     @staticmethod
     def places_above(bound: float) -> slice:
@@ -148,6 +168,15 @@ class Norms:
     def excess(self, bounds: Floats) -> Floats:
         """The clipped excess, in units of norm: sum of (norm - bound)+, one for each bound."""
         return np.maximum(self.norms - bounds[:, None], 0.0) @ self.counts
+
+    def rms_excess(self, bounds: Floats) -> Floats:
+        """Root mean square of the excess over all readings: a bias may be as large as this.
+
+        Noise can hide a tail. The mean over readings with and without it is too small if it exists.
+        """
+        excess = np.maximum(self.norms - bounds[:, None], 0.0) @ self.readings.T
+        rms: Floats = np.sqrt(excess**2 @ self.odds)
+        return rms
 
     def weight(self, bounds: Floats, power: int = 1) -> Floats:
         """Mean of min(1, bound / norm) to this power, one for each bound."""

@@ -410,7 +410,7 @@ def test_parts_cut_off_agree_less_in_more_dimensions(residuals, ratio):
 
 
 def test_parts_that_agree_less_are_clipped_more():
-    norms = Norms(np.geomspace(1.0, 40.0, 50), np.geomspace(1000.0, 1.0, 50))
+    norms = Norms.of(np.geomspace(1.0, 40.0, 50), np.geomspace(1000.0, 1.0, 50))
     kinds = Residuals.OTHER, Residuals.SUMMED
     less, more = (LookPlan(30, 5000, 1.0, kind).bound(norms, 4.0) for kind in kinds)
     assert less < more

@@ -17,7 +17,7 @@ def log_normal(place, left, right, size):
 
 
 def norms_of(counts):
-    return Norms(np.exp(MIDDLES[counts > 0]), counts[counts > 0])
+    return Norms.of(np.exp(MIDDLES[counts > 0]), counts[counts > 0])
 
 
 @pytest.mark.parametrize("right", [0.2, 0.5])
@@ -87,6 +87,6 @@ def test_no_counts_at_all():
 
 
 def test_bias_is_what_is_cut_off():
-    norms = Norms(np.array([1.0, 3.0]), np.array([90.0, 10.0]))
+    norms = Norms.of(np.array([1.0, 3.0]), np.array([90.0, 10.0]))
     found = bias(norms, np.array([3.0, 2.0]), 2)
     assert found == pytest.approx([0.0, 10 * math.sqrt(1 / 16)])

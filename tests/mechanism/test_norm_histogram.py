@@ -157,3 +157,29 @@ def test_noise_makes_no_groups(rng):
     for seed in range(300):
         counts = exact + np.random.default_rng(seed).normal(0.0, 10.0, SIZE)
         assert Norms.read(counts, 10.0, 20_000, typical=1.0, spread=0.25).norms.max() < 200
+
+
+def test_a_bias_may_be_as_large_as_the_readings_say():
+    norms = Norms(
+        np.array([1.0, 3.0]), np.array([[100.0, 0.0], [80.0, 20.0]]), np.array([0.9, 0.1])
+    )
+    np.testing.assert_allclose(norms.counts, [98.0, 2.0])
+    np.testing.assert_allclose(norms.excess(np.array([2.0])), 2.0)
+    np.testing.assert_allclose(norms.rms_excess(np.array([2.0])), math.sqrt(0.1) * 20)
+    alone = Norms.of(norms.norms, norms.counts)
+    np.testing.assert_allclose(alone.rms_excess(np.array([2.0])), 2.0)
+
+
+def test_noise_that_hides_a_tail_leaves_several_readings(rng):
+    norms = np.abs(1 - rng.exponential(size=5000))
+
+    def read(sd):
+        counts = noisy_counts(norms, sd)
+        found = Norms.read(counts, sd, 5000, typical=0.8, spread=0.25, one_sided=True)
+        assert found.counts.sum() == pytest.approx(5000) and found.odds.sum() == pytest.approx(1)
+        return [excess(np.array([2.5]))[0] for excess in (found.excess, found.rms_excess)]
+
+    mean, rms = read(170.0)
+    assert rms > 1.3 * mean
+    mean, rms = read(1.0)
+    assert rms < 1.05 * mean

@@ -246,12 +246,14 @@ class EPState:
         precision = self.prior_seen() + pooled.curvature
         bound = self.required_frame.bound
         if bound == math.inf:
-            ones = Norms(np.ones(1), np.full(1, float(self.plan.size)))
+            ones = Norms.of(np.ones(1), np.full(1, float(self.plan.size)))
             root = self.plan.root(precision, pooled.curvature_noise, ones, scale, 1.0)
             return replace(self, frame=Frame.of(root, scale, bound))
-        norms = self.seen.norms(self.posterior.mean[self.problem.places])
+        point = self.posterior.mean[self.problem.places]
+        norms = self.seen.norms(point)
         root = self.plan.root(precision, pooled.curvature_noise, norms, scale, bound)
-        frame = Frame.of(root, scale, self.plan.bound(norms, scale), pooled.relative_noise)
+        bound = self.plan.bound(norms, scale, self.seen.extremes_near(point))
+        frame = Frame.of(root, scale, bound, pooled.relative_noise)
         gain = math.inf if shortened else 0.5 * (step @ precision @ step).item()
         share = self._next_share(frame, precision, gain)
         alike = self.alike + 1 if share == self.share else 1
@@ -367,7 +369,7 @@ class EPState:
         return {
             "looks": [vars(look) for look in seen.looks],
             "counts": list(seen.histograms),
-            "extremes": vars(seen.extremes) if seen.extremes else None,
+            "extremes": [vars(each) for each in seen.extremes],
             "pooled": vars(seen.pooled) if seen.pooled else None,
             "frame": vars(self.frame) if self.frame else None,
             "plan": vars(self.plan),
@@ -386,14 +388,15 @@ class EPState:
     def resumed(self, state: Mapping[str, Any]) -> "EPState":
         """The state that :meth:`state` returned, on this problem."""
         pooled, frame = state["pooled"], state["frame"]
-        extremes = state.get("extremes")  # older states have none
+        extremes = state.get("extremes") or []  # the oldest states have none
+        extremes = [extremes] if isinstance(extremes, Mapping) else extremes
         gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
         numbers = dict(state["numbers"])
         seen = SeenLooks(
             plan=LookPlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
             histograms=tuple((counts, sd) for counts, sd in state["counts"]),
-            extremes=ExtremeCounts(**extremes) if extremes else None,
+            extremes=tuple(ExtremeCounts(**each) for each in extremes),
             pooled=PooledLooks(**pooled) if pooled else None,
             scale=numbers.pop("scale"),
             weight=numbers.pop("weight"),

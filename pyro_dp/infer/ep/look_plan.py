@@ -4,6 +4,7 @@ All of it follows from public settings and from earlier releases.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.norm_counts import FROM, are_counted
+from pyro_dp.infer.ep.norm_counts import FROM, ExtremeCounts, are_counted, extreme_excess
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
@@ -28,6 +29,7 @@ _WEIGHT_SD = 0.15  # standard deviation of the mean weight that norms predict
 _LEAST_WEIGHT = 0.1
 _NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
+SURE = 4.0  # standard deviations: a far larger bound makes far more noise
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 
@@ -160,7 +162,7 @@ class LookPlan:
         values = (values / values.mean()).clamp(min=1e-12)
         return (vectors / values.sqrt()) @ vectors.mT
 
-    def bound(self, norms: Norms, scale: float) -> float:
+    def bound(self, norms: Norms, scale: float, extremes: Sequence[ExtremeCounts] = ()) -> float:
         """C, at which noise, bias and lost information together cost least.
 
         Let v be the records' mean curvature and w their mean weight. The noise costs
@@ -168,12 +170,15 @@ class LookPlan:
         d B^2 / (2 N v) if all of it points to one side. Unequal weights lose information.
 
         :param norms: the parts' norms before weights.
+        :param extremes: numbers of extreme records, which no histogram shows.
         """
         least = norms.norms[norms.counts.cumsum() > _LOWEST * self.size][0]
-        bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(norms.norms[-1]) + 0.3, 0.05))
+        most = max([norms.norms[-1], *(each.lengths[-1] for each in extremes)])
+        bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(most) + 0.3, 0.05))
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
-        cost = cost + self._aligned * self.dim * norms.excess(bounds) ** 2 / unit
+        excess = norms.excess(bounds) + extreme_excess(extremes, norms, bounds, SURE)
+        cost = cost + self._aligned * self.dim * excess**2 / unit
         if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)

@@ -18,15 +18,15 @@ from torch import Tensor
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Measured
-from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, Norms
+from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, Floats, Norms
 
 FROM = (4.0, 16.0)  # the least norms of two classes of extreme records, in units of the bound
 KEPT = 0.6  # fraction of its clipped part that an extreme record keeps
 _COUNTED = math.sqrt(1 - KEPT**2)
 _USUAL_EXTREME = 1.5  # norm of an extreme record, relative to the least one of its class
 _ALIKE = 0.2  # difference of the logarithms of two looks' bounds
-_SIGNIFICANT = 2.75  # standard deviations
-_NEAR = 0.1  # squared distance from which norms differ
+SIGNIFICANT = 2.75  # standard deviations
+NEAR = 0.1  # squared distance from which norms differ
 _SPREAD = 2.0  # sd of the first guess of norms, in nats
 _SPREAD_LATER = 0.25
 _SURE = 3.0  # standard deviations
@@ -94,29 +94,52 @@ class ExtremeCounts:
         unit = _COUNTED * bound
         return ExtremeCounts(released / unit, noise / unit, bound)
 
-    def after(self, before: "ExtremeCounts | None") -> "ExtremeCounts":
-        """The mean with earlier looks, if their bound was about the same."""
-        if before is None or abs(math.log(before.bound / self.bound)) > _ALIKE:
-            return self
-        share = before.sd**2 / (before.sd**2 + self.sd**2)
-        counts = share * self.counts + (1 - share) * before.counts
+    def joined(self, other: "ExtremeCounts") -> "ExtremeCounts":
+        """The mean with those of another look, whose bound is about the same."""
+        share = other.sd**2 / (other.sd**2 + self.sd**2)
+        counts = share * self.counts + (1 - share) * other.counts
         return ExtremeCounts(counts, math.sqrt(share) * self.sd, self.bound)
 
-    def excess(self, norms: Norms) -> float:
-        """Sum of the extreme records' norms beyond the bound, as far as a fit lacks it.
+    @property
+    def lengths(self) -> Floats:
+        """Norm of an extreme record of each class, about, (classes,)."""
+        return self.bound * _USUAL_EXTREME * np.array(FROM)
+
+    def excess(self, norms: Norms, bounds: Floats, sds: float = SIGNIFICANT) -> Floats:
+        """Sum of the extreme records' norms beyond each bound, as far as a fit lacks it.
 
         A class counts if it has significantly more records than the fit has. All count if their
         sum is significant.
 
         :param norms: the fit to a histogram.
+        :param sds: how many standard deviations are significant.
         """
         edges = [each * self.bound for each in (*FROM, math.inf)]
         more = self.counts.cpu().numpy() - np.histogram(norms.norms, edges, weights=norms.counts)[0]
-        significant = more > _SIGNIFICANT * self.sd
-        if more.sum() > _SIGNIFICANT * math.sqrt(len(FROM)) * self.sd:
+        significant = more > sds * self.sd
+        if more.sum() > sds * math.sqrt(len(FROM)) * self.sd:
             significant |= more > 0
-        lengths = self.bound * (_USUAL_EXTREME * np.array(FROM) - 1)
-        return float((more * lengths)[significant].sum())
+        sums: Floats = np.maximum(self.lengths - bounds[:, None], 0.0) @ (more * significant)
+        return sums
+
+
+def extreme_excess(
+    seen: Sequence[ExtremeCounts], norms: Norms, bounds: Floats, sds: float = SIGNIFICANT
+) -> Floats:
+    """As :meth:`ExtremeCounts.excess`, of the bound whose looks find most.
+
+    A look with a small bound sees records that a larger one keeps.
+
+    :param seen: counts of several looks, one for each.
+    """
+    found: list[ExtremeCounts] = []
+    for each in seen:
+        alike = [other for other in found if abs(math.log(other.bound / each.bound)) < _ALIKE]
+        found = [other for other in found if other not in alike[:1]]
+        found.append(each.joined(alike[0]) if alike else each)
+    return np.max(
+        [np.zeros(len(bounds)), *(each.excess(norms, bounds, sds) for each in found)], axis=0
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +162,7 @@ class MeanHistogram:
         :param distances: squared, of where each was made.
         """
         sds = torch.tensor([sd for _, sd in histograms]).to(distances).clamp(min=1e-6)
-        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
+        weights = 1 / ((1 + (distances / NEAR) ** 2) * sds**2)
         weights = weights / weights.sum()
         counts = torch.tensordot(weights, torch.stack([each for each, _ in histograms]), dims=1)
         return MeanHistogram(counts, (weights * sds).norm().item(), size)

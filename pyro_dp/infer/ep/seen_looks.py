@@ -8,8 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.look_plan import Frame, LookPlan
-from pyro_dp.infer.ep.norm_counts import ExtremeCounts, Histograms, MeanHistogram
+from pyro_dp.infer.ep.look_plan import SURE, Frame, LookPlan
+from pyro_dp.infer.ep.norm_counts import (
+    NEAR,
+    ExtremeCounts,
+    Histograms,
+    MeanHistogram,
+    extreme_excess,
+)
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
 from pyro_dp.mechanism.norm_histogram import Norms
@@ -23,7 +29,7 @@ class SeenLooks:
     :param plan: settings of looks, which are public.
     :param looks: all looks without the opening, which reads norms alone.
     :param histograms: histograms of norms, one for each look, if there is noise.
-    :param extremes: number of extreme records; None: no look has counted them.
+    :param extremes: numbers of extreme records, one for each of the last looks.
     :param pooled: all looks together; None: there is no look yet.
     :param scale: mean curvature of a record, all directions together.
     :param weight: mean weight of the records in the last look.
@@ -32,7 +38,7 @@ class SeenLooks:
     plan: LookPlan
     looks: tuple[Look, ...] = ()
     histograms: Histograms = ()
-    extremes: ExtremeCounts | None = None
+    extremes: tuple[ExtremeCounts, ...] = ()
     pooled: PooledLooks | None = None
     scale: float = 1.0
     weight: float = 1.0
@@ -55,7 +61,7 @@ class SeenLooks:
         sums, counted = released[0].tensor_split([dim + entries + 1])
         gradient, curvature, total = sums.split([dim, entries, 1])
         new = zip(released[1:], noises[1:], strict=True)
-        histograms, norms, weight, extremes = (*self.histograms, *new), None, 1.0, None
+        histograms, extremes, norms, weight = (*self.histograms, *new), self.extremes, None, 1.0
         if frame.bound < math.inf:
             points = [*(look.point for look in self.looks), point]
             norms = self._norms(self._mean(histograms, points, point))
@@ -63,7 +69,7 @@ class SeenLooks:
             unit = frame.counted * size
             weight = self.plan.mean_weight(total.item() / unit, noise / unit, predicted)
             if self.plan.num_extremes:
-                extremes = ExtremeCounts.read(counted, noise, frame.bound).after(self.extremes)
+                extremes = (*extremes, ExtremeCounts.read(counted, noise, frame.bound))
         back = torch.linalg.inv(frame.root)
         curvature = back @ unstacked(curvature / frame.weight, dim) @ back
         sd = noise / weight
@@ -79,7 +85,9 @@ class SeenLooks:
         looks = (*self.looks, look)
         if norms is not None:
             bounds = np.array([each.bound for each in looks])
-            excess = norms.excess(bounds) / norms.weight(bounds)
+            near = self._near(extremes, points, point)
+            excess = norms.rms_excess(bounds) + extreme_excess(near, norms, bounds, SURE)
+            excess = excess / norms.weight(bounds)
             looks = tuple(
                 replace(look, squared_bias=self.plan.squared_bias(each.item()))
                 for look, each in zip(looks, excess, strict=True)
@@ -95,6 +103,10 @@ class SeenLooks:
         """The mean of all, above all of those near a point."""
         return self._mean(self.histograms, [look.point for look in self.looks], point)
 
+    def extremes_near(self, point: Tensor) -> list[ExtremeCounts]:
+        """The counts of looks near a point: far away, other records are extreme."""
+        return self._near(self.extremes, [look.point for look in self.looks], point)
+
     def squared_bias(self, bound: float) -> float:
         """Squared bias of the score in a direction by clipping, in coordinates M^1/2 z.
 
@@ -102,11 +114,10 @@ class SeenLooks:
         """
         if bound == math.inf:
             return 0.0
-        norms = self.norms(self.looks[-1].point)
-        excess = norms.excess(np.array([bound]))[0].item()
-        if self.extremes is not None:
-            excess += self.extremes.excess(norms)
-        return self.plan.squared_bias(excess / self.weight)
+        point, bounds = self.looks[-1].point, np.array([bound])
+        norms, near = self.norms(point), self.extremes_near(point)
+        excess = norms.rms_excess(bounds) + extreme_excess(near, norms, bounds)
+        return self.plan.squared_bias(excess.item() / self.weight)
 
     @property
     def required_pooled(self) -> PooledLooks:
@@ -119,11 +130,20 @@ class SeenLooks:
     def _mean(
         self, histograms: Histograms, points: Sequence[Tensor], point: Tensor
     ) -> MeanHistogram:
-        distances = point.new_zeros(len(points))
-        if self.pooled is not None:
-            own = self.pooled.curvature, self.plan.size
-            distances = squared_distances(points, point, *own)
-        return MeanHistogram.of(histograms, distances, self.plan.size)
+        return MeanHistogram.of(histograms, self._distances(points, point), self.plan.size)
+
+    def _near(
+        self, extremes: Sequence[ExtremeCounts], points: Sequence[Tensor], point: Tensor
+    ) -> list[ExtremeCounts]:
+        distances = self._distances(points, point).tolist()
+        last = zip(reversed(extremes), reversed(distances), strict=False)
+        return [each for each, distance in last if distance < NEAR]
+
+    def _distances(self, points: Sequence[Tensor], point: Tensor) -> Tensor:
+        """Squared, in nats per record."""
+        if self.pooled is None:
+            return point.new_zeros(len(points))
+        return squared_distances(points, point, self.pooled.curvature, self.plan.size)
 
 
 _MEDIAN = 0.455  # a squared standard normal number has this median

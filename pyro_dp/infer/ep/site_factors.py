@@ -27,8 +27,8 @@ _NOTHING = torch.zeros(0, dtype=torch.float64)
 class LowRank:
     """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
 
-    If J has one row, gradients are no vectors either: their norms follow from the row's. A site
-    with a matrix of its own has the identity as J.
+    If J has one row, gradients are no vectors either: their norms follow from that of the row. A
+    site with a matrix of its own has the identity as J.
 
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).

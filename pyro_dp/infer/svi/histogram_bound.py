@@ -92,7 +92,7 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
             part = (tail @ shares) / max(tail @ tail, 1e-300)  # that counts have of it, on average
             fitted = seen + min(max(part, 0.0), 1.0) * tail
     kept = fitted > 1e-6 * fitted.max()
-    return Norms(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
+    return Norms.of(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
 
 def _seen(shares: Floats, sd: float) -> Floats:
