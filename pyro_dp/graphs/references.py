@@ -26,12 +26,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from pyro_dp.graphs.places import (
     LISTS,
+    Attributes,
     Cell,
     ClassAttributes,
     Names,
     ParameterStore,
     Place,
-    PublicAttributes,
     Slots,
     slots_of,
 )
@@ -126,8 +126,9 @@ class References:
             self._wait(thing.func, _name(thing.func))
             for i, value in enumerate(thing.args):
                 self._wait(value, f"argument {i} {of}")
-            for name, value in {**thing.keywords, **vars(thing)}.items():
+            for name, value in thing.keywords.items():
                 self._wait(value, f"argument {name!r} {of}")
+            self._look_at_namespace(vars(thing), of, None)
         elif isinstance(thing, _BOUND):
             self._wait(thing.__self__, label, users)
         elif isinstance(thing, _CACHE):
@@ -236,7 +237,7 @@ class References:
         elif is_users(type(thing)) or isinstance(thing, types.SimpleNamespace):
             self._look_at_namespace(attributes, owner, None)
         elif users and values and keeps_for_users(type(thing)):
-            self.places.append(PublicAttributes(f"an attribute {owner}", thing))
+            self.places.append(Attributes(f"an attribute {owner}", thing))
         if is_users(type(thing)) and slots_of(type(thing)):
             self.places.append(Slots(f"an attribute {owner}", thing))
             values |= self.places[-1].values()
@@ -270,7 +271,7 @@ class References:
             self.places.append(Place(f"an attribute {owner}", modules))
             self.places.append(Place(f"an attribute {owner}", vars(module)))
         else:
-            self.places.append(PublicAttributes(f"an attribute {owner}", module))
+            self.places.append(Attributes(f"an attribute {owner}", module))
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
