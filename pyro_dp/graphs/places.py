@@ -70,16 +70,15 @@ class Names(Place):
                 self.owner[name] = value
 
 
-class PublicAttributes(Place):
-    """The attributes of a library's object that users set, without its own caches."""
+class Attributes(Place):
+    """The attributes of a library's object."""
 
-    hidden = "_"  # names that do not count begin with it
     # Not by object's methods, which thread locals refuse.
     write: Callable = staticmethod(lambda owner, name, value: owner.__dict__.update({name: value}))
     delete: Callable = staticmethod(lambda owner, name: owner.__dict__.pop(name))
 
     def values(self) -> dict[str, Any]:
-        return {k: x for k, x in vars(self.owner).items() if not k.startswith(self.hidden)}
+        return {k: x for k, x in vars(self.owner).items() if not k.startswith("__")}
 
     @property
     def reader(self) -> Callable[[str], Any]:
@@ -94,7 +93,7 @@ class PublicAttributes(Place):
                 self.write(self.owner, name, value)
 
 
-class Slots(PublicAttributes):
+class Slots(Attributes):
     """Attributes that are declared by ``__slots__``."""
 
     write, delete = staticmethod(object.__setattr__), staticmethod(object.__delattr__)
@@ -128,10 +127,9 @@ class Cell(Place):
             del self.owner.cell_contents
 
 
-class ClassAttributes(PublicAttributes):
+class ClassAttributes(Attributes):
     """State that a class keeps for all its objects."""
 
-    hidden = "__"
     write, delete = staticmethod(setattr), staticmethod(delattr)
 
 

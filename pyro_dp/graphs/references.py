@@ -19,18 +19,19 @@ import numpy as np
 import torch
 from pyro.contrib.easyguide import EasyGuide
 from pyro.infer.autoguide import AutoGuide
+from pyro.nn import PyroModule
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from pyro_dp.graphs.places import (
     LISTS,
+    Attributes,
     Cell,
     ClassAttributes,
     Names,
     ParameterStore,
     Place,
-    PublicAttributes,
     Slots,
     slots_of,
 )
@@ -43,8 +44,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 
 def is_users(thing: Any) -> bool:
     """Whether a function, class or module is the user's own, and no library's."""
-    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
-    return not is_library(name or "builtins")
+    return not is_library(_module_of(thing))
 
 
 def is_library(module: str) -> bool:
@@ -54,13 +54,20 @@ def is_library(module: str) -> bool:
 
 def keeps_for_users(kind: type) -> bool:
     """Whether a library's objects are made to be written to: handlers, namespaces."""
-    root = (kind.__module__ or "").split(".")[0]
+    root = _module_of(kind).split(".")[0]
     return root == "pyro" or root in sys.stdlib_module_names
+
+
+def _module_of(thing: Any) -> str:
+    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
+    return name if name and isinstance(name, str) else "builtins"  # classes of C have others
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
 _CACHE = type(functools.cache(len))
+# Modules of these classes have no buffers but the user's.
+_WITHOUT_BUFFERS = (torch.nn.Module, torch.nn.Sequential, PyroModule)
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 _MOST_THINGS = 50_000
@@ -76,7 +83,7 @@ class References:
     :ivar parameters: those of Pyro.
     :ivar places: holders of Python values; Pyro's parameters come first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
-    :ivar held: (label, thing), the tensors, arrays and sequences that user code itself holds.
+    :ivar held: (label, thing), the tensors, arrays and collections that user code itself holds.
     :ivar caches: functions with an ``lru_cache``.
     :ivar generators: (label, generator of random numbers), without the global ones.
     """
@@ -119,8 +126,9 @@ class References:
             self._wait(thing.func, _name(thing.func))
             for i, value in enumerate(thing.args):
                 self._wait(value, f"argument {i} {of}")
-            for name, value in {**thing.keywords, **vars(thing)}.items():
+            for name, value in thing.keywords.items():
                 self._wait(value, f"argument {name!r} {of}")
+            self._look_at_namespace(vars(thing), of, None)
         elif isinstance(thing, _BOUND):
             self._wait(thing.__self__, label, users)
         elif isinstance(thing, _CACHE):
@@ -135,6 +143,8 @@ class References:
         elif not isinstance(thing, types.ModuleType):
             if _is_generator(thing):
                 self.generators.append((label, thing))
+            if users and _has_length(thing):
+                self.held.append((label, thing))
             self._look_at_object(thing, label, users)
 
     def _wait(self, thing: Any, label: str, users: bool = True) -> None:
@@ -223,11 +233,11 @@ class References:
                 self._wait(value, f"attribute {name!r} {owner}", users=False)
             return
         if isinstance(thing, torch.nn.Module):
-            users = self._look_at_module(thing, values, owner)
+            self._look_at_module(thing, values, owner, users)
         elif is_users(type(thing)) or isinstance(thing, types.SimpleNamespace):
             self._look_at_namespace(attributes, owner, None)
         elif users and values and keeps_for_users(type(thing)):
-            self.places.append(PublicAttributes(f"an attribute {owner}", thing))
+            self.places.append(Attributes(f"an attribute {owner}", thing))
         if is_users(type(thing)) and slots_of(type(thing)):
             self.places.append(Slots(f"an attribute {owner}", thing))
             values |= self.places[-1].values()
@@ -236,27 +246,32 @@ class References:
                 self._wait(value, f"attribute {name!r} {owner}", users)
         self._wait(type(thing), type(thing).__name__)
 
-    def _look_at_module(self, module: torch.nn.Module, values: dict, owner: str) -> bool:
-        """Remove what all modules have from the values, and return whether it is a user's own."""
+    def _look_at_module(
+        self, module: torch.nn.Module, values: dict, owner: str, held: bool
+    ) -> None:
+        """Remove what all modules have from the values.
+
+        :param held: whether the user's own code holds the module.
+        """
         users = is_users(type(module))
         if isinstance(module, LazyModuleMixin) and not users:
             values.clear()  # it takes shapes from its first input, and becomes another class
-            return users
+            return
         for kind in ("buffer", "parameter"):
             own = values.pop(f"_{kind}s")
             self.places.append(Place(f"a {kind} {owner}", own))
+            # Users do not hold a library's own buffers, such as permutations.
+            theirs = users or (held and (kind == "parameter" or type(module) in _WITHOUT_BUFFERS))
             for name, value in own.items():
-                # Users do not hold a library's own buffers, such as permutations.
-                self._wait(value, f"{kind} {name!r} {owner}", users)
+                self._wait(value, f"{kind} {name!r} {owner}", theirs)
         modules = values.pop("_modules")
         for name, value in modules.items():
-            self._wait(value, f"module {name!r} {owner}", users)
+            self._wait(value, f"module {name!r} {owner}", held)
         if users:
             self.places.append(Place(f"an attribute {owner}", modules))
             self.places.append(Place(f"an attribute {owner}", vars(module)))
         else:
-            self.places.append(PublicAttributes(f"an attribute {owner}", module))
-        return users
+            self.places.append(Attributes(f"an attribute {owner}", module))
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -288,12 +303,19 @@ def sentence(label: str) -> str:
 
 
 def _is_frame(thing: Any) -> bool:
-    return type(thing).__module__.split(".")[0] == "pandas" and hasattr(thing, "to_numpy")
+    return _module_of(type(thing)).split(".")[0] == "pandas" and hasattr(thing, "to_numpy")
 
 
 def _is_column(thing: Any) -> bool:
     """Rows that lie elsewhere: it has a shape, and rows can be taken of it."""
     return isinstance(getattr(thing, "shape", None), tuple) and hasattr(type(thing), "take")
+
+
+def _has_length(thing: Any) -> bool:
+    """Whether it may have an element per record: a sparse matrix, a view, a reader of files."""
+    kind = type(thing)
+    sized = hasattr(kind, "__len__") or hasattr(kind, "shape")
+    return sized and not isinstance(thing, (range, torch.nn.Module))
 
 
 def _is_generator(thing: Any) -> bool:

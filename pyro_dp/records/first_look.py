@@ -5,7 +5,6 @@ beside the arguments are refused by name: they would reach the release unclipped
 parameter that starts at them is public.
 """
 
-import numbers
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.graphs.places import LISTS
 from pyro_dp.graphs.references import References, sentence
 from pyro_dp.records.arguments import (
     NO_SHARD,
@@ -43,7 +41,7 @@ _SAME_MEMORY = (
     "Read the data from the arguments only, or capture a copy of public numbers."
 )
 _ROWS = (
-    "{label} has {size} rows, as many as there are records. Captured data cannot be protected. "
+    "{label} has {size} {kind}, as many as there are records. Captured data cannot be protected. "
     "Pass it as an argument of step(), and read it from there. (A public constant that has this "
     "length by chance: keep it as c[None], or torch.tensor([c]) of a list, and read c[0].)"
 )
@@ -59,7 +57,7 @@ _NUMBERS = (
     "data: it is for the curator only.)"
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
-_ROWS_OF = (numbers.Number, list, tuple, dict, Tensor, np.ndarray, type(None))  # in a container
+_KINDS = ("rows", "columns")
 _WAYS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),
     True: (Reading.WHOLE, Reading.COUNTED),
@@ -70,17 +68,18 @@ _WAYS: dict[bool | str, tuple[Reading, ...]] = {
 def refuse_rows(references: References, size: int) -> None:
     """:raises ModelError: something that user code holds has a row per record; names it."""
     for label, thing in references.held:
-        if size > 1 and _rows(thing) == size:
-            if found := re.match(_OF_CONDITION, label):
-                raise ModelError(_CONDITIONED.format(site=found.group(1), size=size))
-            raise ModelError(_ROWS.format(label=sentence(label), size=size))
+        kind = _elements(thing, size)
+        if kind == _KINDS[0] and (found := re.match(_OF_CONDITION, label)):
+            raise ModelError(_CONDITIONED.format(site=found.group(1), size=size))
+        if kind:
+            raise ModelError(_ROWS.format(label=sentence(label), size=size, kind=kind))
 
 
 def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
     memory = {address(x.tensor) for x in records.columns if isinstance(x, TensorColumn)}
     memory |= {_base(x.array) for x in records.columns if isinstance(x, ArrayColumn)}
-    given = [x for x in records.original.leaves if _rows(x) == records.count]
+    given = [x for x in records.original.leaves if _shape(x)[:1] == (records.count,)]
     memory |= {address(x) for x in given if isinstance(x, Tensor)}
     memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
     for label, tensor in references.tensors:
@@ -119,17 +118,25 @@ def _base(array: Any) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _rows(thing: Any) -> int:
-    """How many rows a thing has, if it is an array, or holds numbers or containers."""
-    if isinstance(thing, Tensor):
-        return 0 if thing.requires_grad or thing.dim() == 0 else len(thing)
-    shape = getattr(thing, "shape", None)
-    if isinstance(shape, tuple):
-        return shape[0] if shape else 0
-    if not isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
-        return 0
-    first = next(iter(thing.values() if isinstance(thing, dict) else thing), "")
-    return len(thing) if isinstance(first, _ROWS_OF) else 0
+def _elements(thing: Any, size: int) -> str:
+    """Which elements of a thing are as many as there are records; an empty text if none are."""
+    shape = () if isinstance(thing, Tensor) and thing.requires_grad else _shape(thing)
+    if size > 1 and shape[:1] == (size,):
+        return _KINDS[0]
+    # A public constant of this length may be the only row.
+    turned = size > 1 and len(shape) == 2 and shape[0] > 1 and shape[1] == size
+    return _KINDS[1] if turned else ""
+
+
+def _shape(thing: Any) -> tuple[int, ...]:
+    """That of an array or a tensor, or the length of another collection."""
+    try:
+        if isinstance(thing, Tensor) and thing.is_nested:
+            return (thing.size(0),)
+        shape = getattr(thing, "shape", None)
+        return shape if isinstance(shape, tuple) else (len(thing),)
+    except Exception:  # whatever a user's class may raise
+        return ()
 
 
 def find_reading(

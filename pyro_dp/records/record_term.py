@@ -206,9 +206,9 @@ class RecordTerm:
         shown = self.shown(particle, latents, index, row, mode, local_rows, public)
         with shown as (model, guide, args, kwargs):
             loss = looped_loss(self.loss, model, guide, args, kwargs)
-        if not loss.requires_grad:
-            return {}, loss
-        with guarded("Differentiating a record's term"):
+            if not loss.requires_grad:
+                return {}, loss
+            # Within: a derivative of the user's own may keep something, too.
             gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
         return {
             n: g for n, g in zip(inputs, gradients, strict=True) if g is not None
@@ -251,7 +251,7 @@ class RecordTerm:
         )
         parameters = {name: particle.parameters[name].detach() for name in leaves}
         own = (batch.local_rows, batch.indices, batch.rows, list(batch.values))
-        with guarded("Differentiating the records' terms"):
+        with self.state.preserved(batched=True), guarded("Differentiating the records' terms"):
             gradients, aside = gradient(particle.detached(), parameters, *own)
         (of_latents, of_parameters, of_local), (losses, sampled, otherwise) = gradients, aside
         return RecordGradients(of_latents, of_parameters, losses, of_local, sampled, otherwise)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.graphs.references import sentence
 from pyro_dp.mechanism.releases import Releases
 from pyro_dp.mechanism.sampling import AllRecords, DrawnAhead, Indices, RecordSampler
 from pyro_dp.records.arguments import (
@@ -48,6 +49,11 @@ _OTHER_DIMENSION = (
     "argument {name!r}, which has shape {shape}. They must lie in dimension 0: write "
     "svi.run({name}.transpose(0, {dim})), and {name} = {name}.transpose(0, {dim}) as the first "
     "line of model and guide."
+)
+_COLUMNS = (
+    "{label} has {size} columns, as many as there are records, and would be a public constant. "
+    "Transpose it, here and in the first line of model and guide, so that each record has a row. "
+    "(A public constant that has this shape by chance: pass c[None], and read c[0].)"
 )
 _BATCH = (
     "Argument {name!r} is a batch: it has {rows} rows, and the private plate {plate.name!r} has "
@@ -126,6 +132,8 @@ class Records:
         self._names = argument_names(model, args, kwargs)
         if not self._data:
             raise ModelError(_no_data(plate, zip(self._names, self._leaves, strict=True)))
+        if text := _turned({plate.size, self.count}, self.constants):
+            raise ModelError(text)
         columns = [as_column(self._leaves[i]) for i in self._data]
         self.columns: list[Column] = [HeldRows(x) if x.sequential else x for x in columns]
         self.numbers = DataNumbers(self.columns)
@@ -362,6 +370,19 @@ def _no_data(plate: PrivatePlate, arguments: Iterable[tuple[str, Any]]) -> str:
     text = _BATCH if rows < plate.size else _PART
     names = ", ".join(name for name, shape in shapes.items() if shape[0] == rows)
     return text.format(plate=plate, name=name, names=names, rows=rows)
+
+
+def _turned(sizes: set[int], constants: Sequence[tuple[str, Any]]) -> str:
+    """An error text for an argument that has a column per record; empty: there is none.
+
+    :param sizes: the numbers of all records and of those here.
+    """
+    for label, leaf in constants:
+        if has_rows(leaf) and len(leaf.shape) == 2 and len(leaf) > 1:
+            count = leaf.shape[1]
+            if count > 1 and count in sizes:
+                return _COLUMNS.format(label=sentence(label), size=count)
+    return ""
 
 
 def _same(new: Any, old: Any, known: int) -> bool:

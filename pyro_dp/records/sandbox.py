@@ -12,11 +12,13 @@ from unittest import mock
 
 import pyro
 import torch
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pyro_dp.graphs.references import is_library
+from pyro_dp.graphs.tracing import tracing
 from pyro_dp.records.vectorised import OF_NUMBERS, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError
 
@@ -71,6 +73,10 @@ _ADVICE = (
         "Pass the arguments of model and guide to step() or run(), in their order.",
     ),
 )
+_CAUGHT = (
+    "The model or guide catches an error of torch. Records run together, so another record may "
+    "cause it. Ask beforehand, as torch.linalg.cholesky_ex does, and choose by torch.where."
+)
 _MISTAKES = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)
 _LONGEST = 600  # characters of a message
 
@@ -109,6 +115,8 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
     * Integers and floats may meet in products and likelihoods
       (:mod:`pyro_dp.records.vectorised`).
     * Batch statistics are refused: they mix records, and running averages would keep them.
+    * User code may catch an error of torch. Its answer would hold for all records that run at once,
+      or in all calls of a graph. So these raise, and records run one at a time.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.
     * A function under ``torch.compile`` runs as written. Compiled, it could not be vectorised or
@@ -119,15 +127,18 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
     :param hint: the end of the message: the remedy, where the exception itself does not tell it.
     """
     quiet = contextlib.nullcontext() if public else _no_warnings()
+    alone = _RecordByRecord()
     try:
         with (
             quiet,
             pyro.validation_enabled(False),
             mock.patch.object(Distribution, "_validate_sample", lambda self, value: None),
-            _RecordByRecord(),
+            alone,
             _not_compiled(),
         ):
             yield
+        if alone.failed:
+            raise ModelError(_CAUGHT)
     except PrivacyError as error:
         text = str(error).split("Trace Shapes:")[0].strip()
         if text == str(error):
@@ -168,7 +179,12 @@ def _no_warnings() -> Iterator[None]:
 
 
 class _RecordByRecord(TorchFunctionMode):
-    """A mode without statistics of a batch, in which numbers of different dtypes may meet."""
+    """A mode without statistics of a batch, in which numbers of different dtypes may meet.
+
+    :ivar failed: whether a function raised for all records at once, or in a graph.
+    """
+
+    failed = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -181,7 +197,17 @@ class _RecordByRecord(TorchFunctionMode):
                 "Batch normalisation in training mode mixes records: call .eval(), or normalise "
                 "each record."
             )
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except Exception:
+            self.failed = self.failed or _together()
+            raise
+
+
+def _together() -> bool:
+    """Whether all records run at once, or the operations join a graph."""
+    levels = get_interpreter_stack() or ()
+    return tracing() or any(each.key() == TransformType.Vmap for each in levels)
 
 
 def _location(error: Exception) -> str:

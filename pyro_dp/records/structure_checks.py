@@ -153,8 +153,9 @@ def _require_isolated(term: RecordTerm, at: Callable) -> None:
     with term.state.pristine() as changes:
         for i in records.examples()[1:]:
             at(i, records.row(i))
-        _, again = at(0, first)
-    if not agree(loss, again):
+        once_more, again = at(0, first)
+    same = all(agree(each, once_more[name]) for name, each in gradients.items())
+    if not (same and agree(loss, again)):
         require_same_changes(once, changes)
         raise ModelError(_REMEMBERS)
 

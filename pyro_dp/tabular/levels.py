@@ -56,8 +56,9 @@ class LevelColumn(Column):
             raise ConfigurationError(
                 "levels must be different, and all text, all integers, or all booleans."
             )
-        if kinds == {int} and any(abs(int(x)) > LARGEST for x in levels):
-            raise ConfigurationError("levels must be between -2**53 and 2**53.")
+        # A missing value turns a column into floats, and the next number into 2**53.
+        if kinds == {int} and any(abs(int(x)) >= LARGEST for x in levels):
+            raise ConfigurationError("levels must lie above -2**53 and below 2**53.")
         self._declare(objects(self.all_levels))
 
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -162,11 +162,11 @@ class StatisticsSum:
             return [_flat(found[name], name, x) for name, x in self.statistics.items()]
 
         batches = records.passes(indices.to(records.device), limit or len(indices))
-        with guarded("The E-step"):
-            if isinstance(self.model, IsolatedModel):  # it changes global state
-                for batch in batches:
-                    total.add(*contributions(batch))
-            else:
+        if isinstance(self.model, IsolatedModel):  # it guards itself, and changes global state
+            for batch in batches:
+                total.add(*contributions(batch))
+        else:
+            with guarded("The E-step"):
                 total.add_each(contributions, batches)
         return total
 

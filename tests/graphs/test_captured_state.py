@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
@@ -164,6 +165,17 @@ def by_parameter_store():
     return model, lambda: sorted(pyro.get_param_store().keys())
 
 
+def by_private_attribute():
+    """A module of torch, a distribution and a partial function keep it."""
+    net, prior = nn.Sequential(), dist.Normal(0.0, 1.0)
+
+    def model(x):
+        net._sum = prior._sum = partial._sum = x.sum().item()
+
+    partial = functools.partial(model)
+    return partial, lambda: [getattr(each, "_sum", None) for each in (net, prior, partial)]
+
+
 def by_handler():
     """Behind Pyro's own handlers."""
     model, kept = by_closure()
@@ -174,6 +186,7 @@ WAYS = [
     *(by_closure, by_rebound_variable, by_list, by_global_container, by_global_name, by_helper),
     *(by_default, by_function_attribute, by_partial, by_callable_object, by_bound_method),
     *(by_class_attribute, by_module, by_namespace, by_parameter_store, by_handler),
+    by_private_attribute,
 ]
 
 

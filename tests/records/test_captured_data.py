@@ -1,11 +1,14 @@
 """Data that model or guide hold beside their arguments are refused by name."""
 
+import array
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
+import scipy
 import torch
 from problems import logistic, regression_data
 from pyro import poutine
@@ -106,6 +109,87 @@ def test_as_many_rows_as_records(thing):
     with pytest.raises(ModelError, match="'thing', which model.*30 rows"):
         check(capturing(thing))
     check(capturing(thing[None] if hasattr(thing, "shape") else [[*thing][1:]]))
+
+
+@dataclass
+class Person:
+    age: int
+
+
+class Reader:
+    """Rows that lie elsewhere."""
+
+    def __len__(self):
+        return SIZE
+
+
+def bare(thing):
+    found = nn.Module()
+    found.register_buffer("thing", thing)
+    return nn.Sequential(found)
+
+
+def with_an_attribute(thing):
+    found = nn.Module()
+    found.thing = thing
+    return found
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        [Person(1)] * SIZE,
+        tuple([Person(1)] * SIZE),
+        dict.fromkeys(range(SIZE), Person(1)),
+        ["1"] * SIZE,
+        dict.fromkeys(range(SIZE), 1).values(),
+        array.array("d", range(SIZE)),
+        scipy.sparse.csr_matrix(np.eye(SIZE, 3)),
+        scipy.sparse.coo_array(np.eye(SIZE, 3)),
+        torch.nested.nested_tensor([torch.zeros(2)] * SIZE, layout=torch.jagged),
+        Reader(),
+        nn.Embedding.from_pretrained(torch.zeros(SIZE, 2)),
+        bare(torch.zeros(SIZE, dtype=torch.long)),
+        with_an_attribute(torch.zeros(SIZE, dtype=torch.long)),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_an_element_per_record_of_any_kind(thing):
+    with pytest.raises(ModelError, match="30 rows"):
+        check(capturing(thing))
+
+
+def test_collections_of_public_length():
+    check(capturing([range(SIZE), ["1"] * 3, "x" * SIZE, bare(torch.zeros(SIZE + 1))]))
+
+
+def test_an_array_of_an_arrow_table():
+    arrow = pytest.importorskip("pyarrow")
+    with pytest.raises(ModelError, match="30 rows"):
+        check(capturing(arrow.array(range(SIZE))))
+
+
+def test_a_column_per_record():
+    """As of a copy that was transposed."""
+    thing = torch.randint(9, (3, SIZE))
+    with pytest.raises(ModelError, match="'thing', which model.*30 columns"):
+        check(capturing(thing))
+    check(capturing([thing[:1], thing[None], nn.Linear(SIZE, 3)]))
+
+
+def test_an_argument_with_a_column_per_record():
+    def model(x, y):
+        loc = pyro.sample("loc", dist.Normal(x.float().mean(), 1.0))
+        with pyro.plate("data", len(y)) as i:
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=y[i])
+
+    x, accountant = torch.randint(9, (3, SIZE)), PrivacyAccountant()
+    optim = pyro.optim.Adam({"lr": 0.01})
+    svi = PaperDPSVI(model, AutoNormal(model), optim, accountant=accountant, noise=1.0)
+    with pytest.raises(ModelError, match="Argument 'x' has 30 columns"):
+        svi.step(x, Y)
+    assert accountant.num_releases == 0
+    svi.step(x[None], Y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,7 +11,7 @@ from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer.autoguide import AutoNormal
 from releases import Releases, gradients, require_bound, take
 
-from pyro_dp import Execution, FullBatch, Noise
+from pyro_dp import Execution, FullBatch, ModelError, Noise
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.records.record_term import Batch, RecordTerm
 
@@ -183,6 +183,51 @@ def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
     gradient, everyone = gradients(monkeypatch, svi, x), list(range(len(x)))
     with_it, without = gradient(everyone), gradient([i for i in everyone if i != 5])
     torch.testing.assert_close(with_it, without)
+
+
+def catches(x):
+    """One of the records that run at once raises for all."""
+    w, v = weights()
+    with pyro.plate("data", len(x)):
+        try:
+            mean = w + v + 0 * torch.linalg.cholesky(x.reshape(-1, 1, 1)).sum()
+        except RuntimeError:
+            mean = w - v
+        pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+@JIT
+def test_an_error_that_the_model_catches_is_one_records(monkeypatch, jit):
+    x = make(catches)().data[0].abs()
+    svi = new(catches, clip=0.5, execution=Execution(jit=jit))
+    for _ in range(4):  # the first ones are checked
+        svi.step(x)
+    x.numpy()[5] = -1.0  # after the checks, which torch does not notice
+    require_bound(gradients(monkeypatch, svi, x), len(x), [4, 5])
+
+
+def test_an_error_that_the_model_catches_on_some_record_is_refused():
+    x = make(catches)().data[0].abs()
+    x[5] = -1.0
+    with pytest.raises(ModelError, match="catches an error of torch"):
+        new(catches).step(x)
+
+
+def test_graphs_have_no_error_that_the_model_catches():
+    """A placeholder, of ones, decides for no record."""
+
+    def model(x):
+        w, v = weights()
+        with pyro.plate("data", len(x)):
+            try:
+                mean = w + 0 * torch.linalg.cholesky(-x.reshape(-1, 1, 1)).sum()
+            except RuntimeError:
+                mean = 2 * v
+            pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+    svi = new(model, execution=Execution(jit="trace"))
+    with pytest.warns(UserWarning, match="catches an error of torch"):
+        svi.step(make(model)().data[0].abs())
 
 
 @pytest.mark.filterwarnings(APART)

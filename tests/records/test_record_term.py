@@ -11,8 +11,9 @@ import torch
 from problems import PROBLEMS, Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
+from releases import gradients, require_bound
 
-from pyro_dp import Clip, FullBatch, Noise
+from pyro_dp import DPSEP, Clip, Execution, FullBatch, ModelError, Noise, PrivacyAccountant
 from pyro_dp.infer.svi.eager_step import LatentCoordinates, ParameterCoordinates
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_term import Batch
@@ -263,3 +264,62 @@ def test_a_generator_of_the_users_is_not_moved(draw):
     (particle,), state = eager(svi).draw(), own.get_state()
     svi._kept.prepared.term.gradients(particle, Batch(torch.arange(5), [x]))
     assert torch.equal(own.get_state(), state)
+
+
+class Hook:
+    """A derivative that keeps something: the largest so far, or the first."""
+
+    def __init__(self, largest):
+        self.largest, self.first = largest, None
+
+    def scaled(self, gradient):
+        """Takes a number, and so records run one at a time."""
+        self.largest = max(self.largest, float(gradient.abs().max()))
+        return gradient / self.largest
+
+    def kept(self, gradient):
+        self.first = gradient if self.first is None else self.first
+        return gradient
+
+
+def with_hook(hook):
+    def model(x):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            mean = 1.0 * loc
+            if mean.requires_grad:
+                mean.register_hook(hook)
+            pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+    return model
+
+
+def new_dpsep(model):
+    own = dict(accountant=PrivacyAccountant(), noise=1.0, moments="stein")
+    return DPSEP(model, AutoNormal(model), **own)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+def test_a_derivative_that_keeps_something(monkeypatch):
+    """The checks do not see it, and it is put back after each record."""
+    x, hook = torch.linspace(-2.0, 2.0, 24), Hook(100.0)
+    x[5] = 1e4
+    model = with_hook(hook.scaled)
+    new_dpsep(model).step(x)
+    assert hook.largest == 100.0
+    still = pyro.optim.Adam({"lr": 1e-30})
+    svi = new_paper_dpsvi(model, AutoNormal(model), optim=still, clip=0.5)
+    require_bound(gradients(monkeypatch, svi, x), len(x), [3, 5])
+    assert hook.largest == 100.0
+    hook.largest, x[-1] = 1.0, 50.0  # which the checks look at
+    with pytest.raises(ModelError, match="'largest' of Hook changes with the data"):
+        new_paper_dpsvi(model, AutoNormal(model), optim=still).step(x)
+
+
+def test_a_derivative_of_all_records_keeps_nothing():
+    x, hook = torch.linspace(-2.0, 2.0, 24), Hook(1.0)
+    model = with_hook(hook.kept)
+    new_paper_dpsvi(model, AutoNormal(model), execution=Execution(jit="none")).step(x)
+    assert hook.first is None
+    new_dpsep(model).step(x)
+    assert hook.first is None

@@ -376,9 +376,15 @@ def test_transposed_data():
         with pyro.plate("data", len(y)) as idx:
             pyro.sample("y", dist.Bernoulli(logits=w @ x[:, idx]), obs=y[idx])
 
+    def of_a_constant(x, y):
+        model(x[0], y)
+
     x, y = regression_data()
+    turned = x.T.contiguous()
+    with pytest.raises(ModelError, match="'x' has 30 columns"):
+        attempt(model, lambda x, y: handwritten_guide(x.T, y), data=(turned, y))
     with pytest.raises(ModelError, match="first dimension"):
-        attempt(model, lambda x, y: handwritten_guide(x.T, y), data=(x.T.contiguous(), y))
+        attempt(of_a_constant, lambda x, y: handwritten_guide(x[0].T, y), data=(turned[None], y))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -118,6 +118,7 @@ def test_labels_say_what_a_bin_holds():
         (lambda: Category(("a",), other="no"), "other"),
         (lambda: Category(("a",), dtype="float64"), "dtype"),
         (lambda: Category((2**60,)), "2**53"),
+        (lambda: Category((1, -(2**53))), "2**53"),
         (lambda: Binary((1, 2, 3)), "two"),
         (lambda: Binary(missing=True, dtype="bool"), "boolean"),
     ],

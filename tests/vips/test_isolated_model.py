@@ -95,7 +95,17 @@ class Remembers(Sums):
         return x / self.largest
 
 
-@pytest.mark.parametrize("kind", [Sums, Loops, Centres, Remembers])
+class Catches(Sums):
+    """One of the records that run at once raises for all."""
+
+    def e_step(self, x):
+        try:
+            return x + 0 * torch.linalg.cholesky((2 - x.max()).reshape(1, 1)).sum()
+        except RuntimeError:
+            return 2 * x
+
+
+@pytest.mark.parametrize("kind", [Sums, Loops, Centres, Remembers, Catches])
 def test_no_record_moves_another(kind):
     """Not even where the checks were passed by."""
     x, posterior = rows(), torch.zeros(2)
@@ -170,6 +180,13 @@ def test_a_record_on_which_it_fails_counts_as_zero(kind):
     x[7] = 6.0
     rest = torch.cat([x[:7], x[8:]])
     torch.testing.assert_close(sums(kind(), x)["sum"], rest.sum(0).double())
+
+
+def test_an_error_that_the_model_catches_is_one_records():
+    x = rows()
+    x[7] = 2.5
+    expected = x.sum(0) + x[7]
+    torch.testing.assert_close(sums(Catches(), x)["sum"], expected.double())
 
 
 def test_an_error_on_public_rows_has_its_text():

@@ -73,13 +73,13 @@ class Likelihood:
         :param key: names the function.
         :param z: (d,), or (B, d) with a z for each record.
         """
-        own = z.dim() == 2
+        own, kept = z.dim() == 2, self.term.state.preserved  # a derivative may keep something, too
         if self.term.vectorizes:
             batched = torch.vmap(
                 function, in_dims=(0 if own else None, 0, 0), randomness="different"
             )
             try:
-                with warnings.catch_warnings():
+                with kept(batched=True), warnings.catch_warnings():
                     # Some operation of enumeration is slow in second derivatives.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     return self._remembered(key, batched(z, indices, rows))
@@ -90,7 +90,8 @@ class Likelihood:
         for b, index in enumerate(indices):
             like = self._likes.get(key)
             try:
-                result = function(z[b] if own else z, index, [row[b] for row in rows])
+                with kept():
+                    result = function(z[b] if own else z, index, [row[b] for row in rows])
             except Exception:
                 if like is None:
                     raise
