@@ -241,9 +241,11 @@ class References:
         if is_users(type(thing)) and slots_of(type(thing)):
             self.places.append(Slots(f"an attribute {owner}", thing))
             values |= self.places[-1].values()
+        library = isinstance(thing, torch.nn.Module) and not is_users(type(thing))
         for name, value in values.items():
             if name not in own:
-                self._wait(value, f"attribute {name!r} {owner}", users)
+                theirs = users and not (library and name.startswith("_"))
+                self._wait(value, f"attribute {name!r} {owner}", theirs)
         self._wait(type(thing), type(thing).__name__)
 
     def _look_at_module(

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.graphs.places import LISTS
 from pyro_dp.graphs.references import References, sentence
 from pyro_dp.records.arguments import (
     NO_SHARD,
@@ -134,9 +135,20 @@ def _shape(thing: Any) -> tuple[int, ...]:
         if isinstance(thing, Tensor) and thing.is_nested:
             return (thing.size(0),)
         shape = getattr(thing, "shape", None)
-        return shape if isinstance(shape, tuple) else (len(thing),)
+        if isinstance(shape, tuple):
+            return shape
+        return () if _is_code(thing) else (len(thing),)
     except Exception:  # whatever a user's class may raise
         return ()
+
+
+def _is_code(thing: Any) -> bool:
+    """Whether a container has functions, modules, optimizers and the like, which are no records."""
+    if not isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
+        return False
+    first = next(iter(thing.values() if isinstance(thing, dict) else thing), None)
+    of_library = str(type(first).__module__).split(".")[0] in ("torch", "pyro")
+    return callable(first) or (of_library and not isinstance(first, Tensor))
 
 
 def find_reading(

@@ -161,6 +161,7 @@ def test_an_element_per_record_of_any_kind(thing):
 
 def test_collections_of_public_length():
     check(capturing([range(SIZE), ["1"] * 3, "x" * SIZE, bare(torch.zeros(SIZE + 1))]))
+    check(capturing([[len] * SIZE, [nn.ReLU()] * SIZE, {"a": [dist.Normal(0.0, 1.0)] * SIZE}]))
 
 
 def test_an_array_of_an_arrow_table():
