@@ -21,18 +21,17 @@ variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027. At epsi
 gain.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import Categorical, Distribution, TorchDistribution
+from pyro.distributions import Distribution
 from torch import Tensor
-from torch.distributions import constraints
+from torch.nn import functional
 
 from pyro_dp.tabular.cells import CellCounts, Cells
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -163,51 +162,6 @@ def _places(cells: Cells) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(place), torch.from_numpy(counted)
 
 
-class RowMixture(TorchDistribution):
-    """Rows of codes, each from a component of its own, over which their density sums.
-
-    :param weights: the components', (K,).
-    :param tables: one for each column, (K, size).
-    :param rows: None: a value is a row, (columns,); else (rows, columns), and rows of -1 count
-        nothing.
-    :param batch_shape: each of the batch is from the same mixture.
-    """
-
-    arg_constraints: dict[str, Any] = {}
-    support = constraints.independent(constraints.integer_interval(-1, 2**53), 1)
-
-    def __init__(
-        self,
-        weights: Tensor,
-        tables: Sequence[Tensor],
-        rows: int | None = None,
-        batch_shape: Sequence[int] = (),
-    ):
-        self.weights, self.tables, self.rows = weights, list(tables), rows
-        event = [len(self.tables)] if rows is None else [rows, len(self.tables)]
-        super().__init__(torch.Size(batch_shape), torch.Size(event), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "RowMixture":
-        return type(self)(self.weights, self.tables, self.rows, batch_shape)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        used = value[..., 0] >= 0
-        value = value.long().clamp(min=0)
-        total = self.weights.log().expand(*value.shape[:-1], -1)
-        tiny = torch.finfo(self.weights.dtype).tiny
-        for j, table in enumerate(self.tables):
-            total = total + table.clamp(min=tiny).log().T[value[..., j]]
-        each = torch.where(used, total.logsumexp(dim=-1), 0.0)
-        return each if self.rows is None else each.sum(dim=-1)
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        rows = () if self.rows is None else (self.rows,)
-        shape = torch.Size(sample_shape) + self.batch_shape + rows
-        component = Categorical(self.weights).sample(shape)
-        drawn = [Categorical(table[component]).sample() for table in self.tables]
-        return torch.stack(drawn, dim=-1)
-
-
 _MOST_CELLS = 2**24
 _MOST_NUMBERS = 2**27  # in all tables
 
@@ -321,9 +275,16 @@ class MarginMixture(ConjugateModel):
             else:
                 prior = dist.Dirichlet(ones.new_ones(number, size)).to_event(1)
                 tables.append(pyro.sample(f"table_{j}", prior))
-        rows = codes.shape[1] if codes.dim() == 3 else None
+        # One distribution of all columns: codes that a column lacks have probability 0.
+        most = max(self.cells.sizes)
+        padded = [functional.pad(each, (0, most - each.shape[1])) for each in tables]
+        row = dist.Categorical(torch.stack(padded, dim=1)).to_event(1)
+        mixture = dist.MixtureSameFamily(dist.Categorical(weights), row)
         with pyro.plate("data", len(codes)) as idx:
-            pyro.sample("codes", RowMixture(weights, tables, rows), obs=codes[idx])
+            own = codes[idx]
+            if own.dim() == 3:  # an empty slot counts nothing
+                mixture = mixture.mask(own[..., 0] >= 0).to_event(1)
+            pyro.sample("codes", mixture, obs=own.clamp(min=0))
 
 
 @dataclass(eq=False)
