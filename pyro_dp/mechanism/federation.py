@@ -121,13 +121,9 @@ class Federation:
 
     **Guarantee.** It holds for one record of one holder, as that holder's accountant states it,
     against anybody who sees all releases. This includes the other holders. Each can subtract its
-    own share of the noise, and at most c of them work together. Shares are drawn as in
-    :mod:`pyro_dp.mechanism.fixed_point`: each is processed continuous Gaussian noise of variance at
-    least sigma^2 / (K - t - c). The factor stated there applies once to each share. The sum of
-    continuous shares is Gaussian noise of variance at least sigma^2, and the ledger's event states
-    an upper bound as always. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387, compare the sum of n
-    discrete Gaussians of scale s with one. Their densities differ by a factor of at most exp(10 n
-    exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
+    own share of the noise, and at most c of them work together. The sum of the other shares is
+    noise of variance at least sigma^2, up to the factor of :mod:`pyro_dp.mechanism.fixed_point` for
+    each share. Proof: docs/proofs/integers.md.
 
     **Towards the adding party.** :class:`ShamirSums` shows nobody an upload: the holders add up
     among themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a

@@ -1,4 +1,4 @@
-"""The declared contents of a frame's column; everything declared is public.
+"""The declared contents of a frame's column, and its bins; everything declared is public.
 
 Nothing is learnt from data. Bounds, levels, bins, and the values that replace missing ones, come
 from the declaration. Values out of bounds are clipped, and nothing counts how often.
@@ -6,13 +6,13 @@ from the declaration. Values out of bounds are clipped, and nothing counts how o
 
 import abc
 import dataclasses
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
-from pyro_dp.tabular.bins import Bins
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 
@@ -21,6 +21,54 @@ _MISSING = (
     "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
 )
 LARGEST = 2**53  # the whole numbers up to it are floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Bins:
+    """Bin i is [edges[i], edges[i + 1]); the last one has its end, too."""
+
+    edges: tuple[float, ...]  # the last one of whole numbers is one more than the largest
+    labels: tuple[str, ...]
+    whole: bool  # numbers are whole
+    draws_whole: bool = False  # numbers are drawn whole, in bins that hold any
+
+    @property
+    def size(self) -> int:
+        return len(self.edges) - 1
+
+    @cached_property
+    def _edges(self) -> np.ndarray:
+        return np.array(self.edges, dtype=np.int64 if self.whole else np.float64)
+
+    def codes(self, values: np.ndarray) -> np.ndarray:
+        """Which bin each value lies in; those below are in the first, those above in the last."""
+        return np.searchsorted(self._edges[1:-1], values, side="right").astype(np.int64)
+
+    def draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A value for each code, uniform within its bin, of few decimals: a thousand values of the
+        narrowest bin differ."""
+        low, high = self._edges[codes], self._edges[codes + 1]
+        if self.whole:
+            return rng.integers(low, high)
+        drawn = np.minimum(low + rng.random(codes.shape) * (high - low), high)
+        shift = 1.0 if self.draws_whole else self._shift
+        # Rounding alone would move half of a bin's first number into the bin before it.
+        first, stop = np.ceil(self._edges[:-1] * shift), np.ceil(self._edges[1:] * shift)
+        stop[-1] = np.floor(self._edges[-1] * shift) + 1
+        some = (first < stop)[codes] & (abs(first) + abs(stop) < 2.0**52)[codes]
+        drawn[some] = rng.integers(first[codes[some]], stop[codes[some]]) / shift
+        return np.clip(drawn, low, high)
+
+    @cached_property
+    def _shift(self) -> float:
+        """The power of ten without which the decimals are left."""
+        wanted = np.ceil(3 - np.log10(np.diff(self._edges).min()))
+        return float(10.0 ** np.clip(wanted, 0.0, 15.0))
+
+    def within(self, low: float, high: float) -> np.ndarray:
+        """Which bins lie wholly in [low, high], (size,)."""
+        ends = self._edges[1:] - 1 if self.whole else self._edges[1:]
+        return (self._edges[:-1] >= low) & (ends <= high)
 
 
 class Column(abc.ABC):
