@@ -144,15 +144,9 @@ class Federation:
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
 
-    >>> from pyro_dp.federated import Federation
-    >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
-    ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
-    ...     def begin(self, holders, dropouts): ...
-    ...     def talk(self, public): return {0: public, 1: public}
-    ...     def add(self, upload): return 2 * upload, [0, 1]
-    ...     def leave(self): ...
-    >>> Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
-    Federation(index=0, holders=2, dropouts=0, colluders=1)
+    >>> from pyro_dp.federated import Federation, ShamirSums
+    >>> def join(addresses, index):  # in each hospital; it waits for the others
+    ...     return Federation(ShamirSums(addresses, index), holders=len(addresses))
     """
 
     def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 1):

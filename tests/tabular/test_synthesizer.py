@@ -17,15 +17,7 @@ from pyro_dp import (
     SchemaError,
     SubsampledGaussian,
 )
-from pyro_dp.tabular import (
-    Binary,
-    Category,
-    Count,
-    Number,
-    Schema,
-    Synthesizer,
-    margin_mixture,
-)
+from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer, margin_mixture
 from pyro_dp.tabular.synthesizer import all_margins
 
 SIZE = 500
