@@ -1,4 +1,4 @@
-"""The declared contents of a frame's column, and its bins; everything declared is public.
+"""The declared contents of a frame's column, its bins, and rules; everything declared is public.
 
 Nothing is learnt from data. Bounds, levels, bins, and the values that replace missing ones, come
 from the declaration. Values out of bounds are clipped, and nothing counts how often.
@@ -6,6 +6,7 @@ from the declaration. Values out of bounds are clipped, and nothing counts how o
 
 import abc
 import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -21,6 +22,8 @@ _MISSING = (
     "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
 )
 LARGEST = 2**53  # the whole numbers up to it are floats
+Rule = Mapping[str, Sequence[Any]]
+Values = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,3 +183,62 @@ class Column(abc.ABC):
     @property
     @abc.abstractmethod
     def _default_dtype(self) -> str: ...
+
+
+def require_rules(rules: Any, columns: Mapping[str, Column]) -> list[dict[str, tuple]]:
+    """Structural zeros: the rules, as plain tuples.
+
+    A rule names columns, each with levels, or with a range (low, high), both ends included; rows on
+    which all of them hold are impossible. ``None`` among levels stands for missing values.
+
+    :raises ConfigurationError: a rule has an unknown column or level, or no valid range.
+    """
+    if isinstance(rules, (str, Mapping)) or not isinstance(rules, Sequence):
+        raise ConfigurationError("impossible must be a list of rules, {column: levels or range}.")
+    found = []
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, Mapping) or not rule:
+            raise ConfigurationError(f"impossible[{i}] must be {{column: levels or range, ...}}.")
+        for name, allowed in rule.items():
+            if name not in columns:
+                raise ConfigurationError(f"impossible[{i}]: {name!r} is no declared column.")
+            try:
+                columns[name].within(allowed)
+            except (ConfigurationError, TypeError, ValueError) as error:
+                reason = str(error) if isinstance(error, ConfigurationError) else "no such values."
+                raise ConfigurationError(f"impossible[{i}], column {name!r}: {reason}") from None
+        found.append({name: tuple(map(_plain, allowed)) for name, allowed in rule.items()})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def zeros(rules: Sequence[Rule], columns: Mapping[str, Column]) -> list[dict[str, np.ndarray]]:
+    """Each rule by codes: which codes of a column lie wholly within it, (size,)."""
+    return [{name: columns[name].within(x) for name, x in rule.items()} for rule in rules]
+
+
+def possible_codes(
+    codes: np.ndarray, rules: Sequence[Rule], columns: Mapping[str, Column]
+) -> np.ndarray:
+    """Whether a row of codes has a possible value, (...,) from (..., columns)."""
+    place = {name: j for j, name in enumerate(columns)}
+    found = np.ones(codes.shape[:-1], dtype=bool)
+    for rule in zeros(rules, columns):
+        hit = [mask[codes[..., place[name]]] for name, mask in rule.items()]
+        found &= ~np.all(hit, axis=0)
+    return found
+
+
+def possible_values(
+    values: Values, rules: Sequence[Rule], columns: Mapping[str, Column]
+) -> np.ndarray:
+    """Whether a row of values is possible."""
+    first, _ = values[next(iter(columns))]
+    found = np.ones(first.shape, dtype=bool)
+    for rule in rules:
+        hit = [columns[name].holds(*values[name], allowed) for name, allowed in rule.items()]
+        found &= ~np.all(hit, axis=0)
+    return found

@@ -15,10 +15,15 @@ import torch
 from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
-from pyro_dp.tabular.column import Column
+from pyro_dp.tabular.column import (
+    Column,
+    possible_codes,
+    possible_values,
+    require_rules,
+    zeros,
+)
 from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
 from pyro_dp.tabular.expressions import evaluated, require_derived
-from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import MarginMixture
 from pyro_dp.tabular.ranges import Count, Date, Number

@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.settings import FullBatch, Noise, old_names_explained
-from pyro_dp.tabular.impossible import possible_codes
+from pyro_dp.tabular.column import possible_codes
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior, Mixture
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
