@@ -12,7 +12,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro_dp import DPSVI, ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Category, Schema
 from pyro_dp.tabular.cells import CellCounts, Cells
-from pyro_dp.tabular.margin_mixture import MarginMixture, Mixture, fitted
+from pyro_dp.tabular.margin_mixture import Mixture, fitted, row_model
 from pyro_dp.tabular.synthesizer import drawn_rows, possible_rows, systematic
 
 SIZES = (3, 4, 2, 3)
@@ -159,8 +159,8 @@ class TestPyroModel:
         known["weights"] = torch.tensor(mixture.weights)
 
         def density(codes):
-            model = MarginMixture(list(SIZES), len(mixture.weights), rows=codes[..., 0][0].numel())
-            trace = poutine.trace(poutine.condition(model.model, known)).get_trace(codes)
+            model = row_model(SIZES, len(mixture.weights))
+            trace = poutine.trace(poutine.condition(model, known)).get_trace(codes)
             trace.compute_log_prob()
             return trace.nodes["codes"]["log_prob"]
 
@@ -169,17 +169,6 @@ class TestPyroModel:
         slots[1, 2] = -1
         expected = torch.tensor([np.log(each[:3]).sum(), np.log(each[3:5]).sum()])
         torch.testing.assert_close(density(slots), expected)
-
-    @pytest.mark.parametrize("tied", [None, 2])
-    def test_sites_are_those_of_the_guide(self, tied):
-        model = MarginMixture(list(SIZES), 2, tied=tied, members=2)
-        codes = torch.from_numpy(drawn_rows(truth(), 50, np.random.default_rng(0)))
-        released = {"margins": counts_of(codes.numpy(), model.cells)}
-        posterior = model.posterior(released, {"margins": 5.0}, 50)
-        guide = poutine.trace(model.guide).get_trace(posterior)
-        replayed = poutine.trace(poutine.replay(model.model, guide)).get_trace(codes)
-        assert {*guide.stochastic_nodes, "data"} == set(replayed.stochastic_nodes)
-        assert replayed.log_prob_sum().isfinite()
 
     @pytest.mark.long
     def test_runs_in_dpsvi(self):
