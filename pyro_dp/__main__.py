@@ -8,7 +8,6 @@ command (:mod:`pyro_dp.tabular.command_line`).
 
 import argparse
 import math
-import os
 import shutil
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from pyro_dp import DPSVI, Noise, Posterior, PrivacyAccountant, PrivacyError
 from pyro_dp.accounting.second_opinion import second_opinion
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.utils.display import of_budget, spent_and_left, up
-from pyro_dp.utils.files import read_file, value_of
+from pyro_dp.utils.files import read_file, value_of, writable
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
 # an index of diseases. A value outside moves to the nearest bound.
@@ -224,18 +223,11 @@ def picture(text: str) -> Path:
     """Check that the path can hold a picture, before the fit spends time and budget."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    path = Path(text)
-    formats = FigureCanvasAgg.get_supported_filetypes()
-    if os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file in it.")
-    if not os.path.isdir(path.parent):
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}.")
+    path, formats = writable(text), FigureCanvasAgg.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         raise argparse.ArgumentTypeError(
             f"{path.name} does not end in a format of pictures: use one of {', '.join(formats)}."
         )
-    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"no permission to write {path}.")
     return path
 
 

@@ -161,7 +161,7 @@ def a_few_at_the_bound():
 
 @run(
     do="Declare the column as it is. In this example, ages were standardised, and the schema "
-    "says 20 to 80, so all of them became 20.",
+    "says 20 to 80, so all of them became 20."
 )
 def a_column_in_other_units():
     """A column that was standardised, and is declared in years."""
@@ -176,19 +176,13 @@ def dpsvi_with_too_little():
     return fitted(DPSVI, AutoNormal, epsilon=0.02, source=2).posterior().status
 
 
-@run(
-    ClippingWarning,
-    do="Leave `clip` out. Then `DPSVI` chooses the bound.",
-)
+@run(ClippingWarning, do="Leave `clip` out. Then `DPSVI` chooses the bound.")
 def a_small_bound():
     """A bound C that cuts nearly all records."""
     fitted(DPSVI, AutoNormal, optim=pyro.optim.Adam({"lr": 0.02}), num_steps=50, clip=0.1)
 
 
-@run(
-    PrivacyWarning,
-    do="Do nothing if the loop does not use the loss.",
-)
+@run(PrivacyWarning, do="Do nothing if the loop does not use the loss.")
 def a_loop():
     """The loss of a training loop."""
     guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
@@ -224,10 +218,7 @@ def a_hierarchy():
     return sep.posterior().status
 
 
-@run(
-    level="check",
-    do="Take a larger epsilon or more records.",
-)
+@run(level="check", do="Take a larger epsilon or more records.")
 def vips_with_too_little():
     """VIPS at a small epsilon: a status without a warning."""
     x, y = records()
@@ -235,10 +226,7 @@ def vips_with_too_little():
     return fitted(logit, epsilon=0.1, data=(x / 2, y)).posterior().status
 
 
-@run(
-    level="check",
-    do="Use the means, but no widths of mixtures, topics and belief networks.",
-)
+@run(level="check", do="Use the means, but no widths of mixtures, topics and belief networks.")
 def a_mixture():
     """VIPS with a mixture: its width lacks a part."""
     mixture = GaussianMixture(dim=3, components=2, radius=2.0)
@@ -246,10 +234,7 @@ def a_mixture():
     return fitted(vips, data=records()[:1]).posterior().status
 
 
-@run(
-    PrivacyWarning,
-    do="Make the accountant again with a smaller delta, which costs little noise.",
-)
+@run(PrivacyWarning, do="Make the accountant again with a smaller delta, which costs little noise.")
 def a_large_delta():
     """A delta that would let somebody publish five of 2,000 people."""
     accountant = PrivacyAccountant(epsilon=1.0, delta=0.0025)
@@ -278,8 +263,7 @@ def predictions_for_records_of_the_fit():
 
 
 @run(
-    NotPrivateWarning,
-    do="Pass last year's published table, or write the schema from the codebook.",
+    NotPrivateWarning, do="Pass last year's published table, or write the schema from the codebook."
 )
 def a_schema_from_data():
     """A schema that is drafted from a frame."""

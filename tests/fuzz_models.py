@@ -279,9 +279,7 @@ MODELS: dict[str, Callable] = {
     "data in a parameter": data_in_parameter,
     "quotes data": quotes_data,
     "quotes data inside": quotes_data_inside,
-    "control flow": _regression(
-        mean=lambda x, w: x @ w if x.sum() > 0 else x.sum(-1) * w[0],
-    ),
+    "control flow": _regression(mean=lambda x, w: x @ w if x.sum() > 0 else x.sum(-1) * w[0]),
     "mean of data": mean_of_data,
     "in place": in_place,
     "covariances": covariances,

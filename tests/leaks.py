@@ -17,12 +17,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
-from pyro.infer.autoguide import (
-    AutoDelta,
-    AutoNormal,
-    init_to_median,
-    init_to_value,
-)
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_median, init_to_value
 from pyro.optim import Adam
 from torch import Tensor, nn
 

@@ -52,7 +52,7 @@ def audit(
     In each trial the canary replaces the first record, or does not. A fifth of the runs chooses two
     thresholds. Above the upper one the attacker says "with", up to the lower one "without", and
     between them nothing. In the other runs a fair coin decides on the canary. The bound counts how
-    often the attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`, with the proof).
+    often the attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`).
 
     With a claim, the same runs also test its whole trade-off curve
     (:func:`pyro_dp.auditing.bounds.least_advantage`). Each test gets half of the error probability.

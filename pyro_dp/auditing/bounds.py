@@ -3,7 +3,8 @@
 Canaries are included by fair coins. From the releases an attacker guesses some of the coins and
 abstains from the others. Under (epsilon, delta)-differential privacy few guesses can be better than
 those of randomised response. It is right with probability q = e^epsilon / (1 + e^epsilon). Both
-bounds turn that around. They hold for any attack; a weak one makes them small.
+bounds turn that around. They hold for any attack; a weak one makes them small. The proofs are in
+docs/proofs/audits.md.
 
 :func:`least_advantage` and :func:`canaries_contradict` test a whole trade-off curve, and find noise
 that is a little too small.
@@ -43,18 +44,8 @@ def runs_bound(
 ) -> np.ndarray:
     """Bounds from independent runs, each with one coin, and a rule for guesses fixed before.
 
-    *Why it holds.* The rule says "with" on a set A and "without" on a set B of outcomes. Let P and
-    Q be the distributions with and without the canary. Privacy means P(A) <= e^epsilon Q(A) + delta
-    and Q(B) <= e^epsilon P(B) + delta. A guess is correct with probability c = (P(A) + Q(B)) / 2
-    and wrong with probability w = (Q(A) + P(B)) / 2. So c <= e^epsilon w + delta. With g = c + w
-    that is ::
-
-        c / g <= (e^epsilon + delta / g) / (1 + e^epsilon)
-
-    Conditionally on the number of guesses, the number of correct ones is binomial with c / g as
-    probability. Clopper & Pearson give lower limits on g (a twentieth of the error) and on c / g
-    (the rest). By the union bound both hold with the stated confidence. The inequality is solved
-    for epsilon. Each of the two directions alone is the case of an empty A or B.
+    Clopper & Pearson's limits on how often a guess is made (a twentieth of the error) and how often
+    it is right (the rest) hold together. Epsilon is the least that allows both.
 
     :param guesses: runs in which a guess was made; ``correct`` of these were right.
     :returns: bounds on epsilon in nats, >= 0.
@@ -65,10 +56,7 @@ def runs_bound(
 def least_advantage(trials: int, correct: int, error: float) -> float:
     """A lower limit on the total variation of runs with and without the canary.
 
-    *Why it holds.* The rule says "with" on a set A of outcomes, fixed before, and "without" on all
-    others. With the coin fair, a guess is right with probability (1 + P(A) - Q(A)) / 2. The number
-    of correct guesses is binomial, so Clopper & Pearson's limit applies. A trade-off curve f allows
-    P(A) - Q(A) <= max over x of 1 - x - f(x). This is its delta at epsilon zero. A larger limit
+    The rule for guesses was fixed before. A limit above a trade-off curve's delta at epsilon zero
     contradicts the curve. The test is sharp, because half of all runs inform each error rate.
 
     :param error: probability that the limit is too high, at most.
@@ -100,24 +88,6 @@ def canaries_error(
 
     Here top_j is the largest probability of Bin(j, q). Without delta this is Theorem 5.2 of
     Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run", arXiv 2305.08846).
-    The second term is a derivation of its own, mostly smaller than theirs (2 m delta max_i P(v - i
-    <= Bin(r, q) < v) / i).
-
-    *Proof.* Reveal the coins one after the other, in a uniformly random order.
-
-    1. Condition on T and the coins revealed before. A guess about coin i is then right with a
-       probability of at most q + F_i. F_i >= 0 is the excess.
-    2. Let h_j(n) = P(n + Bin(j, q) >= v). Then h_{j+1}(n) = h_j(n) + q (h_j(n+1) - h_j(n)). The
-       difference h_j(n+1) - h_j(n) = P(Bin(j, q) = v - 1 - n) is at most top_j.
-    3. Suppose that j guesses follow coin i. Then coin i moves the expectation of h at the present
-       count by at most F_i top_j. So P(W >= v) = E h_0(W) <= h_r(0) + sum_i E[F_i top_{j(i)}].
-    4. By Jensen's inequality F_i may be replaced by F_i*, the excess conditional on T and *all*
-       other coins. Conditionally on T and S the order is still uniform. Hence E[F_i top_{j(i)}] <=
-       E[F_i*] mean_j top_j.
-    5. Condition on the other coins. Let a be the density of T with canary i, and b that without it.
-       A guess "with" at t has the excess (a - e^epsilon b)+ / ((1 + e^epsilon)(a + b)). T has
-       density (a + b) / 2 there. So guesses "with" add at most delta / (2 (1 + e^epsilon)) to
-       E[F_i*]. Guesses "without" add as much again.
 
     :param canaries: m. ``guesses`` is r, and ``correct`` is v.
     :returns: the right-hand side, which may exceed 1.
@@ -134,10 +104,7 @@ def canaries_bound(
 ) -> float:
     """The largest epsilon for which :func:`canaries_error` is at most 1 - confidence; 0 if none is.
 
-    *Why it holds.* For each epsilon the error is at most 1 - confidence from some number v of
-    correct guesses on. If the run is (epsilon*, delta)-private it is so for every larger epsilon,
-    too. The bound exceeds epsilon* only if the count reaches the smallest v among those, which is
-    the v of one of them. The number of guesses was fixed before the run.
+    The number of guesses was fixed before the run.
     """
     error = 1.0 - confidence
     accuracy = float(rate_interval(correct, guesses, error)[0])
@@ -166,31 +133,8 @@ def canaries_contradict(
 ) -> bool:
     """Whether so many correct guesses in one run refute a trade-off curve.
 
-    Let p_u be the probability of u correct guesses out of r about m fair coins, and P_v that of v
-    or more. The run has the curve f with respect to each canary, in both directions. An attack of
-    power x has at least the false-positive rate g(x) = f(1 - x). Then, for each v ::
-
-        g(sum over u >= v of u p_u / m) <= sum over u >= v - 1 of (r - u) p_u / m
-
     This is the inequality of Mahloujifar, Melis & Chaudhuri 2024 ("Auditing f-differential privacy
-    in one run", arXiv 2410.22235) for coins. Proof and recursion here are our own.
-
-    *Proof.* Fix all coins but the i-th. The outcomes with a right guess about it and v or more
-    right guesses are a set of attacks "with" and one of attacks "without". If the coin is turned,
-    the same outcomes have a wrong guess about it, and v - 1 or more right ones. So g of the first
-    probability is at most the second. g is convex, so this holds for the means over coins and i.
-
-    *Recursion.* Let S_v be the sum of P_u over u >= v. Then the two sums are ::
-
-        ((v - 1) P_v + S_v) / m    and    ((r - v + 1) P_(v-1) - S_v) / m
-
-    Hence P_(v-1) is at least ::
-
-        max(P_v, (S_v + m g(((v - 1) P_v + S_v) / m)) / (r - v + 1))
-
-    which rises with P_v and S_v. If the observed number c had P_c > error, lower limits of all P_v
-    follow from P_c = S_c = error, down to v = 0. One above 1 is impossible. So the probability of c
-    or more is then at most ``error``.
+    in one run", arXiv 2410.22235) for coins. Proof and recursion are our own.
 
     :param curve: f, convex, falling and its own inverse.
     :param canaries: m. ``guesses`` is r, fixed before the run, and ``correct`` is c.

@@ -121,13 +121,9 @@ class Federation:
 
     **Guarantee.** It holds for one record of one holder, as that holder's accountant states it,
     against anybody who sees all releases. This includes the other holders. Each can subtract its
-    own share of the noise, and at most c of them work together. Shares are drawn as in
-    :mod:`pyro_dp.mechanism.fixed_point`: each is processed continuous Gaussian noise of variance at
-    least sigma^2 / (K - t - c). The factor stated there applies once to each share. The sum of
-    continuous shares is Gaussian noise of variance at least sigma^2, and the ledger's event states
-    an upper bound as always. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387, compare the sum of n
-    discrete Gaussians of scale s with one. Their densities differ by a factor of at most exp(10 n
-    exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
+    own share of the noise, and at most c of them work together. The sum of the other shares is
+    noise of variance at least sigma^2, up to the factor of :mod:`pyro_dp.mechanism.fixed_point` for
+    each share. Proof: docs/proofs/integers.md.
 
     **Towards the adding party.** :class:`ShamirSums` shows nobody an upload: the holders add up
     among themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a
@@ -148,15 +144,9 @@ class Federation:
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
 
-    >>> from pyro_dp.federated import Federation
-    >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
-    ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
-    ...     def begin(self, holders, dropouts): ...
-    ...     def talk(self, public): return {0: public, 1: public}
-    ...     def add(self, upload): return 2 * upload, [0, 1]
-    ...     def leave(self): ...
-    >>> Federation(TwiceMyself(), holders=2)  # ShamirSums(...) for others
-    Federation(index=0, holders=2, dropouts=0, colluders=1)
+    >>> from pyro_dp.federated import Federation, ShamirSums
+    >>> def join(addresses, index):  # in each hospital; it waits for the others
+    ...     return Federation(ShamirSums(addresses, index), holders=len(addresses))
     """
 
     def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 1):

@@ -28,14 +28,8 @@ batch. (Rejection takes a random time, independent of the sum.) Secure mode does
 memory or disk, faulty hardware or a broken generator.
 
 **Accounting.** The discrete Gaussian of scale s (Canonne, Kamath & Steinke 2020, arXiv 2004.00010)
-costs as much as the continuous one of variance s^2 - 16. Draw continuous noise N(x, s^2 - 16), and
-then a discrete Gaussian of variance 16 around the result. This gives an integer n with probability
-proportional to exp(-(n - x)^2 / (2 s^2)), up to the second draw's normalising sum. That sum varies
-with the centre by a factor of at most 1 +- 4 exp(-32 pi^2) (Poisson's summation). That is below 1
-+- 1e-136 per coordinate and step. Post-processing continuous noise adds no cost, subsampled and
-composed too. The noise of the ledger's event is at most the square root of s^2 - 16 grid units. So
-the event states an upper bound. Over 1e12 coordinates and steps, it holds up to a factor of 1 +-
-1e-120 in probabilities, and 1e-40 in delta for the sampler's precision.
+costs as much as the continuous one of variance s^2 - 16. That holds up to a factor of 1 +- 1e-136
+per coordinate and step. So the ledger's event states an upper bound (docs/proofs/integers.md).
 """
 
 import functools

@@ -37,11 +37,7 @@ _RAGGED = (
     "Column {name!r} holds lists without a fixed length: pad them to one, and write them as "
     "pyarrow.list_(value_type, length)."
 )
-_KINDS = (
-    ("is_floating", "f"),
-    ("is_integer", "i"),
-    ("is_boolean", "b"),
-)
+_KINDS = (("is_floating", "f"), ("is_integer", "i"), ("is_boolean", "b"))
 _ROWS = "columns(): {name!r} makes one row of several columns. Each must be one number per record."
 
 

@@ -12,23 +12,8 @@ wall has two sides:
   record's term (:class:`LocalOptimizer`). Neither rows nor their gradients are part of a release.
   Globals learn from the clipped, noised sum only.
 
-**Why the guarantee holds.** Let s be the private state of record n: its rows and their moments.
-Fix the earlier releases, and the selections and local draws R of all other records. R is
-independent of record n. Then the sum A of all others is the same constant whether or not record n
-is there. Record n adds b g(x_n, s) with |g| <= C for *any* s, and b is a fresh coin (Poisson) or 1
-(full). Without record n, the release is N(A, sigma^2 C^2). With it, the release is a mixture over
-s, by the earlier releases, of (1 - q) N(A, .) + q N(A + g, .). The subsampled Gaussian's pair
-dominates each component. Hockey-stick divergences are jointly convex, so the pair dominates the
-mixture, too. Under replace-one, the mixture is over the states of both candidates. Dominating pairs
-compose adaptively (Zhu, Dong & Wang 2022, arXiv 2106.08567, Theorem 10). This gives the ledger's
-cost for fixed R, and, by convexity again, for random R.
-
-**Why not with** ``FixedSizeSampling``. There R says whether record n was selected: a batch of fixed
-size without it holds one record more of the others. Amplification compares batches in which another
-record replaces it. With private states that record's past selections are tied to those of record n.
-How much earlier releases reveal of them depends on x_n. So at the same releases *several* records'
-contributions are distributed differently in the two data sets. The bound C of one record no longer
-covers the difference. It is refused.
+So the pair of a subsampled Gaussian dominates each release, whatever the rows are. For batches of
+fixed size that is not proven, and they are refused. Proof and reason: docs/proofs/rows.md.
 """
 
 import contextlib

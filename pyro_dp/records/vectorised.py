@@ -89,12 +89,7 @@ def _lstm(given: Tensor, state: State, weights: Sequence[Any]) -> State:
 
 
 def _layers(
-    cell: Cell,
-    given: Tensor,
-    start: Tensor | Sequence[Tensor],
-    flat: Any,
-    bias: Any,
-    *others: Any,
+    cell: Cell, given: Tensor, start: Tensor | Sequence[Tensor], flat: Any, bias: Any, *others: Any
 ) -> tuple[Tensor, ...] | None:
     """The arguments are those of torch's functions; None for packed sequences."""
     if not isinstance(bias, bool):

@@ -1,4 +1,4 @@
-"""The declared contents of a frame's column; everything declared is public.
+"""The declared contents of a frame's column, its bins, and rules; everything declared is public.
 
 Nothing is learnt from data. Bounds, levels, bins, and the values that replace missing ones, come
 from the declaration. Values out of bounds are clipped, and nothing counts how often.
@@ -6,13 +6,14 @@ from the declaration. Values out of bounds are clipped, and nothing counts how o
 
 import abc
 import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
-from pyro_dp.tabular.bins import Bins
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 
@@ -21,6 +22,56 @@ _MISSING = (
     "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
 )
 LARGEST = 2**53  # the whole numbers up to it are floats
+Rule = Mapping[str, Sequence[Any]]
+Values = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bins:
+    """Bin i is [edges[i], edges[i + 1]); the last one has its end, too."""
+
+    edges: tuple[float, ...]  # the last one of whole numbers is one more than the largest
+    labels: tuple[str, ...]
+    whole: bool  # numbers are whole
+    draws_whole: bool = False  # numbers are drawn whole, in bins that hold any
+
+    @property
+    def size(self) -> int:
+        return len(self.edges) - 1
+
+    @cached_property
+    def _edges(self) -> np.ndarray:
+        return np.array(self.edges, dtype=np.int64 if self.whole else np.float64)
+
+    def codes(self, values: np.ndarray) -> np.ndarray:
+        """Which bin each value lies in; those below are in the first, those above in the last."""
+        return np.searchsorted(self._edges[1:-1], values, side="right").astype(np.int64)
+
+    def draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A value for each code, uniform within its bin, of few decimals: a thousand values of the
+        narrowest bin differ."""
+        low, high = self._edges[codes], self._edges[codes + 1]
+        if self.whole:
+            return rng.integers(low, high)
+        drawn = np.minimum(low + rng.random(codes.shape) * (high - low), high)
+        shift = 1.0 if self.draws_whole else self._shift
+        # Rounding alone would move half of a bin's first number into the bin before it.
+        first, stop = np.ceil(self._edges[:-1] * shift), np.ceil(self._edges[1:] * shift)
+        stop[-1] = np.floor(self._edges[-1] * shift) + 1
+        some = (first < stop)[codes] & (abs(first) + abs(stop) < 2.0**52)[codes]
+        drawn[some] = rng.integers(first[codes[some]], stop[codes[some]]) / shift
+        return np.clip(drawn, low, high)
+
+    @cached_property
+    def _shift(self) -> float:
+        """The power of ten without which the decimals are left."""
+        wanted = np.ceil(3 - np.log10(np.diff(self._edges).min()))
+        return float(10.0 ** np.clip(wanted, 0.0, 15.0))
+
+    def within(self, low: float, high: float) -> np.ndarray:
+        """Which bins lie wholly in [low, high], (size,)."""
+        ends = self._edges[1:] - 1 if self.whole else self._edges[1:]
+        return (self._edges[:-1] >= low) & (ends <= high)
 
 
 class Column(abc.ABC):
@@ -132,3 +183,62 @@ class Column(abc.ABC):
     @property
     @abc.abstractmethod
     def _default_dtype(self) -> str: ...
+
+
+def require_rules(rules: Any, columns: Mapping[str, Column]) -> list[dict[str, tuple]]:
+    """Structural zeros: the rules, as plain tuples.
+
+    A rule names columns, each with levels, or with a range (low, high), both ends included; rows on
+    which all of them hold are impossible. ``None`` among levels stands for missing values.
+
+    :raises ConfigurationError: a rule has an unknown column or level, or no valid range.
+    """
+    if isinstance(rules, (str, Mapping)) or not isinstance(rules, Sequence):
+        raise ConfigurationError("impossible must be a list of rules, {column: levels or range}.")
+    found = []
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, Mapping) or not rule:
+            raise ConfigurationError(f"impossible[{i}] must be {{column: levels or range, ...}}.")
+        for name, allowed in rule.items():
+            if name not in columns:
+                raise ConfigurationError(f"impossible[{i}]: {name!r} is no declared column.")
+            try:
+                columns[name].within(allowed)
+            except (ConfigurationError, TypeError, ValueError) as error:
+                reason = str(error) if isinstance(error, ConfigurationError) else "no such values."
+                raise ConfigurationError(f"impossible[{i}], column {name!r}: {reason}") from None
+        found.append({name: tuple(map(_plain, allowed)) for name, allowed in rule.items()})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def zeros(rules: Sequence[Rule], columns: Mapping[str, Column]) -> list[dict[str, np.ndarray]]:
+    """Each rule by codes: which codes of a column lie wholly within it, (size,)."""
+    return [{name: columns[name].within(x) for name, x in rule.items()} for rule in rules]
+
+
+def possible_codes(
+    codes: np.ndarray, rules: Sequence[Rule], columns: Mapping[str, Column]
+) -> np.ndarray:
+    """Whether a row of codes has a possible value, (...,) from (..., columns)."""
+    place = {name: j for j, name in enumerate(columns)}
+    found = np.ones(codes.shape[:-1], dtype=bool)
+    for rule in zeros(rules, columns):
+        hit = [mask[codes[..., place[name]]] for name, mask in rule.items()]
+        found &= ~np.all(hit, axis=0)
+    return found
+
+
+def possible_values(
+    values: Values, rules: Sequence[Rule], columns: Mapping[str, Column]
+) -> np.ndarray:
+    """Whether a row of values is possible."""
+    first, _ = values[next(iter(columns))]
+    found = np.ones(first.shape, dtype=bool)
+    for rule in rules:
+        hit = [columns[name].holds(*values[name], allowed) for name, allowed in rule.items()]
+        found &= ~np.all(hit, axis=0)
+    return found

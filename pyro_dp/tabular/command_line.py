@@ -12,7 +12,6 @@ be. Otherwise it is refused, like all other misfits.
 """
 
 import argparse
-import os
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -38,7 +37,7 @@ from pyro_dp.utils.errors import (
     PrivacyError,
     SchemaError,
 )
-from pyro_dp.utils.files import write_text
+from pyro_dp.utils.files import writable, write_text
 
 DONE, FAILED, WRONG, NO_BUDGET = range(4)
 _STAGES = ("reading", "fitting", "drawing", "writing")
@@ -145,15 +144,15 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         type=partial(_integer, least=1),
         help="how many to draw; with a unit column, units (default: as fitted)",
     )
-    add("--output", type=_writable, required=True, help="CSV file to write")
+    add("--output", type=writable, required=True, help="CSV file to write")
     add("--report", type=_report, help="report to write: .html or .md")
     add(
         "--margins",
-        type=_writable,
+        type=writable,
         help="CSV file for the released counts of columns and pairs, with 95%% intervals",
     )
     add("--keep", metavar="COLUMN", help="whose relations to all others matter most")
-    add("--journal", type=_writable, help="ledger of all that is released of these data")
+    add("--journal", type=writable, help="ledger of all that is released of these data")
     source = parser.add_mutually_exclusive_group().add_argument
     source("--secure", action="store_true", help="noise in integers, from the system's generator")
     source(
@@ -179,22 +178,10 @@ def _there(text: str) -> Path:
     return path
 
 
-def _writable(text: str) -> Path:
-    """A path that can be written to, checked before anything is spent."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file in it.")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"no permission to write {path}.")
-    return path
-
-
 def _report(text: str) -> Path:
     if Path(text).suffix.lower() not in _FORMATS:
         raise argparse.ArgumentTypeError("a report ends in .html or .md.")
-    return _writable(text)
+    return writable(text)
 
 
 def _integer(text: str, least: int) -> int:

@@ -16,12 +16,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.expressions import (
-    CONTRASTS,
-    Expression,
-    called_name,
-    require_column,
-)
+from pyro_dp.tabular.expressions import CONTRASTS, Expression, called_name, require_column
 from pyro_dp.tabular.levels import LevelColumn
 from pyro_dp.tabular.ranges import Count, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError

@@ -37,7 +37,7 @@ class PrivateGLM:
 
     **Missing values**, if the schema declares them. A row without an outcome says nothing about it.
     A missing covariate is summed out, by its probabilities conditional on the covariates that are
-    never missing (:mod:`pyro_dp.tabular.incomplete`). This holds if missingness depends on observed
+    never missing (:mod:`pyro_dp.tabular.glm_model`). This holds if missingness depends on observed
     values only. Several incomplete covariates are assumed independent, conditional on the complete
     ones.
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
-from pyro_dp.tabular.bins import Bins
-from pyro_dp.tabular.column import LARGEST, Column
+from pyro_dp.tabular.column import LARGEST, Bins, Column
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 

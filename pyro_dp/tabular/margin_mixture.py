@@ -1,4 +1,4 @@
-"""The synthesizer's model: a mixture of independent columns, learnt from noisy margins by VIPS.
+"""The synthesizer's model: a mixture of independent columns, learnt from noisy margins.
 
 The margins of a mixture are sums over its components of products of two tables. Among mixtures of a
 fixed number of components, the fit seeks the posterior mode for the margins. Their noise is
@@ -21,23 +21,20 @@ variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027. At epsi
 gain.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import Categorical, Distribution, TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
+from torch.nn import functional
 
-from pyro_dp.tabular.cells import CellCounts, Cells
-from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.tabular.cells import Cells
+from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count
-from pyro_dp.vips.conjugate_model import ConjugateModel, Parts, Statistic, reviewed
 
 _STEPS = 400
 _MOST_TIMES = 4.0
@@ -163,97 +160,27 @@ def _places(cells: Cells) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(place), torch.from_numpy(counted)
 
 
-class RowMixture(TorchDistribution):
-    """Rows of codes, each from a component of its own, over which their density sums.
-
-    :param weights: the components', (K,).
-    :param tables: one for each column, (K, size).
-    :param rows: None: a value is a row, (columns,); else (rows, columns), and rows of -1 count
-        nothing.
-    :param batch_shape: each of the batch is from the same mixture.
-    """
-
-    arg_constraints: dict[str, Any] = {}
-    support = constraints.independent(constraints.integer_interval(-1, 2**53), 1)
-
-    def __init__(
-        self,
-        weights: Tensor,
-        tables: Sequence[Tensor],
-        rows: int | None = None,
-        batch_shape: Sequence[int] = (),
-    ):
-        self.weights, self.tables, self.rows = weights, list(tables), rows
-        event = [len(self.tables)] if rows is None else [rows, len(self.tables)]
-        super().__init__(torch.Size(batch_shape), torch.Size(event), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "RowMixture":
-        return type(self)(self.weights, self.tables, self.rows, batch_shape)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        used = value[..., 0] >= 0
-        value = value.long().clamp(min=0)
-        total = self.weights.log().expand(*value.shape[:-1], -1)
-        tiny = torch.finfo(self.weights.dtype).tiny
-        for j, table in enumerate(self.tables):
-            total = total + table.clamp(min=tiny).log().T[value[..., j]]
-        each = torch.where(used, total.logsumexp(dim=-1), 0.0)
-        return each if self.rows is None else each.sum(dim=-1)
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        rows = () if self.rows is None else (self.rows,)
-        shape = torch.Size(sample_shape) + self.batch_shape + rows
-        component = Categorical(self.weights).sample(shape)
-        drawn = [Categorical(table[component]).sample() for table in self.tables]
-        return torch.stack(drawn, dim=-1)
-
-
 _MOST_CELLS = 2**24
 _MOST_NUMBERS = 2**27  # in all tables
 
 
-@reviewed
-class MarginMixture(ConjugateModel):
-    """Rows of codes from a mixture with Dirichlet priors::
+@dataclass(frozen=True)
+class MarginMixture:
+    """The size of a mixture that is fitted to released counts (:func:`fitted`).
 
-        weights  ~ Dirichlet(1, ..., 1)                   K components
-        table_jk ~ Dirichlet(1, ..., 1)                   j = 1..columns, k = 1..K
-        assignment_r  ~ Categorical(weights)              r = 1..rows of a unit
-        code_rj  ~ Categorical(table_jk)                  k = assignment_r
-
-    With a tied column each component belongs to one of its levels, and has no table of it.
-
-    Its statistics are all 1- and 2-way margins within each level of the tied column: their
-    sensitivity is in :mod:`pyro_dp.tabular.cells`. They are static: VIPS releases them once, with
-    the whole budget, and the M-step (:func:`fitted`) finds the mixture to which they belong. There
-    is no E-step, which would cost a part of the budget and makes rows no better.
-
-    The marginals that this model gives to VIPS are those of as many rows as there were, without the
-    noise's uncertainty: they are where the synthesizer's rows come from, and no intervals.
-
-    Data: ``codes``, whole numbers: (N, columns), or (N, rows, columns) with -1 in empty slots.
-
-    :param sizes: codes of each column.
-    :param components: of each level and member.
-    :param tied: a column; None: there is one level.
-    :param rows: of a unit, at most.
+    :param cells: the counts.
+    :param components: how many each level and member has.
     :param members: how many fits are averaged.
     :raises ConfigurationError: there is nothing beside the tied column, or there are too many cells
         to count, or components to hold.
     """
 
-    def __init__(
-        self,
-        sizes: list[int],
-        components: int,
-        *,
-        tied: int | None = None,
-        rows: int = 1,
-        members: int = 1,
-    ):
-        self.cells = Cells(tuple(sizes), tied, require_count("rows", rows))
-        self.components = require_count("components", components)
-        self.members = require_count("members", members)
+    cells: Cells
+    components: int
+    members: int
+
+    def __post_init__(self) -> None:
+        require_count("components", self.components)
         if not self.cells.others:
             raise ConfigurationError("keep: a schema needs a column beside the one that is kept.")
         if self.cells.size > _MOST_CELLS:
@@ -263,67 +190,49 @@ class MarginMixture(ConjugateModel):
                 "levels."
             )
         width = sum(self.cells.sizes[j] for j in self.cells.others)
-        if self.members * self.cells.levels * self.components * width > _MOST_NUMBERS:
-            raise ConfigurationError(
-                f"components: {self.components} for each of {self.cells.levels} levels need too "
-                f"much memory. Choose fewer."
-            )
+        _require_room(self.components, self.cells.levels, self.members * width)
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
-        return {"margins": Statistic((self.cells.size,), self.cells.bound, static=True)}
 
-    def check(self, *data: Tensor) -> None:
-        sizes, rows = self.cells.sizes, self.cells.rows
-        if len(data) != 1:
-            raise ModelError("MarginMixture takes the argument codes.")
-        (codes,) = data
-        shapes = [(rows, len(sizes))] + ([(len(sizes),)] if rows == 1 else [])
-        if tuple(codes.shape[1:]) not in shapes:
-            raise ModelError(f"codes must be of shape (N, {rows}, {len(sizes)}).")
-        known = (codes >= 0) & (codes < torch.tensor(sizes, device=codes.device))
-        empty = (codes == -1).all(dim=-1)
-        if codes.is_floating_point() or not (known.all(dim=-1) | empty).all():
-            raise ModelError(
-                "codes must be whole numbers, each below the size of its column. (This message "
-                "depends on the data: it is for the curator only.)"
-            )
+def _require_room(components: int, levels: int, width: int) -> None:
+    if levels * components * width > _MOST_NUMBERS:
+        raise ConfigurationError(
+            f"components: {components} for each of {levels} levels need too much memory. Choose "
+            "fewer."
+        )
 
-    def static_statistics(self, codes: Tensor) -> Parts:
-        return {"margins": CellCounts(self.cells.of(codes), self.cells.size)}
 
-    def posterior(
-        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
-    ) -> "MarginPosterior":
-        return MarginPosterior(self, statistics["margins"], noise["margins"], size)
+def row_model(sizes: Sequence[int], components: int) -> Callable[[Tensor], None]:
+    """A Pyro model of rows of codes, from a mixture whose assignments are summed out::
 
-    def marginals(self, posterior: "MarginPosterior") -> dict[str, Distribution]:
-        mixture, rows = posterior.mixture, posterior.rows
-        found: dict[str, Distribution] = {
-            "weights": dist.Dirichlet(1 + rows * torch.from_numpy(mixture.weights))
-        }
-        weights = torch.from_numpy(mixture.weights).unsqueeze(1)
-        for j in self.cells.others:
-            counts = rows * weights * torch.from_numpy(mixture.tables[j])
-            found[f"table_{j}"] = dist.Dirichlet(1 + counts).to_event(1)
-        return found
+        weights  ~ Dirichlet(1, ..., 1)                   K components
+        table_jk ~ Dirichlet(1, ..., 1)                   j = 1..columns, k = 1..K
+        assignment_r  ~ Categorical(weights)              r = 1..rows of a unit
+        code_rj  ~ Categorical(table_jk)                  k = assignment_r
 
-    def model(self, codes: Tensor) -> None:
-        """The Pyro model, with assignments summed out."""
-        number = self.members * self.cells.levels * self.components
-        ones = torch.ones(number, dtype=torch.get_default_dtype(), device=codes.device)
+    Data: ``codes``, whole numbers: (N, columns), or (N, rows, columns) with -1 in empty slots.
+
+    :param sizes: codes of each column.
+    """
+    _require_room(require_count("components", components), 1, sum(sizes))
+
+    def model(codes: Tensor) -> None:
+        ones = torch.ones(components, dtype=torch.get_default_dtype(), device=codes.device)
         weights = pyro.sample("weights", dist.Dirichlet(ones))
-        tables: list[Tensor] = []
-        for j, size in enumerate(self.cells.sizes):
-            if j == self.cells.tied:
-                level = torch.arange(number, device=codes.device) // self.components % size
-                tables.append(torch.eye(size).to(ones)[level])
-            else:
-                prior = dist.Dirichlet(ones.new_ones(number, size)).to_event(1)
-                tables.append(pyro.sample(f"table_{j}", prior))
-        rows = codes.shape[1] if codes.dim() == 3 else None
+        # One distribution of all columns: codes that a column lacks have probability 0.
+        padded = []
+        for j, size in enumerate(sizes):
+            prior = dist.Dirichlet(ones.new_ones(components, size)).to_event(1)
+            table = pyro.sample(f"table_{j}", prior)
+            padded.append(functional.pad(table, (0, max(sizes) - size)))
+        row = dist.Categorical(torch.stack(padded, dim=1)).to_event(1)
+        mixture = dist.MixtureSameFamily(dist.Categorical(weights), row)
         with pyro.plate("data", len(codes)) as idx:
-            pyro.sample("codes", RowMixture(weights, tables, rows), obs=codes[idx])
+            own = codes[idx]
+            if own.dim() == 3:  # an empty slot counts nothing
+                mixture = mixture.mask(own[..., 0] >= 0).to_event(1)
+            pyro.sample("codes", mixture, obs=own.clamp(min=0))
+
+    return model
 
 
 @dataclass(eq=False)

@@ -1,7 +1,8 @@
 """Columns of numbers, counts and dates: a range between two bounds, in bins."""
 
 import datetime
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -10,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
-from pyro_dp.tabular.bins import Bins, of_range
-from pyro_dp.tabular.column import LARGEST, Column
+from pyro_dp.tabular.column import LARGEST, Bins, Column
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.validation import require_number
+from pyro_dp.utils.validation import require_count, require_number
 
 MOST_CODES = 200
 
@@ -263,3 +263,48 @@ def _date(name: str, value: Any) -> str:
         return datetime.date.fromisoformat(value).isoformat()
     except (TypeError, ValueError):
         raise ConfigurationError(f"{name} must be a date, such as '2020-01-31'.") from None
+
+
+def of_range(
+    bins: int | Sequence[float],
+    lower: float,
+    upper: float,
+    text: Callable[[Any], str],
+    *,
+    whole: bool,
+    draws_whole: bool = False,
+) -> Bins:
+    """
+    :param bins: how many of equal width, or their edges, from ``lower`` to ``upper``.
+    :param text: how an edge is written in a label.
+    :raises ConfigurationError: neither; or more bins than whole numbers.
+    """
+    edges = _edges(bins, lower, upper, whole)
+    if any(low >= high for low, high in itertools.pairwise(edges)):
+        raise ConfigurationError("bins: edges must ascend, and differ as floats.")
+    if whole:
+        edges = [int(edge) for edge in edges]
+        pairs = [(text(low), text(high - 1)) for low, high in itertools.pairwise(edges)]
+        labels = [low if low == high else f"{low} to {high}" for low, high in pairs]
+    else:
+        labels = [f"[{text(low)}, {text(high)})" for low, high in itertools.pairwise(edges)]
+        labels[-1] = labels[-1][:-1] + "]"
+    return Bins(tuple(edges), tuple(labels), whole, draws_whole)
+
+
+def _edges(bins: Any, lower: float, upper: float, whole: bool) -> list[float]:
+    top = upper + 1 if whole else upper
+    if not isinstance(bins, (tuple, list)):
+        count = require_count("bins", bins)
+        if whole and count > top - lower:
+            raise ConfigurationError(
+                f"bins={count} is more than there are whole numbers from lower to upper: say fewer."
+            )
+        equal = np.linspace(lower, top, count + 1)
+        return (np.floor(equal) if whole else equal).tolist()
+    edges = [require_number("bins", edge, above=-np.inf, below=np.inf) for edge in bins]
+    if len(edges) < 2 or edges[0] != lower or edges[-1] != upper:
+        raise ConfigurationError("bins: the first edge must be lower, and the last one upper.")
+    if whole and any(edge % 1 for edge in edges):
+        raise ConfigurationError("bins: the edges of whole numbers must be whole.")
+    return [*edges[:-1], top]

@@ -15,12 +15,17 @@ import torch
 from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
-from pyro_dp.tabular.column import Column
+from pyro_dp.tabular.column import (
+    Column,
+    possible_codes,
+    possible_values,
+    require_rules,
+    zeros,
+)
 from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
 from pyro_dp.tabular.expressions import evaluated, require_derived
-from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
 from pyro_dp.tabular.levels import Binary, Category
-from pyro_dp.tabular.margin_mixture import MarginMixture
+from pyro_dp.tabular.margin_mixture import row_model
 from pyro_dp.tabular.ranges import Count, Date, Number
 from pyro_dp.tabular.series import CURATOR
 from pyro_dp.tabular.suggest import drafted
@@ -233,10 +238,13 @@ class Schema:
         if isinstance(data, Mapping):
             read, rows = self._arrays(data)
             found = [column.codes(*read[name]) for name, column in self.columns.items()]
-            return np.where(rows[..., None], np.stack(found, axis=-1), -1)
-        read, slots = self._read(data)
-        found = [self.columns[name].codes(*each) for name, each in read.items()]
-        return np.stack([slots.place(x, -1) for x in found] if slots else found, axis=-1)
+            codes = np.where(rows[..., None], np.stack(found, axis=-1), -1)
+        else:
+            read, slots = self._read(data)
+            found = [self.columns[name].codes(*each) for name, each in read.items()]
+            codes = np.stack([slots.place(x, -1) for x in found] if slots else found, axis=-1)
+        self._require_codes(codes)
+        return codes
 
     def from_codes(self, codes: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
         """A frame whose :meth:`codes` these are, with values uniform within their bins.
@@ -273,7 +281,7 @@ class Schema:
         :returns: a model of codes, in which assignments are summed out, and a mean-field guide. It
             starts at a draw from the prior, because equal components would stay equal.
         """
-        model = MarginMixture(self.sizes, components, rows=self.max_rows).model
+        model = row_model(self.sizes, components)
         return model, AutoNormal(model, init_loc_fn=init_to_sample)
 
     def possible(self, data: pd.DataFrame | Mapping[str, Tensor] | np.ndarray) -> np.ndarray:

@@ -15,17 +15,22 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import norm
+from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.mechanism.contributions import Block
+from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import FullBatch, Noise, old_names_explained
-from pyro_dp.tabular.impossible import possible_codes
+from pyro_dp.tabular.cells import CellCounts, Cells
+from pyro_dp.tabular.column import possible_codes
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior, Mixture
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
-from pyro_dp.vips.inference import VIPS
 
 _MEMBERS = 5
+_AT_A_TIME = 4096  # units whose counts are held
 _NUMBERS = ("count", "lower", "upper")
 _NO_INTERVAL = (
     "margin: pass one column or two, whose counts were released with noise of a stated size. "
@@ -42,15 +47,26 @@ _NOTE = (
 )
 
 
-class _MarginRelease(VIPS):
+class _MarginRelease(IterativeMechanism):
+    """The one release of a fit: a step of VIPS whose statistics depend on no posterior."""
+
     _method = "Synthesizer (VIPS)"
+
+    @whole_step
+    def step(self, codes: Tensor, cells: Cells) -> float:
+        """Private counts of units (N, ...), as :attr:`counts`, (size,)."""
+        clipped = self._releases.sum_type([Block(cells.size, cells.bound)])
+        batches = codes.split(clipped.most_records(cells.size, _AT_A_TIME) or _AT_A_TIME)
+        clipped.add_each(lambda units: [CellCounts(cells.of(units), cells.size)], batches)
+        (self.counts,) = self._release(clipped, RecordSampler("full", len(codes), 1.0))
+        return math.nan
 
 
 class Synthesizer:
     """Synthetic rows that have the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
 
-    :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
-    all pairs of codes of two columns. With ``keep``, it counts within each level of one column. A
+    :meth:`fit` makes *one* release: the counts of all codes and of all pairs of codes of two
+    columns. With ``keep``, it counts within each level of one column. A
     mixture of independent columns is fitted to these counts
     (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from it. Numbers are uniform
     within their bins; rows that the schema says are impossible are drawn anew.
@@ -112,13 +128,9 @@ class Synthesizer:
         self.schema = schema
         self.accountant: PrivacyAccountant | None = accountant
         self.keep = _kept(keep, schema)
-        self._model = MarginMixture(
-            schema.sizes,
-            components,
-            tied=None if self.keep is None else schema.names.index(self.keep),
-            rows=schema.max_rows,
-            members=_MEMBERS,
-        )
+        tied = None if self.keep is None else schema.names.index(self.keep)
+        cells = Cells(tuple(schema.sizes), tied, schema.max_rows)
+        self._model = MarginMixture(cells, components, _MEMBERS)
         self._noise = Noise.read(noise)
         self._inference()  # so that settings are refused here
         self._posterior: MarginPosterior | None = None
@@ -129,14 +141,13 @@ class Synthesizer:
         :raises SchemaError: the frame does not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the release does not fit the budget; nothing was spent.
         """
-        vips = self._inference()
+        inference, cells = self._inference(), self._model.cells
         codes = self.schema.codes(frame)
-        vips.run(torch.from_numpy(codes), progress=False)
+        inference.run(torch.from_numpy(codes), cells, progress=False)
         for note in (self.schema.note, _NOTE):
-            vips.accountant.note(note)
-        state = vips.state_dict()
-        released = state["static"]
-        self._posterior = self._model.posterior(released["values"], released["noise"], len(codes))
+            inference.accountant.note(note)
+        noise = inference.noise_multiplier * cells.bound
+        self._posterior = MarginPosterior(self._model, inference.counts, noise, len(codes))
         self._posterior.mixture  # noqa: B018 (fits it)
         return self
 
@@ -194,13 +205,13 @@ class Synthesizer:
         # A copy of the ledger could be spent twice, and a seed tells the noise.
         return vars(self) | {"accountant": None, "_noise": Noise(self._noise.multiplier)}
 
-    def _inference(self) -> VIPS:
+    def _inference(self) -> _MarginRelease:
         if self.accountant is None:
             raise ConfigurationError("A copy of a Synthesizer has no accountant: make a new one.")
         return _MarginRelease(
-            self._model,
             accountant=self.accountant,
             num_steps=1,
+            bound=self._model.cells.bound,
             noise=self._noise,
             sampling=FullBatch(),
         )

@@ -1,5 +1,6 @@
 """Files that are never half written, and lines with digests of all above them."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -50,6 +51,21 @@ def read_file(path: str | os.PathLike[str]) -> Any:
         raise ConfigurationError(
             f"{os.fspath(path)} is damaged, or no file of this package: not JSON ({error})."
         ) from None
+
+
+def writable(text: str) -> Path:
+    """The path of a command's argument, checked before anything is spent.
+
+    :raises argparse.ArgumentTypeError: no file can be written there.
+    """
+    path = Path(text)
+    if os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file in it.")
+    if not os.path.isdir(path.parent):
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}.")
+    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no permission to write {path}.")
+    return path
 
 
 def line_of(value: Any, before: str) -> tuple[bytes, str]:

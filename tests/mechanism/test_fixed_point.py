@@ -276,8 +276,7 @@ def test_discrete_noise_costs_what_continuous_noise_costs():
 
 
 @pytest.mark.parametrize(
-    ("kind", "noise"),
-    [(ClippedSum, SystemGenerator()), (FixedPointSum, np.random.default_rng(0))],
+    ("kind", "noise"), [(ClippedSum, SystemGenerator()), (FixedPointSum, np.random.default_rng(0))]
 )
 def test_noise_of_the_other_kind_is_refused(kind, noise):
     total, event = kind([Block(1, 1.0)]), SubsampledGaussian(1.0)

@@ -137,12 +137,7 @@ def test_norms_of_statistics():
     assert len(found) == 1
 
 
-LOOKS = [
-    (svi, "loss"),
-    (svi, "gradient_norms"),
-    (sep, "gradient_norms"),
-    (vips, "gradient_norms"),
-]
+LOOKS = [(svi, "loss"), (svi, "gradient_norms"), (sep, "gradient_norms"), (vips, "gradient_norms")]
 
 
 @pytest.mark.parametrize("make, what", LOOKS)

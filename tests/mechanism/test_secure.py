@@ -7,27 +7,12 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
-from problems import (
-    PROBLEMS,
-    Fixture,
-    in_turns,
-    logistic,
-    regression_data,
-    with_outlier,
-)
+from problems import PROBLEMS, Fixture, in_turns, logistic, regression_data, with_outlier
 from pyro.infer.autoguide import AutoMultivariateNormal
 from releases import Releases
 
 import pyro_dp.mechanism.sampling
-from pyro_dp import (
-    Clip,
-    Execution,
-    Factors,
-    FullBatch,
-    Noise,
-    PaperDPSEP,
-    PrivacyAccountant,
-)
+from pyro_dp import Clip, Execution, Factors, FullBatch, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.mechanism.streams import Randomness
 

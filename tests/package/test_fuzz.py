@@ -40,10 +40,7 @@ def test_contract(family):
 
     @seed(0)
     @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=count, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(FAMILIES[family][0])
     def run(case):

@@ -33,8 +33,7 @@ CPU = pytest.param(
     marks=[pytest.mark.slow, pytest.mark.skipif(bool(_COMPILER), reason="a stand-in shows more")],
 )
 CUDA = pytest.param(
-    "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not _HAS_CUDA, reason="needs a CUDA device")],
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not _HAS_CUDA, reason="needs a CUDA device")]
 )
 DEVICES = [stand_in_device.NAME] if _STANDS_IN in os.environ else [CPU, CUDA]
 _built = []

@@ -17,18 +17,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from leak_verdicts import judge
-from leaks import (
-    ActNorm,
-    Leak,
-    Means,
-    dpsep,
-    dpsvi,
-    observe,
-    patients,
-    points,
-    vips,
-    weights,
-)
+from leaks import ActNorm, Leak, Means, dpsep, dpsvi, observe, patients, points, vips, weights
 from torch import nn
 
 from pyro_dp import DPSVI, Execution, ModelError

@@ -103,7 +103,6 @@ USES = {
         vips.statistics_sum.MixedStatistics.state
         vips.statistics_sum.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
-        tabular.synthesizer.Synthesizer.fit
         infer.posterior.forecast infer.posterior.forecast.Forecasted._forecast
         pipeline.standard_scaler.DPStandardScaler.__getstate__
     """,  # all but the first two: how noisy is what was released, and the argument's name

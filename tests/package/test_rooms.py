@@ -22,7 +22,7 @@ MAY_USE = {
     "pipeline": "mechanism accounting utils",
     "auditing": "accounting utils",
     # It alone needs pandas. Rooms below it have no columns of frames.
-    "tabular": "infer vips pipeline records graphs mechanism accounting utils",
+    "tabular": "infer records graphs mechanism accounting utils",
 }
 FRONT_DOORS = {"", "__main__", "federated", "teaching"}
 APART = [

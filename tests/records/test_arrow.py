@@ -4,15 +4,12 @@ import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyro
 import pytest
 import torch
-from problems import logistic, new_paper_dpsvi
-from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, require_rows
 
 import pyro_dp
-from pyro_dp import Execution, ModelError, Noise
+from pyro_dp import ModelError
 from pyro_dp.records import column
 
 NUMBERS = ["x0", "x1", "x2"]
@@ -45,21 +42,6 @@ def test_every_source_has_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(column, "_BLOCK", 100)
     for source, name in sources(tmp_path):
         require_rows(source, name)
-
-
-def test_runs_are_those_of_tensors(tmp_path):
-    """To the last bit."""
-    pq.write_table(arrow_table(), tmp_path / "data.parquet", row_group_size=77)
-    found = []
-    for data in ((X, Y), pyro_dp.columns(tmp_path / "data.parquet", "x", "y")):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        guide = AutoMultivariateNormal(logistic)
-        own = {"noise": Noise(1.0, source=0), "sampling": 0.3, "execution": Execution(64)}
-        svi = new_paper_dpsvi(logistic, guide, num_steps=2, **own)
-        svi.run(*data, progress=False)
-        found.append(guide.loc.detach().clone())
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

@@ -255,10 +255,7 @@ def test_runs_are_those_of_tensors(fit, model, tmp_path):
     np.save(tmp_path / "y.npy", Y.bool().numpy())
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r+") for name in ("x", "y")]
     labels = pyro_dp.columns(Y.numpy())
-    for data in (
-        (mapped[0], labels),
-        (pyro_dp.columns(TensorDataset(X, Y), "x", "y")[0], Y),
-    ):
+    for data in ((mapped[0], labels), (pyro_dp.columns(TensorDataset(X, Y), "x", "y")[0], Y)):
         assert torch.equal(fit(model, *data), expected)
 
 

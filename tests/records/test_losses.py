@@ -1,10 +1,8 @@
 """Losses that users write themselves, and those of Pyro that are taken as others."""
 
 import functools
-import math
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from problems import (
@@ -38,7 +36,7 @@ from pyro.infer import (
 )
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from pyro_dp import DPSVI, Clip, Execution, FullBatch, PrivacyAccountant
+from pyro_dp import DPSVI, Execution, FullBatch, PrivacyAccountant
 from pyro_dp.records.losses import as_elbo
 from pyro_dp.records.record_term import Batch
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -323,43 +321,3 @@ def test_no_posterior_of_an_own_loss():
     )
     with pytest.warns(UserWarning, match="do not include the privacy noise"):
         svi.run(*regression_data(200), progress=False)
-
-
-def test_trace_graph_of_a_global_draw():
-    """By the score function of each record's own loss: without bias."""
-
-    def model(x):
-        k = pyro.sample("k", dist.Bernoulli(0.4))
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
-
-    def guide(x):
-        logit = pyro.param("logit", torch.tensor(0.3))
-        pyro.sample("k", dist.Bernoulli(logits=logit))
-
-    x = torch.randn(8) + 0.3
-    own = dict(loss=TraceGraph_ELBO(), clip=Clip(math.inf, of="parameters"), noise=0)
-    own |= dict(sampling=FullBatch(), execution=Execution(jit="none"))
-    svi = new_paper_dpsvi(model, guide, optim=pyro.optim.SGD({"lr": 1.0}), **own)
-    elbo = {k: _log_joint(x, k) for k in (0.0, 1.0)}
-    logit = torch.tensor(0.3, requires_grad=True)
-    p = torch.sigmoid(logit)
-    expected = -(p * (elbo[1.0] - p.log()) + (1 - p) * (elbo[0.0] - (1 - p).log()))
-    (expected,) = torch.autograd.grad(expected, logit)
-    svi._look_at((x,), {})
-    found, weights = {}, {1.0: p.item(), 0.0: 1 - p.item()}
-    for seed in range(20):
-        with torch.no_grad():
-            pyro.param("logit").unconstrained().fill_(0.3)
-        pyro.set_rng_seed(seed)
-        k = eager(svi).draw()[0].fixed["k"].item()
-        pyro.set_rng_seed(seed)
-        svi.step(x)
-        found[k] = 0.3 - pyro.param("logit").item()
-    mean = sum(weights[k] * found[k] for k in weights)
-    assert mean == pytest.approx(expected.item(), rel=1e-9)
-
-
-def _log_joint(x, k):
-    prior = dist.Bernoulli(0.4).log_prob(torch.tensor(k))
-    return prior + dist.Normal(k, 1.0).log_prob(x).sum()

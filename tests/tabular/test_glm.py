@@ -263,9 +263,7 @@ def test_neighbouring_frames():
 def test_what_may_be_missing_is_summed_out():
     """The same log density as the sum over both values, row by row, written by hand."""
     glm = without_noise(
-        schema(*MAIN, "visits", chronic=Binary(missing=True)),
-        f"visits ~ {RIGHT}",
-        family="poisson",
+        schema(*MAIN, "visits", chronic=Binary(missing=True)), f"visits ~ {RIGHT}", family="poisson"
     )
     data = frame(40)
     data["chronic"] = data["chronic"].astype("boolean").mask(data.index % 3 == 0)
@@ -511,10 +509,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
 @pytest.mark.slow
 def test_arviz():
     glm = without_noise(
-        schema(*MAIN, "clinic", "visits"),
-        f"visits ~ {RIGHT}",
-        family="poisson",
-        group="clinic",
+        schema(*MAIN, "clinic", "visits"), f"visits ~ {RIGHT}", family="poisson", group="clinic"
     )
     data = frame()
     result = fitted(glm, data)

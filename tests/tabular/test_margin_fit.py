@@ -12,7 +12,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro_dp import DPSVI, ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Category, Schema
 from pyro_dp.tabular.cells import CellCounts, Cells
-from pyro_dp.tabular.margin_mixture import MarginMixture, Mixture, RowMixture, fitted
+from pyro_dp.tabular.margin_mixture import Mixture, fitted, row_model
 from pyro_dp.tabular.synthesizer import drawn_rows, possible_rows, systematic
 
 SIZES = (3, 4, 2, 3)
@@ -147,7 +147,6 @@ class TestPyroModel:
     def test_density(self):
         """By sums over components, row by row; an empty slot counts nothing."""
         mixture = truth()
-        weights, tables = torch.tensor(mixture.weights), [torch.tensor(t) for t in mixture.tables]
         rows = drawn_rows(mixture, 6, np.random.default_rng(0))
         each = [
             sum(
@@ -156,32 +155,20 @@ class TestPyroModel:
             )
             for row in rows
         ]
-        flat = RowMixture(weights, tables)
-        torch.testing.assert_close(flat.log_prob(torch.tensor(rows)), torch.tensor(each).log())
+        known = {f"table_{j}": torch.tensor(table) for j, table in enumerate(mixture.tables)}
+        known["weights"] = torch.tensor(mixture.weights)
+
+        def density(codes):
+            model = row_model(SIZES, len(mixture.weights))
+            trace = poutine.trace(poutine.condition(model, known)).get_trace(codes)
+            trace.compute_log_prob()
+            return trace.nodes["codes"]["log_prob"]
+
+        torch.testing.assert_close(density(torch.tensor(rows)), torch.tensor(each).log())
         slots = torch.tensor(rows.reshape(2, 3, 4))
         slots[1, 2] = -1
         expected = torch.tensor([np.log(each[:3]).sum(), np.log(each[3:5]).sum()])
-        torch.testing.assert_close(RowMixture(weights, tables, 3).log_prob(slots), expected)
-
-    def test_draws(self):
-        """One-way margins of 4,000 draws: six standard deviations are 0.05."""
-        mixture = truth()
-        weights, tables = torch.tensor(mixture.weights), [torch.tensor(t) for t in mixture.tables]
-        drawn = RowMixture(weights, tables).sample(torch.Size([4000])).numpy()
-        for j in range(4):
-            assert abs(margin(drawn, [j]) - margin_of(mixture, (j,))).max() < 0.05
-        assert RowMixture(weights, tables, 2).expand([5]).sample().shape == (5, 2, 4)
-
-    @pytest.mark.parametrize("tied", [None, 2])
-    def test_sites_are_those_of_the_guide(self, tied):
-        model = MarginMixture(list(SIZES), 2, tied=tied, members=2)
-        codes = torch.from_numpy(drawn_rows(truth(), 50, np.random.default_rng(0)))
-        released = {"margins": counts_of(codes.numpy(), model.cells)}
-        posterior = model.posterior(released, {"margins": 5.0}, 50)
-        guide = poutine.trace(model.guide).get_trace(posterior)
-        replayed = poutine.trace(poutine.replay(model.model, guide)).get_trace(codes)
-        assert {*guide.stochastic_nodes, "data"} == set(replayed.stochastic_nodes)
-        assert replayed.log_prob_sum().isfinite()
+        torch.testing.assert_close(density(slots), expected)
 
     @pytest.mark.long
     def test_runs_in_dpsvi(self):

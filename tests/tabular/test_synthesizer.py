@@ -17,15 +17,8 @@ from pyro_dp import (
     SchemaError,
     SubsampledGaussian,
 )
-from pyro_dp.tabular import (
-    Binary,
-    Category,
-    Count,
-    Number,
-    Schema,
-    Synthesizer,
-    margin_mixture,
-)
+from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer, margin_mixture
+from pyro_dp.tabular.cells import CellCounts
 from pyro_dp.tabular.synthesizer import all_margins
 
 SIZE = 500
@@ -78,10 +71,8 @@ def released(synthesizer):
 
 def exact(synthesizer, data):
     """The same without noise."""
-    model = synthesizer._model
-    codes = torch.from_numpy(synthesizer.schema.codes(data))
-    counts = model.static_statistics(codes)["margins"]
-    return counts.weighted_sum(torch.ones(len(codes), 1))
+    cells, codes = synthesizer._model.cells, torch.from_numpy(synthesizer.schema.codes(data))
+    return CellCounts(cells.of(codes), cells.size).weighted_sum(torch.ones(len(codes), 1))
 
 
 def persons(units=200, seed=0):
