@@ -29,7 +29,8 @@ _WEIGHT_SD = 0.15  # standard deviation of the mean weight that norms predict
 _LEAST_WEIGHT = 0.1
 _NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
-SURE = 4.0  # standard deviations: a far larger bound makes far more noise
+_FARTHEST = 50.0  # the largest bound that is tried, in units of one that cuts off extreme records
+_SURE = 4.0  # standard deviations: a far larger bound makes far more noise
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 
@@ -173,15 +174,27 @@ class LookPlan:
         :param extremes: numbers of extreme records, which no histogram shows.
         """
         least = norms.norms[norms.counts.cumsum() > _LOWEST * self.size][0]
-        most = max([norms.norms[-1], *(each.lengths[-1] for each in extremes)])
+        most = max([norms.norms[-1], *(_FARTHEST * each.bound for each in extremes)])
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(most) + 0.3, 0.05))
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
-        excess = norms.excess(bounds) + extreme_excess(extremes, norms, bounds, SURE)
+        excess = norms.excess(bounds) + self.sure_excess(extremes, norms, bounds)
         cost = cost + self._aligned * self.dim * excess**2 / unit
         if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
+
+    def sure_excess(
+        self, extremes: Sequence[ExtremeCounts], norms: Norms, bounds: Floats
+    ) -> Floats:
+        """Norms beyond each bound of records that are surely extreme.
+
+        It is zero if all of what is cut off may point to one side. A larger bound would leave a
+        bias that intervals do not include: it would only make them narrower.
+        """
+        if self.kind.aligned >= 1:
+            return np.zeros(len(bounds))
+        return extreme_excess(extremes, norms, bounds, _SURE)
 
     def squared_bias(self, excess: float) -> float:
         """Squared bias of the score in a direction by clipping.

@@ -23,7 +23,6 @@ from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, Floats, Norms
 FROM = (4.0, 16.0)  # the least norms of two classes of extreme records, in units of the bound
 KEPT = 0.6  # fraction of its clipped part that an extreme record keeps
 _COUNTED = math.sqrt(1 - KEPT**2)
-_USUAL_EXTREME = 1.5  # norm of an extreme record, relative to the least one of its class
 _ALIKE = 0.2  # difference of the logarithms of two looks' bounds
 SIGNIFICANT = 2.75  # standard deviations
 NEAR = 0.1  # squared distance from which norms differ
@@ -100,13 +99,10 @@ class ExtremeCounts:
         counts = share * self.counts + (1 - share) * other.counts
         return ExtremeCounts(counts, math.sqrt(share) * self.sd, self.bound)
 
-    @property
-    def lengths(self) -> Floats:
-        """Norm of an extreme record of each class, about, (classes,)."""
-        return self.bound * _USUAL_EXTREME * np.array(FROM)
-
     def excess(self, norms: Norms, bounds: Floats, sds: float = SIGNIFICANT) -> Floats:
         """Sum of the extreme records' norms beyond each bound, as far as a fit lacks it.
+
+        From the least norm of their class on, norms have a Pareto distribution of index 3.
 
         A class counts if it has significantly more records than the fit has. All count if their
         sum is significant.
@@ -119,7 +115,10 @@ class ExtremeCounts:
         significant = more > sds * self.sd
         if more.sum() > sds * math.sqrt(len(FROM)) * self.sd:
             significant |= more > 0
-        sums: Floats = np.maximum(self.lengths - bounds[:, None], 0.0) @ (more * significant)
+        least = self.bound * np.array(FROM)
+        ratios = np.maximum(bounds[:, None] / least, 1.0)
+        each = least / (2 * ratios**2) + np.maximum(least - bounds[:, None], 0.0)
+        sums: Floats = each @ (more * significant)
         return sums
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.look_plan import SURE, Frame, LookPlan
+from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import (
     NEAR,
     ExtremeCounts,
@@ -86,7 +86,7 @@ class SeenLooks:
         if norms is not None:
             bounds = np.array([each.bound for each in looks])
             near = self._near(extremes, points, point)
-            excess = norms.rms_excess(bounds) + extreme_excess(near, norms, bounds, SURE)
+            excess = norms.rms_excess(bounds) + self.plan.sure_excess(near, norms, bounds)
             excess = excess / norms.weight(bounds)
             looks = tuple(
                 replace(look, squared_bias=self.plan.squared_bias(each.item()))
