@@ -25,7 +25,7 @@ abalone, power, naval and concrete in view. Another, the alignment of clipped pa
 changed on the five data sets of literal_swap.py. How it falls with the dimension was chosen in
 many_coefficients.py, and on splits 1 to 3 of power, kin8nm, wine_red, randhie and concrete. How
 extreme records raise the bound was chosen on protein, randhie, wine_red and concrete, with seeds 0
-to 7 of those here, and on the data of long_tail.py.
+to 7 of those here. The data of long_tail.py served, too.
 
     python benchmarks/no_settings.py           # all that is not yet in results/no_settings.csv
     python benchmarks/no_settings.py --report

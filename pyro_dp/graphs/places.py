@@ -7,6 +7,7 @@ from typing import Any
 
 import pyro
 from torch import Tensor
+from torch.distributions import Transform
 
 LISTS = (list, collections.deque, bytearray)
 MISSING = object()
@@ -71,14 +72,18 @@ class Names(Place):
 
 
 class Attributes(Place):
-    """The attributes of a library's object."""
+    """The attributes of a library's object.
+
+    The cache of a transform is no state: it counts only for the same tensor.
+    """
 
     # Not by object's methods, which thread locals refuse.
     write: Callable = staticmethod(lambda owner, name, value: owner.__dict__.update({name: value}))
     delete: Callable = staticmethod(lambda owner, name: owner.__dict__.pop(name))
 
     def values(self) -> dict[str, Any]:
-        return {k: x for k, x in vars(self.owner).items() if not k.startswith("__")}
+        hidden = ("__", "_cache") if isinstance(self.owner, Transform) else "__"
+        return {k: x for k, x in vars(self.owner).items() if not k.startswith(hidden)}
 
     @property
     def reader(self) -> Callable[[str], Any]:

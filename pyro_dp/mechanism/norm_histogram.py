@@ -27,7 +27,7 @@ MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
 # has no tail. If clipped parts point to one side, the tail decides the bias, and more are tried.
 _FEW = (0.25, 0.45, 0.8, 1.2), (0.2, 0.4)
 _MANY = (0.25, 0.35, 0.45, 0.6, 0.8, 1.0, 1.2), (0.1, 0.2, 0.3, 0.4)
-_UNLIKELY = 1e-4  # odds of a bell, relative to the likeliest
+_UNLIKELY = 1e-8  # odds of a bell, relative to the likeliest
 _REFUTED = 5.0  # standard deviations of the residual of a bell
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)

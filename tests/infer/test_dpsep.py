@@ -394,7 +394,7 @@ def test_warm_starts_are_in_the_ledger():
 # Accounting, settings, errors.
 
 
-@pytest.mark.parametrize("failing", ["updated", "_advanced", "moments"])
+@pytest.mark.parametrize("failing", ["updated", "advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
     sep = new_sep(noise=Noise(1.0, source=0), clip=1.0)
     data = regression_data()

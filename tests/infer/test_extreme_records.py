@@ -94,6 +94,9 @@ def test_counts_with_a_small_bound_see_records_that_a_larger_one_keeps():
     assert plan.bound(norms, 1.0, [many]) > 5 * plan.bound(norms, 1.0)
     one_sided = replace(plan, residuals=Residuals.OTHER)  # a rest of the bias would stay
     assert one_sided.bound(norms, 1.0, [many]) == one_sided.bound(norms, 1.0)
+    unsure = Norms(np.array([1.0, 3.0]), np.array([[9.0, 0.0], [0.0, 9.0]]), np.array([0.5, 0.5]))
+    assert plan.excess(unsure, np.array([2.0])) == pytest.approx(9 / 2)
+    assert one_sided.excess(unsure, np.array([2.0])) == pytest.approx(9 / math.sqrt(2))
     few = ExtremeCounts(torch.tensor([0.0, 3.5]), 1.0, 1.0)  # these may be noise
     assert plan.bound(norms, 1.0, [few]) == plan.bound(norms, 1.0)
 

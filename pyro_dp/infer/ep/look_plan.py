@@ -184,6 +184,17 @@ class LookPlan:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
+    @property
+    def _one_sided(self) -> bool:
+        return self.kind.aligned >= 1
+
+    def excess(self, norms: Norms, bounds: Floats) -> Floats:
+        """Norms beyond each bound, as a bias counts them.
+
+        Noise can hide a tail. If all of it may point to one side, the bias has all readings in it.
+        """
+        return norms.rms_excess(bounds) if self._one_sided else norms.excess(bounds)
+
     def sure_excess(
         self, extremes: Sequence[ExtremeCounts], norms: Norms, bounds: Floats
     ) -> Floats:
@@ -192,9 +203,8 @@ class LookPlan:
         It is zero if all of what is cut off may point to one side. A larger bound would leave a
         bias that intervals do not include: it would only make them narrower.
         """
-        if self.kind.aligned >= 1:
-            return np.zeros(len(bounds))
-        return extreme_excess(extremes, norms, bounds, _SURE)
+        found = extreme_excess(extremes, norms, bounds, _SURE)
+        return np.zeros(len(bounds)) if self._one_sided else found
 
     def squared_bias(self, excess: float) -> float:
         """Squared bias of the score in a direction by clipping.

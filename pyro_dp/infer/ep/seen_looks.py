@@ -86,7 +86,7 @@ class SeenLooks:
         if norms is not None:
             bounds = np.array([each.bound for each in looks])
             near = self._near(extremes, points, point)
-            excess = norms.rms_excess(bounds) + self.plan.sure_excess(near, norms, bounds)
+            excess = self.plan.excess(norms, bounds) + self.plan.sure_excess(near, norms, bounds)
             excess = excess / norms.weight(bounds)
             looks = tuple(
                 replace(look, squared_bias=self.plan.squared_bias(each.item()))
@@ -116,7 +116,7 @@ class SeenLooks:
             return 0.0
         point, bounds = self.looks[-1].point, np.array([bound])
         norms, near = self.norms(point), self.extremes_near(point)
-        excess = norms.rms_excess(bounds) + extreme_excess(near, norms, bounds)
+        excess = self.plan.excess(norms, bounds) + extreme_excess(near, norms, bounds)
         return self.plan.squared_bias(excess.item() / self.weight)
 
     @property
