@@ -207,7 +207,7 @@ class CapturedState:
 def require_same_changes(one: Changes, other: Changes) -> None:
     """:raises ModelError: one record's run left other changes than another's."""
     for key in one | other:
-        if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
+        if not alike(one.get(key, MISSING), other.get(key, MISSING)):
             raise ModelError(KEEPS.format(label=sentence(key[0])))
 
 
@@ -234,7 +234,7 @@ def _identical(now: Any, before: Any) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
-def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
+def alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     """Whether two values say the same, so far as can be seen."""
     if one is other or depth == 0:
         return True
@@ -247,12 +247,12 @@ def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     if isinstance(one, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_alike(one[k], other[k], depth - 1) for k in one)
+        return one.keys() == other.keys() and all(alike(one[k], other[k], depth - 1) for k in one)
     if isinstance(one, (list, tuple)):
         pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_alike(*pair, depth - 1) for pair in pairs)
+        return len(one) == len(other) and all(alike(*pair, depth - 1) for pair in pairs)
     if hasattr(one, "__dict__"):
-        return _alike(vars(one), vars(other), depth - 1)
+        return alike(vars(one), vars(other), depth - 1)
     return True if not isinstance(one, (*_PLAIN, set, frozenset)) else one == other
 
 
