@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyro_dp.graphs.places import MISSING
-from pyro_dp.graphs.references import LONGEST, References, sentence
+from pyro_dp.graphs.references import LONGEST, References, is_table, sentence
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import address, set_state_of, state_of, version
@@ -165,7 +165,7 @@ class CapturedState:
             tensors = [(label, _Kept(t, t.numel() <= largest)) for label, t in self._tensors()]
             generators = [(label, x, state_of(x)) for label, x in self.references.generators]
         held = self.references.held if largest >= 0 else ()
-        arrays = [(n, x, x.copy()) for n, x in held if isinstance(x, np.ndarray)]
+        arrays = [(n, x, x.copy()) for n, x in held if isinstance(x, np.ndarray) or is_table(x)]
         try:
             yield
         finally:
@@ -186,7 +186,11 @@ class CapturedState:
                     changes[label, ""] = state_of(generator)
                     set_state_of(generator, state)
             for label, array, values in arrays:
-                if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
+                if is_table(array):
+                    if not array.equals(values):
+                        memory[label, ""] = array.copy()
+                        array.__init__(values)
+                elif not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
                     memory[label, ""] = array.copy()
                     array[...] = values
             for cache, known in zip(self.references.caches, misses, strict=True):

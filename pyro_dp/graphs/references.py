@@ -21,6 +21,7 @@ from pyro.contrib.easyguide import EasyGuide
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from pyro.poutine import Trace
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -35,6 +36,7 @@ from pyro_dp.graphs.places import (
     Slots,
     slots_of,
 )
+from pyro_dp.utils.errors import ModelError
 
 _LIBRARIES = sys.stdlib_module_names | {
     *("IPython", "_pytest", "arviz", "funsor", "jax", "matplotlib", "numpy", "opt_einsum"),
@@ -53,9 +55,8 @@ def is_library(module: str) -> bool:
 
 
 def keeps_for_users(kind: type) -> bool:
-    """Whether a library's objects are made to be written to: handlers, namespaces."""
-    root = _module_of(kind).split(".")[0]
-    return root == "pyro" or root in sys.stdlib_module_names
+    """Whether a library's objects may be written to by users: all but the library's own here."""
+    return _module_of(kind).split(".")[0] != "pyro_dp"
 
 
 def _module_of(thing: Any) -> str:
@@ -71,19 +72,26 @@ _WITHOUT_BUFFERS = (torch.nn.Module, torch.nn.Sequential, PyroModule)
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 _MOST_THINGS = 50_000
-LONGEST = 10_000  # elements of a container that are searched
-# What autoguides keep of their first run, which is on placeholders.
+LONGEST = 10_000  # elements of a container that a graph may have as constants
+_TOO_MANY = (
+    "{label} has too many objects to see whether they hold or keep data: model, guide and all that "
+    "they refer to may have {most:,}. Keep numbers in tensors or arrays, not in Python objects."
+)
+# Autoguides keep these of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
 
 
 class References:
     """All that some functions, methods, modules and other callables refer to.
 
+    Handlers of Pyro within which they run belong to it.
+
     :param roots: these; or (label, thing).
     :ivar parameters: those of Pyro.
     :ivar places: holders of Python values; Pyro's parameters come first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and collections that user code itself holds.
+    :ivar floats: by label, numbers that no place holds: in tuples, arguments and defaults.
     :ivar caches: functions with an ``lru_cache``.
     :ivar generators: (label, generator of random numbers), without the global ones.
     """
@@ -93,18 +101,29 @@ class References:
         self.places: list[Place] = [self.parameters]
         self.tensors: list[tuple[str, Tensor]] = []
         self.held: list[tuple[str, Any]] = []
+        self.floats: dict[str, list[float]] = collections.defaultdict(list)
         self.caches: list[Any] = []
         self.generators: list[tuple[str, Any]] = []
         self._seen: dict[int, Any] = {}  # alive, so that no id is used twice
+        roots = (*roots, *(("a handler", each) for each in _PYRO_STACK))
         self._waiting = collections.deque(
             (root[1], root[0], True) if isinstance(root, tuple) else (root, _name(root), True)
             for root in roots
         )
+        self._last = ""
         while self._waiting and len(self._seen) < _MOST_THINGS:
-            thing, label, users = self._waiting.popleft()
-            if not isinstance(thing, (*_PLAIN, Trace)) and id(thing) not in self._seen:
+            thing, self._last, users = self._waiting.popleft()
+            if isinstance(thing, (float, np.floating)):
+                self.floats[self._last].append(float(thing))
+            elif not isinstance(thing, (*_PLAIN, Trace)) and id(thing) not in self._seen:
                 self._seen[id(thing)] = thing
-                self._look_at(thing, label, users)
+                self._look_at(thing, self._last, users)
+
+    def require_all(self) -> None:
+        """:raises ModelError: they are too many, and not all were looked at."""
+        if self._waiting:
+            text = _TOO_MANY.format(label=sentence(self._last), most=_MOST_THINGS)
+            raise ModelError(text)
 
     def _look_at(self, thing: Any, label: str, users: bool) -> None:
         """:param users: whether the user's own code holds it."""
@@ -157,11 +176,12 @@ class References:
             self.places.append(Place(label, thing))
         if is_users(type(thing)):
             self._look_at_object(thing, label, users)
-        if len(thing) > LONGEST:
-            return
         items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)
         for key, value in items:
-            self._wait(value, f"element {key!r} of {label}" if type(key) is str else label, users)
+            fixed = isinstance(thing, (tuple, frozenset)) and isinstance(value, float)
+            if fixed or not isinstance(value, _PLAIN):
+                own = f"element {key!r} of {label}" if type(key) is str else label
+                self._wait(value, own, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         name = _name(function)
@@ -306,6 +326,11 @@ def sentence(label: str) -> str:
 
 def _is_frame(thing: Any) -> bool:
     return _module_of(type(thing)).split(".")[0] == "pandas" and hasattr(thing, "to_numpy")
+
+
+def is_table(thing: Any) -> bool:
+    """Whether it is a frame or a series of pandas."""
+    return _is_frame(thing) and hasattr(thing, "iloc")
 
 
 def _is_column(thing: Any) -> bool:

@@ -16,10 +16,10 @@ _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
 
 
 class DataNumbers:
-    """Numbers in columns of floats, which are read once, some megabytes at a time, when needed."""
+    """Numbers in columns, which are read once, some megabytes at a time, when needed."""
 
     def __init__(self, columns: Sequence[Column]):
-        self._columns = [x for x in columns if x.dtype.is_floating_point and len(x) > 1]
+        self._columns = [x for x in columns if len(x) > 1]
 
     def found_in(self, value: Tensor) -> str | None:
         """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
@@ -32,7 +32,8 @@ class DataNumbers:
         for what, numbers, rounding in self._statistics:
             if _holds_all(telling, numbers, max(rounding, _rounding(value.dtype))):
                 return what
-        return "rows" if any(holds_rows(value, column) for column in self._columns) else None
+        floats = [column for column in self._columns if column.dtype.is_floating_point]
+        return "rows" if any(holds_rows(value, column) for column in floats) else None
 
     @cached_property
     def _statistics(self) -> list[tuple[str, Tensor, float]]:

@@ -93,8 +93,9 @@ def refuse_captured_data(references: References, records: Records) -> None:
     floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind == "f"]
     for label, tensor in [*references.tensors, *((n, torch.from_numpy(x)) for n, x in floats)]:
         _refuse(label, tensor, records)
-    for place in references.places:
-        _refuse(place.label, torch.tensor(place.floats(), dtype=torch.float64), records)
+    numbers = [(place.label, place.floats()) for place in references.places]
+    for label, found in [*numbers, *references.floats.items()]:
+        _refuse(label, torch.tensor(found, dtype=torch.float64), records)
 
 
 @looking_at_records()
@@ -227,6 +228,7 @@ def first_look(
     # Arguments that are no tensors may hold data, or keep them.
     objects = [(f"argument {n!r}", x) for n, x in named if not isinstance(x, (Tensor, Column))]
     state = CapturedState(model, guide, *others, *objects)
+    state.references.require_all()
     state.forget()
     with state.pristine():
         found, shown, shard = _find_plate(model, tensors, shards, plate)

@@ -17,6 +17,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 
 from pyro_dp import ModelError, PaperDPSVI, PrivacyAccountant
+from pyro_dp.graphs import references
 from pyro_dp.graphs.references import References
 from pyro_dp.records.first_look import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
@@ -217,6 +218,35 @@ def test_numbers_of_the_data(what, statistic, dtype):
         refuse_captured_data(References(capturing(value)), held)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+@pytest.mark.parametrize("statistic", [torch.mean, torch.std])
+def test_numbers_of_integers(statistic, dtype):
+    """Such as the mean of counts, and the share of those that have an outcome."""
+    counts = torch.poisson(torch.full((SIZE, 1), 0.5), torch.Generator().manual_seed(1)).to(dtype)
+    held, number = records(counts, Y), statistic(counts.double())
+    refuse_captured_data(References(capturing(number + 0.01)), held)
+    for thing in (number, number.float(), {"prior": number.item()}):
+        with pytest.raises(ModelError, match="numbers of the data"):
+            refuse_captured_data(References(capturing(thing)), held)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32])
+@pytest.mark.parametrize(
+    "hold",
+    [
+        *(lambda x: ("argument 'mean'", x), lambda x: functools.partial(logistic, x)),
+        *(lambda x: capturing((x, 1.0)), lambda x: capturing([x]), lambda x: capturing({x})),
+        *(lambda x: lambda rows, mean=x: None, lambda x: lambda rows, *, mean=x: None),
+    ],
+    ids=["argument", "partial", "tuple", "list", "set", "default", "keyword"],
+)
+def test_a_number_of_python(hold, kind):
+    number = X.mean().item()
+    check(hold(kind(number + 0.01)))
+    with pytest.raises(ModelError, match="numbers of the data .the mean"):
+        check(hold(kind(number)))
+
+
 def test_a_captured_number():
     with pytest.raises(ModelError, match="the mean"):
         check(capturing(X.mean().item()))
@@ -251,6 +281,27 @@ def test_a_first_look_asks_model_and_guide():
         fit(model)
     with pytest.raises(ModelError, match="part of. the data"):
         fit(guide=AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": FEW[0]})))
+
+
+def test_a_first_look_asks_handlers_around_it():
+    class Reading(poutine.messenger.Messenger):
+        def __init__(self, rows):
+            self.rows = rows
+
+    with pytest.raises(ModelError, match="'rows' of Reading.*part of. the data"), Reading(FEW):
+        fit()
+
+
+def test_a_first_look_sees_all_objects(monkeypatch):
+    words = [[number] for number in range(2000)]
+
+    def model(x, y):
+        logistic(x + 0.0 * len(words), y)
+
+    fit(model)
+    monkeypatch.setattr(references, "_MOST_THINGS", 1000)
+    with pytest.raises(ModelError, match="too many objects"):
+        fit(model)
 
 
 def test_a_first_look_asks_the_optimizer():
