@@ -91,7 +91,7 @@ class References:
     :ivar places: holders of Python values; Pyro's parameters come first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and collections that user code itself holds.
-    :ivar floats: by label, numbers that no place holds: in tuples, arguments and defaults.
+    :ivar floats: by label, numbers in tuples, arguments and defaults.
     :ivar caches: functions with an ``lru_cache``.
     :ivar generators: (label, generator of random numbers), without the global ones.
     """
