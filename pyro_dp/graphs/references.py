@@ -177,10 +177,12 @@ class References:
         if is_users(type(thing)):
             self._look_at_object(thing, label, users)
         items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)
+        fixed = isinstance(thing, (tuple, frozenset))
         for key, value in items:
-            fixed = isinstance(thing, (tuple, frozenset)) and isinstance(value, float)
-            if fixed or not isinstance(value, _PLAIN):
-                own = f"element {key!r} of {label}" if type(key) is str else label
+            own = f"element {key!r} of {label}" if type(key) is str else label
+            if type(value) is tuple and all(isinstance(each, _PLAIN) for each in value):
+                self._look_at_container(value, own, users)  # it keeps nothing, and is not counted
+            elif not isinstance(value, _PLAIN) or (fixed and isinstance(value, float)):
                 self._wait(value, own, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:

@@ -382,6 +382,8 @@ def test_too_many_objects(monkeypatch):
     words = [[i] for i in range(100)]
     with pytest.raises(ModelError, match="Variable 'words', .* too many objects"):
         References(lambda x: words[0]).require_all()
+    edges = [(i, 0.5) for i in range(1000)]
+    References(lambda x: edges[0]).require_all()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -201,6 +202,9 @@ def test_an_argument_with_a_column_per_record():
         ("means", lambda x: x.mean(0)),
         ("standard deviations", lambda x: x.std(0)),
         ("variances", lambda x: x.var(0)),
+        ("means", lambda x: -x.mean(0)),
+        ("standard deviations", lambda x: 1 / x.std(0)),
+        ("medians", lambda x: x.quantile(0.5, 0)),
         ("the mean", lambda x: x.mean()),
         ("rows", lambda x: x[:2].clone()),
         ("rows", lambda x: torch.cat([x[5:6], torch.zeros(2, 3).to(x)])),
@@ -216,6 +220,18 @@ def test_numbers_of_the_data(what, statistic, dtype):
     assert f"{value.flatten()[0].item():.4f}" not in str(error.value)
     with pytest.raises(ModelError, match=what):
         refuse_captured_data(References(capturing(value)), held)
+
+
+@pytest.mark.parametrize(
+    "describe", [pd.DataFrame.describe, pd.DataFrame.mean, lambda x: x.std().astype("Float64")]
+)
+def test_numbers_in_tables_of_pandas(describe):
+    table = describe(pd.DataFrame(X.numpy()))
+    check(capturing(table + 0.01))
+    texts = pd.DataFrame({"text": list("abc"), "one": 1.0, "number": X.mean(0).numpy()})
+    for each in (table, texts):
+        with pytest.raises(ModelError, match="numbers of the data"):
+            check(capturing(each))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
@@ -256,12 +272,12 @@ DATA = X.double()
 FEW = DATA[:7]  # shorter than the data
 
 
-def fit(model=logistic, guide=None, rate=0.01):
+def fit(model=logistic, guide=None, rate=0.01, optim=None):
     """One step, which must be refused, or not, before anything is spent."""
     pyro.clear_param_store()
     accountant = PrivacyAccountant()
     guide = AutoNormal(model) if guide is None else guide
-    optim = pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
+    optim = optim or pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
     svi = PaperDPSVI(
         model, guide, optim, Trace_ELBO(), accountant=accountant, num_steps=1, noise=1.0
     )
@@ -308,6 +324,14 @@ def test_a_first_look_asks_the_optimizer():
     fit(rate=lambda name: {"lr": 0.01})
     with pytest.raises(ModelError, match="'FEW'.*part of. the data"):
         fit(rate=lambda name: {"lr": 0.01 * float(FEW.abs().mean())})
+
+
+def test_a_first_look_asks_the_schedule():
+    own = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.01}}
+    own["lr_lambda"] = lambda step: float(FEW.abs().mean())
+    schedule = pyro.optim.PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, own)
+    with pytest.raises(ModelError, match="'FEW'.*part of. the data"):
+        fit(optim=schedule)
 
 
 def test_a_first_look_asks_initial_values():
