@@ -60,10 +60,17 @@ def keeps_for_users(kind: type) -> bool:
 
 
 def _module_of(thing: Any) -> str:
-    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
-    return name if name and isinstance(name, str) else "builtins"  # classes of C have others
+    """The module of its code; an empty text if that is in none, as code of a user's ``exec``."""
+    if isinstance(thing, types.FunctionType):  # its own attribute may be another's, by wraps()
+        name = thing.__globals__.get("__name__", "")
+    else:
+        name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
+    if name == "builtins" and isinstance(thing, type) and thing.__flags__ & _IN_PYTHON:
+        return ""  # a class takes that name, where there is no other
+    return name if isinstance(name, str) else "builtins"  # classes of C have others
 
 
+_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
 _CACHE = type(functools.cache(len))

@@ -63,6 +63,34 @@ class HoldingModule(nn.Module):
         logistic(x, y)
 
 
+def of_no_module():
+    """Code that was run by exec, as of a model that another program writes."""
+    names = {"TABLE": X.clone()}
+    code = "def model(x, y): return TABLE\nclass Model:\n    def __call__(self, x, y): return TABLE"
+    exec(code, names)
+    return names["model"], names["Model"]()
+
+
+def of_another_function():
+    """It has the name and the module of one of Pyro's."""
+
+    @functools.wraps(pyro.sample)
+    def model(x, y):
+        return COPY
+
+    return (model,)
+
+
+COPY = X.clone()
+
+
+@pytest.mark.parametrize("make", [of_no_module, of_another_function])
+def test_code_is_the_users_whatever_its_module_is_called(make):
+    for model in make():
+        with pytest.raises(ModelError, match="Global variable '.*rows"):
+            check(model)
+
+
 def test_nothing_is_held():
     public = torch.randn(3)
     check(logistic, AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": public})))
