@@ -181,6 +181,8 @@ class References:
             self.held.append((label, thing))
         if isinstance(thing, (dict, set, *LISTS)):
             self.places.append(Place(label, thing))
+        if isinstance(thing, collections.defaultdict):
+            self._wait(thing.default_factory, label)
         if is_users(type(thing)):
             self._look_at_object(thing, label, users)
         items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)

@@ -1,6 +1,7 @@
 """Data that model or guide hold beside their arguments are refused by name."""
 
 import array
+import collections
 import functools
 from dataclasses import dataclass
 
@@ -89,6 +90,11 @@ def test_code_is_the_users_whatever_its_module_is_called(make):
     for model in make():
         with pytest.raises(ModelError, match="Global variable '.*rows"):
             check(model)
+
+
+def test_the_default_of_a_dictionary():
+    with pytest.raises(ModelError, match="'COPY'.*rows"):
+        check(capturing(collections.defaultdict(lambda: COPY)))
 
 
 def test_nothing_is_held():
