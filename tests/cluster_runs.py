@@ -226,15 +226,13 @@ def without_noise_in_units():
 # Trials: what they return is judged by test_cluster.py.
 
 FEW = {
-    "svi": [{"jit": "trace"}],
+    "svi": [{"jit": "none"}],
     "svi by index": [{"jit": "none"}],
     "sep": [{"jit": "none"}],
     "vips": [{}],
 }
-METHODS = {  # without the few
-    "svi": [{"jit": "none"}],
+METHODS = {  # without the few, which make looks
     "svi with an optim": [{"jit": "none"}, {"jit": "trace"}],
-    "sep": [{"jit": "none"}, {"jit": "trace"}],
     "sep with a bound": [{"jit": "none"}, {"jit": "trace"}],
 }
 CUTS = {"2": [0, 13, 60], "3, one empty": [0, 40, 40, 60]}

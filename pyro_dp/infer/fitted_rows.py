@@ -1,14 +1,17 @@
 """Rows of parameters per record, fitted to the global latents of a finished guide."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from pyro_dp.graphs.tracing import NotTraceable, called_by_torch, trace
 from pyro_dp.infer.ep.problem import record_term
+from pyro_dp.infer.padded_sum import padded_batch, parted, pass_size, placeholder_batch
 from pyro_dp.infer.posterior.gaussian_guide import OnPlaceholders
 from pyro_dp.infer.svi.optimizers import RowAdam, RowOptimizer, row_step_size
-from pyro_dp.records.global_draw import draw_particle
+from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
 from pyro_dp.records.record_term_builder import initialise_parameters
 from pyro_dp.records.records import Records
@@ -17,6 +20,7 @@ from pyro_dp.utils.torch_state import forked_rng
 
 _STEPS = 300
 _AT_A_TIME = 2**14  # records
+Gradients = Callable[[Particle, Tensor], dict[str, Tensor]]
 _AMORTISED = "Records share parameters of the guide for latents of their own."
 
 
@@ -63,12 +67,56 @@ class FittedRows:
         term, records, rows = self.term, self.term.records, RowOptimizer(lambda _: RowAdam())
         rows.use(term.local)
         indices = torch.arange(records.count, device=records.device)
+        size = pass_size(records.count, _AT_A_TIME)
         with forked_rng():
+            gradients = self._gradients(self._draw(), size)
             for step in range(_STEPS):
                 rows.set_step_size(row_step_size(step / _STEPS))
-                given = (self.model, self.guide, records)
-                particle = draw_particle(term.loss, *given, local=term.local)
-                for chosen in indices.split(_AT_A_TIME):
-                    own = term.local.rows(chosen)
-                    batch = Batch(chosen, records.rows(chosen), local_rows=own)
-                    rows.step(chosen, term.gradients(particle, batch).local)
+                particle = self._draw()
+                for chosen in indices.split(size):
+                    rows.step(chosen, gradients(particle, chosen))
+
+    def _draw(self) -> Particle:
+        own = (self.term.loss, self.model, self.guide, self.term.records)
+        return draw_particle(*own, local=self.term.local)
+
+    def _gradients(self, like: Particle, size: int) -> Gradients:
+        """A function that gives gradients of records' own rows, by a graph if there is one.
+
+        :param like: a draw.
+        :param size: largest number of records at a time.
+        """
+        term, names = self.term, list(like.latents)
+
+        def by_pyro(particle: Particle, chosen: Tensor) -> dict[str, Tensor]:
+            batch = Batch(chosen, term.records.rows(chosen), local_rows=term.local.rows(chosen))
+            return term.gradients(particle, batch).local
+
+        def at_once(*inputs: Tensor) -> list[Tensor]:
+            counts = [len(names), 1, len(term.records.placeholder())]
+            latents, (indices,), rows, own = parted(inputs, counts)
+            particle = replace(like, latents=dict(zip(names, latents, strict=True)))
+            own_rows = dict(zip(term.local.leaves, own, strict=True))
+            found = term.at_once(particle, Batch(indices, rows, local_rows=own_rows))
+            return list(found.local.values())
+
+        if term.answers != () or like.fixed or like.indices:
+            return by_pyro
+        try:
+            values = [each.detach() for each in like.latents.values()]
+            graph = trace(at_once, [*values, *placeholder_batch(term, size)], draws=True)
+        except NotTraceable:
+            return by_pyro
+        called = called_by_torch(graph)
+
+        def by_graph(particle: Particle, chosen: Tensor) -> dict[str, Tensor]:
+            latents = [particle.latents[name].detach() for name in names]
+            try:
+                with torch.no_grad():
+                    found = called(*latents, *padded_batch(term, chosen, size))
+            except Exception:  # on some record; which one, Pyro's code finds out
+                return by_pyro(particle, chosen)
+            kept = (each[: len(chosen)] for each in found)
+            return dict(zip(term.local.leaves, kept, strict=True))
+
+        return by_graph

@@ -90,12 +90,7 @@ class PaddedSum:
 
     def batch(self, public: Sequence[Tensor], chosen: Tensor) -> PaddedBatch:
         """A batch of at most ``size`` records, with draws of their own."""
-        padding, padded = self.size - len(chosen), chosen
-        if padding:
-            padded = torch.cat([chosen, chosen[:1].expand(padding)])
-        rows = [row.contiguous() for row in self._term.records.rows(padded, distinct=not padding)]
-        own = [row.contiguous() for row in self._term.local.rows(padded).values()]
-        inputs = [padded, *rows, *own]
+        inputs = padded_batch(self._term, chosen, self.size)
         sampled: list[Tensor] = []
         if self._sampling:
             with torch.no_grad():
@@ -129,6 +124,17 @@ class PaddedSum:
     def _weights(self, count: int) -> Tensor:
         """(size, 1): ones for the records, zeros for the padding."""
         return self._ones_then_zeros[self.size - count :][: self.size]
+
+
+def padded_batch(term: RecordTerm, chosen: Tensor, size: int) -> list[Tensor]:
+    """Indices, rows of data and of local parameters. The first record stands in for missing ones.
+
+    :param chosen: indices of at most ``size`` records, (B,).
+    """
+    missing = size - len(chosen)
+    indices = torch.cat([chosen, chosen[:1].expand(missing)]) if missing else chosen
+    rows = [*term.records.rows(indices, distinct=not missing), *term.local.rows(indices).values()]
+    return [indices, *(row.contiguous() for row in rows)]
 
 
 def placeholder_batch(term: RecordTerm, size: int) -> list[Tensor]:

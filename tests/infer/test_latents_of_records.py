@@ -15,11 +15,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp import DPSEP, DPSVI, ModelError, Noise, PrivacyAccountant
+from pyro_dp.graphs.tracing import NotTraceable
+from pyro_dp.infer import fitted_rows
 from pyro_dp.infer.dpsvi import Looks
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.infer.ep.observation_family import Residuals
+from pyro_dp.infer.fitted_rows import FittedRows
 from pyro_dp.infer.posterior.gaussian_guide import OnPlaceholders
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.records.first_look import first_look
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.quadrature import _at, _Values, integrated, num_nodes, without_latents
 
@@ -212,6 +216,29 @@ def test_rows_are_fitted_anew_from_a_state():
     resumed.run(y, progress=False)
     after = pyro.param("AutoNormal.locs.own").detach()
     assert (after - before).abs().mean() < 0.1
+
+
+def test_a_graph_gives_the_gradients_of_pyro_code(monkeypatch):
+    """They are those of whole passes, and of records that do not fill one."""
+    y, guide = persons_data(), AutoNormal(persons)
+    records = first_look(persons, guide, (y,), {}, plate=None, slice_data="auto")
+    rows = FittedRows.find(persons, guide, records, None)
+    particle, gradients = rows._draw(), {}
+    for traces in (True, False):
+        if not traces:
+            monkeypatch.setattr(fitted_rows, "trace", refused)
+        function = rows._gradients(particle, SIZE)
+        for chosen in (torch.arange(SIZE), torch.tensor([3, 5])):
+            torch.manual_seed(1)
+            gradients[traces, len(chosen)] = function(particle, chosen)
+    for name, found in gradients[True, SIZE].items():
+        torch.testing.assert_close(found, gradients[False, SIZE][name])
+        assert gradients[True, 2][name].shape == gradients[False, 2][name].shape
+    assert gradients[True, SIZE]["AutoNormal.locs.own"].std() > 0
+
+
+def refused(*given, **options):
+    raise NotTraceable("it is refused")
 
 
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])

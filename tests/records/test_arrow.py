@@ -1,6 +1,7 @@
 """Columns of Arrow tables and Parquet files."""
 
 import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +11,9 @@ from test_columns import N, X, Y, require_rows
 
 import pyro_dp
 from pyro_dp import ModelError
+from pyro_dp.infer.padded_sum import padded_batch
 from pyro_dp.records import column
+from pyro_dp.records.records import Records
 
 NUMBERS = ["x0", "x1", "x2"]
 
@@ -135,3 +138,15 @@ def test_an_interrupted_read_begins_anew(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         x.take(torch.arange(15, 25))
     assert torch.equal(x.take(torch.arange(12, 31)), X[12:31])
+
+
+def test_a_padded_batch_has_its_own_rows():
+    """Its indices end with the first one, so they do not ascend."""
+    table = arrow_table()
+    parts = pa.concat_tables([table.slice(0, 100), table.slice(100)])
+    records = SimpleNamespace(columns=[pyro_dp.columns(parts, "x")])
+    records.rows = lambda *given, **options: Records.rows(records, *given, **options)
+    term = SimpleNamespace(records=records, local=SimpleNamespace(rows=lambda _: {}))
+    indices, rows = padded_batch(term, torch.tensor([1, 120]), 7)
+    assert indices.tolist() == [1, 120, 1, 1, 1, 1, 1]
+    assert torch.equal(rows, X[indices])

@@ -441,8 +441,10 @@ def test_nothing_explodes(sigma, units):
             sampling=rate,
         )
         vips.run(images, progress=False)
-        for q in vips.posterior().values():
+        # Intervals with the noise take seconds.
+        found = vips.posterior(noise_aware=rate < 1)
+        for q in found.values():
             assert torch.isfinite(q.mean).all() and torch.isfinite(q.variance).all()
             assert (q.variance > 0).all()
-        assert vips.posterior()["weights"].mean.abs().max() < 100.0
+        assert found["weights"].mean.abs().max() < 100.0
         vips.guide(images)
