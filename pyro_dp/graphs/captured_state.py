@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyro_dp.graphs.places import MISSING
-from pyro_dp.graphs.references import LONGEST, References, sentence
+from pyro_dp.graphs.references import LONGEST, References, is_table, sentence
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import address, set_state_of, state_of, version
@@ -165,7 +165,7 @@ class CapturedState:
             tensors = [(label, _Kept(t, t.numel() <= largest)) for label, t in self._tensors()]
             generators = [(label, x, state_of(x)) for label, x in self.references.generators]
         held = self.references.held if largest >= 0 else ()
-        arrays = [(n, x, x.copy()) for n, x in held if isinstance(x, np.ndarray)]
+        arrays = [(n, x, x.copy()) for n, x in held if isinstance(x, np.ndarray) or is_table(x)]
         try:
             yield
         finally:
@@ -186,7 +186,11 @@ class CapturedState:
                     changes[label, ""] = state_of(generator)
                     set_state_of(generator, state)
             for label, array, values in arrays:
-                if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
+                if is_table(array):
+                    if not array.equals(values):
+                        memory[label, ""] = array.copy()
+                        array.__init__(values)
+                elif not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
                     memory[label, ""] = array.copy()
                     array[...] = values
             for cache, known in zip(self.references.caches, misses, strict=True):
@@ -207,7 +211,7 @@ class CapturedState:
 def require_same_changes(one: Changes, other: Changes) -> None:
     """:raises ModelError: one record's run left other changes than another's."""
     for key in one | other:
-        if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
+        if not alike(one.get(key, MISSING), other.get(key, MISSING)):
             raise ModelError(KEEPS.format(label=sentence(key[0])))
 
 
@@ -234,7 +238,7 @@ def _identical(now: Any, before: Any) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
-def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
+def alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     """Whether two values say the same, so far as can be seen."""
     if one is other or depth == 0:
         return True
@@ -247,12 +251,12 @@ def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     if isinstance(one, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_alike(one[k], other[k], depth - 1) for k in one)
+        return one.keys() == other.keys() and all(alike(one[k], other[k], depth - 1) for k in one)
     if isinstance(one, (list, tuple)):
         pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_alike(*pair, depth - 1) for pair in pairs)
+        return len(one) == len(other) and all(alike(*pair, depth - 1) for pair in pairs)
     if hasattr(one, "__dict__"):
-        return _alike(vars(one), vars(other), depth - 1)
+        return alike(vars(one), vars(other), depth - 1)
     return True if not isinstance(one, (*_PLAIN, set, frozenset)) else one == other
 
 

@@ -5,6 +5,7 @@ import types
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
+import numpy as np
 import pyro
 from torch import Tensor
 from torch.distributions import Transform
@@ -45,7 +46,7 @@ class Place:
         """The numbers among the values, except integers."""
         values = self.values()
         values = values.values() if isinstance(values, dict) else values
-        return [value for value in values if isinstance(value, float)]
+        return [float(value) for value in values if isinstance(value, (float, np.floating))]
 
     def put_back(self, values: Any) -> None:
         """Undo the changes since :meth:`values`."""

@@ -21,6 +21,7 @@ from pyro.contrib.easyguide import EasyGuide
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from pyro.poutine import Trace
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -35,6 +36,7 @@ from pyro_dp.graphs.places import (
     Slots,
     slots_of,
 )
+from pyro_dp.utils.errors import ModelError
 
 _LIBRARIES = sys.stdlib_module_names | {
     *("IPython", "_pytest", "arviz", "funsor", "jax", "matplotlib", "numpy", "opt_einsum"),
@@ -53,16 +55,22 @@ def is_library(module: str) -> bool:
 
 
 def keeps_for_users(kind: type) -> bool:
-    """Whether a library's objects are made to be written to: handlers, namespaces."""
-    root = _module_of(kind).split(".")[0]
-    return root == "pyro" or root in sys.stdlib_module_names
+    """Whether a library's objects may be written to by users: all but the library's own here."""
+    return _module_of(kind).split(".")[0] != "pyro_dp"
 
 
 def _module_of(thing: Any) -> str:
-    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
-    return name if name and isinstance(name, str) else "builtins"  # classes of C have others
+    """The module of its code; an empty text if that is in none, as code of a user's ``exec``."""
+    if isinstance(thing, types.FunctionType):  # its own attribute may be another's, by wraps()
+        name = thing.__globals__.get("__name__", "")
+    else:
+        name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
+    if name == "builtins" and isinstance(thing, type) and thing.__flags__ & _IN_PYTHON:
+        return ""  # a class takes that name, where there is no other
+    return name if isinstance(name, str) else "builtins"  # classes of C have others
 
 
+_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
 _CACHE = type(functools.cache(len))
@@ -71,19 +79,26 @@ _WITHOUT_BUFFERS = (torch.nn.Module, torch.nn.Sequential, PyroModule)
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 _MOST_THINGS = 50_000
-LONGEST = 10_000  # elements of a container that are searched
-# What autoguides keep of their first run, which is on placeholders.
+LONGEST = 10_000  # elements of a container that a graph may have as constants
+_TOO_MANY = (
+    "{label} has too many objects to see whether they hold or keep data: model, guide and all that "
+    "they refer to may have {most:,}. Keep numbers in tensors or arrays, not in Python objects."
+)
+# Autoguides keep these of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
 
 
 class References:
     """All that some functions, methods, modules and other callables refer to.
 
+    Handlers of Pyro within which they run belong to it.
+
     :param roots: these; or (label, thing).
     :ivar parameters: those of Pyro.
     :ivar places: holders of Python values; Pyro's parameters come first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and collections that user code itself holds.
+    :ivar floats: by label, numbers in tuples, arguments and defaults.
     :ivar caches: functions with an ``lru_cache``.
     :ivar generators: (label, generator of random numbers), without the global ones.
     """
@@ -93,18 +108,29 @@ class References:
         self.places: list[Place] = [self.parameters]
         self.tensors: list[tuple[str, Tensor]] = []
         self.held: list[tuple[str, Any]] = []
+        self.floats: dict[str, list[float]] = collections.defaultdict(list)
         self.caches: list[Any] = []
         self.generators: list[tuple[str, Any]] = []
         self._seen: dict[int, Any] = {}  # alive, so that no id is used twice
+        roots = (*roots, *(("a handler", each) for each in _PYRO_STACK))
         self._waiting = collections.deque(
             (root[1], root[0], True) if isinstance(root, tuple) else (root, _name(root), True)
             for root in roots
         )
+        self._last = ""
         while self._waiting and len(self._seen) < _MOST_THINGS:
-            thing, label, users = self._waiting.popleft()
-            if not isinstance(thing, (*_PLAIN, Trace)) and id(thing) not in self._seen:
+            thing, self._last, users = self._waiting.popleft()
+            if isinstance(thing, (float, np.floating)):
+                self.floats[self._last].append(float(thing))
+            elif not isinstance(thing, (*_PLAIN, Trace)) and id(thing) not in self._seen:
                 self._seen[id(thing)] = thing
-                self._look_at(thing, label, users)
+                self._look_at(thing, self._last, users)
+
+    def require_all(self) -> None:
+        """:raises ModelError: they are too many, and not all were looked at."""
+        if self._waiting:
+            text = _TOO_MANY.format(label=sentence(self._last), most=_MOST_THINGS)
+            raise ModelError(text)
 
     def _look_at(self, thing: Any, label: str, users: bool) -> None:
         """:param users: whether the user's own code holds it."""
@@ -155,13 +181,18 @@ class References:
             self.held.append((label, thing))
         if isinstance(thing, (dict, set, *LISTS)):
             self.places.append(Place(label, thing))
+        if isinstance(thing, collections.defaultdict):
+            self._wait(thing.default_factory, label)
         if is_users(type(thing)):
             self._look_at_object(thing, label, users)
-        if len(thing) > LONGEST:
-            return
         items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)
+        fixed = isinstance(thing, (tuple, frozenset))
         for key, value in items:
-            self._wait(value, f"element {key!r} of {label}" if type(key) is str else label, users)
+            own = f"element {key!r} of {label}" if type(key) is str else label
+            if type(value) is tuple and all(isinstance(each, _PLAIN) for each in value):
+                self._look_at_container(value, own, users)  # it keeps nothing, and is not counted
+            elif not isinstance(value, _PLAIN) or (fixed and isinstance(value, float)):
+                self._wait(value, own, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         name = _name(function)
@@ -306,6 +337,11 @@ def sentence(label: str) -> str:
 
 def _is_frame(thing: Any) -> bool:
     return _module_of(type(thing)).split(".")[0] == "pandas" and hasattr(thing, "to_numpy")
+
+
+def is_table(thing: Any) -> bool:
+    """Whether it is a frame or a series of pandas."""
+    return _is_frame(thing) and hasattr(thing, "iloc")
 
 
 def _is_column(thing: Any) -> bool:

@@ -5,6 +5,7 @@ A step's objects are kept from one step to the next as long as they hold.
 
 import abc
 import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import pyro
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
@@ -59,11 +61,14 @@ class Preparation(Generic[P]):
         self._handed: tuple[bool, set[str]] | None = None  # the same, from another inference
         self.prepared: P | None = None
         self._first: Records | None = None  # the first step's
+        self._handlers: list[Any] = []  # those around the last build
 
     def current(self, args: tuple, kwargs: dict) -> P | None:
         """The objects for these arguments; None if these, traced code or parameters are new."""
-        known = self.prepared
+        known, handlers = self.prepared, self._handlers
         if known is None or not (known.records.same_as(args, kwargs) and known.is_current()):
+            return None
+        if len(_PYRO_STACK) != len(handlers) or not all(map(operator.is_, _PYRO_STACK, handlers)):
             return None
         return None if self.traces_left and self._watched and self._watched.changed else known
 
@@ -73,7 +78,7 @@ class Preparation(Generic[P]):
     def keep(self, prepared: P, steps: int) -> P:
         if self.first(steps) is None:
             self._first = prepared.records
-        self.prepared = prepared
+        self.prepared, self._handlers = prepared, list(_PYRO_STACK)
         return prepared
 
     def traced(self, trace: Callable[[Compiler], Any], term: RecordTerm, *users: Callable) -> Any:

@@ -160,8 +160,9 @@ class IterativeMechanism(abc.ABC):
 
         :param progress: show a progress bar.
         :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
-            each step. They see released and public numbers. If one of them returns True, the run
-            stops after this step, as if it were the last. ``run`` goes on later.
+            each step. They see released and public numbers, and must not read the data: the number
+            of steps would reveal them. If one of them returns True, the run stops after this step,
+            as if it were the last. ``run`` goes on later.
         :returns: the sequence of the steps' return values, if these are numbers, with noise,
             clipping, times, and why it stopped.
         :raises ConfigurationError: ``num_steps`` is missing and cannot be chosen, or all steps are

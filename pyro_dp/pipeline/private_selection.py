@@ -18,6 +18,7 @@ import pyro
 import torch
 from pyro.optim import PyroOptim
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from pyro_dp.accounting import composition
@@ -26,14 +27,20 @@ from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.ledger import SEEDED
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.pld import RATES, renyi_epsilon
+from pyro_dp.graphs.references import References
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.pipeline.trials import NOTE, TrialAccountant, Trials, TruncatedNegativeBinomial
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.torch_state import private_rng
+from pyro_dp.utils.torch_state import private_rng, version
 from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
+_GOES_ON = (  # it reveals that there was an earlier trial, and no more than that
+    "A trial of private_selection found parameters, tensors or an optimizer that an earlier trial, "
+    "or somebody else, had moved. Trials that go on from each other cost more than was charged. "
+    "Make guide, optimizer and modules inside run. The cost was spent."
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ def private_selection(
     """
     trials = TruncatedNegativeBinomial(mean=10.0) if trials is None else trials
     declared = _declared(run, candidates, releases, accountant)
-    settings = _copies(candidates)
+    settings, have_moved = _copies(candidates), _watch(run)
     delta = accountant.delta / 2 if delta is None else delta
     epsilon = selection_epsilon(
         declared, trials=trials, delta=delta, neighboring=accountant.neighboring
@@ -150,14 +157,11 @@ def private_selection(
         index = _below(len(candidates), draws)
         start = _below(2**63, draws) << 64 | _below(2**63, draws)
         own = TrialAccountant(declared[index], accountant, start)
+        if have_moved():
+            raise PrivacyError(_GOES_ON)
         trial = _tried(run, copy.deepcopy(settings[index]), own, private)
-        if own.continued:  # it reveals that there was an earlier trial, and no more than that
-            raise PrivacyError(
-                "A trial of private_selection found parameters or an optimizer that an earlier "
-                "trial, or somebody else, had moved. Trials that go on from each other cost more "
-                "than was charged. Make guide, optimizer and modules inside run. The cost was "
-                "spent."
-            )
+        if own.continued:
+            raise PrivacyError(_GOES_ON)
         if number == 0 or trial.score > best.score:
             best = trial._replace(setting=candidates[index])
     if best.error is not None:
@@ -262,6 +266,20 @@ def _unseen(private: np.random.Generator) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+def _watch(run: Callable) -> Callable[[], bool]:
+    """Whether tensors to which ``run`` refers, such as a module's parameters, have moved since."""
+    tensors = [x for _, x in References(("run", run)).tensors if not is_lazy(x)]
+    versions = [version(x) for x in tensors]
+    # Some optimizers write into parameters without a new version.
+    numbers = [(x, x.detach().clone()) for x in tensors if x.requires_grad]
+
+    def have_moved() -> bool:
+        same = versions == [version(x) for x in tensors]
+        return not (same and all(torch.equal(x, before) for x, before in numbers))
+
+    return have_moved
 
 
 def _copies(candidates: Sequence[Any]) -> list[Any]:

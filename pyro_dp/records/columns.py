@@ -1,7 +1,8 @@
 """``columns()``: data that need not fit into memory, and datasets of torch, as arguments."""
 
+import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from pyro_dp.graphs.captured_state import alike
+from pyro_dp.graphs.references import References
 from pyro_dp.records.arrow import is_arrow, of_arrow
 from pyro_dp.records.column import (
     ArrayColumn,
@@ -23,7 +26,7 @@ from pyro_dp.records.column import (
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.torch_state import forked_rng, seed_torch
+from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 
 _ITERABLE = (
     "Argument {name!r} is a {kind}, which has no length or no items by number. Pass a dataset with "
@@ -34,6 +37,12 @@ _STACK = (
     "The items of argument {name!r} (a {kind}) cannot be stacked. All must be numbers, arrays or "
     "tensors of one shape, or tuples of such, or dictionaries of such with the same keys. Images "
     "need a transform such as ToTensor(). list({name}) shows the error, if it is the dataset's own."
+)
+_CHANGES = (
+    "The first item of argument {name!r} (a {kind}) changes when others are read. An item must "
+    "follow from its own record and index. So a dataset keeps no running mean, and its transforms "
+    "draw from generators of torch, NumPy or Python. (This message depends on the data: it is for "
+    "the curator only.)"
 )
 _OTHER_ITEM = (
     "columns(): the items of source differ in shape, or the first has integers or booleans where "
@@ -95,21 +104,69 @@ def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple
     return tuple(found), kwargs
 
 
+class _Reader:
+    """Reads items of a dataset, each as a function of its record and index.
+
+    So no record moves another's item, and all steps see the same. Generators from which transforms
+    draw are seeded by the index, also those of the dataset's own.
+
+    :param name: the argument's, for errors.
+    :raises ModelError: it has no length, or no items by number.
+    """
+
+    def __init__(self, name: str, dataset: Any):
+        self._name, self._dataset = name, dataset
+        readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not readable:
+            raise ModelError(self._text(_ITERABLE))
+        self._own = [each for _, each in References((name, dataset)).generators]
+
+    def read(self, indices: Iterable[int]) -> list[Any]:
+        """Those items, and then the first one again.
+
+        :raises ModelError: reading fails, or the first item is another one than alone.
+        """
+        with self.guarded(), forked_rng(), put_back(self._own):
+            first = self._item(0)
+            found = [self._item(i) for i in indices]
+            unchanged = alike(first, self._item(0))
+        if not unchanged:
+            raise ModelError(self._text(_CHANGES))
+        return found
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """:raises ModelError: instead of any error in reading or stacking items."""
+        try:
+            with guarded("Reading the dataset"):
+                yield
+        except ModelError:
+            raise ModelError(self._text(_STACK)) from None
+
+    def _item(self, index: int) -> Any:
+        seed_torch(index)
+        np.random.seed(index % 2**32)
+        random.seed(index)
+        for each in self._own:
+            reseed(each, index)
+        return self._dataset[index]
+
+    def _text(self, text: str) -> str:
+        return text.format(name=self._name, kind=type(self._dataset).__name__)
+
+
 class _Items:
     """The items of a dataset, stacked. Those that were read last are kept.
-
-    An item is a function of its record and index, because random transforms are seeded by the
-    index. So no record moves another's item, and all steps see the same.
 
     :param names: keys of an item; or of the parts of a tuple, all in their order.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str]):
-        _require_length("source", dataset)
+        self._reader = _Reader("source", dataset)
         self.size = len(dataset)
         if not self.size:
             raise ModelError(_EMPTY)
-        self._dataset, self._names = dataset, list(names)
+        self._names = list(names)
         self._known: tuple[Tensor, list[Tensor]] | None = None
         first = self._read(torch.zeros(1, dtype=torch.long))
         if isinstance(first, dict):
@@ -131,18 +188,9 @@ class _Items:
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
     def _read(self, indices: Tensor) -> Any:
-        try:
-            with forked_rng(), guarded("Reading the dataset"):
-                return default_collate([self._item(i) for i in indices.tolist()])
-        except ModelError:
-            kind = type(self._dataset).__name__
-            raise ModelError(_STACK.format(name="source", kind=kind)) from None
-
-    def _item(self, index: int) -> Any:
-        seed_torch(index)
-        np.random.seed(index % 2**32)
-        random.seed(index)
-        return self._dataset[index]
+        items = self._reader.read(indices.tolist())
+        with self._reader.guarded():
+            return default_collate(items)
 
 
 class _DatasetColumn(Column):
@@ -169,26 +217,15 @@ def _tensor(name: str, part: Any) -> Tensor:
     return found
 
 
-def _require_length(name: str, dataset: Any) -> None:
-    readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, IterableDataset) or not readable:
-        raise ModelError(_ITERABLE.format(name=name, kind=type(dataset).__name__))
-
-
 def _columns(name: str, dataset: Any) -> tuple[list, dict]:
     """Arguments by position and by name."""
-    kind = type(dataset).__name__
-    _require_length(name, dataset)
-    try:
-        # Its transforms may draw: that must not move the public generators.
-        with forked_rng(), guarded("Reading the dataset"):
-            items = [dataset[i] for i in range(len(dataset))]
-            stacked = default_collate(items)
-            several = isinstance(items[0], (list, tuple))
-            if isinstance(stacked, dict) and any(x.keys() != stacked.keys() for x in items):
-                raise KeyError  # the first item alone would decide which arguments there are
-    except ModelError:
-        raise ModelError(_STACK.format(name=name, kind=kind)) from None
+    reader = _Reader(name, dataset)
+    items = reader.read(range(len(dataset)))
+    with reader.guarded():
+        stacked = default_collate(items)
+        several = isinstance(items[0], (list, tuple))
+        if isinstance(stacked, dict) and any(x.keys() != stacked.keys() for x in items):
+            raise KeyError  # the first item alone would decide which arguments there are
     if isinstance(stacked, dict):
         return [], stacked
     return (list(stacked) if several else [stacked]), {}

@@ -16,29 +16,34 @@ _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
 
 
 class DataNumbers:
-    """Numbers in columns of floats, which are read once, some megabytes at a time, when needed."""
+    """Numbers in columns, which are read once, some megabytes at a time, when needed.
+
+    Negative and inverse statistics count, too, as of code that multiplies rows by 1 / sd.
+    """
 
     def __init__(self, columns: Sequence[Column]):
-        self._columns = [x for x in columns if x.dtype.is_floating_point and len(x) > 1]
+        self._columns = [x for x in columns if len(x) > 1]
 
     def found_in(self, value: Tensor) -> str | None:
         """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
-        telling = _telling(value.flatten()) if self._columns else value.new_empty(0)
+        telling = _telling(value.flatten()).abs() if self._columns else value.new_empty(0)
         if not len(telling):
             return None
         for what, numbers, rounding in self._statistics:
-            if _holds_all(telling, numbers, max(rounding, _rounding(value.dtype))):
+            most = max(rounding, _rounding(value.dtype))
+            if any(_holds_all(each, numbers, most) for each in (telling, 1 / telling)):
                 return what
-        return "rows" if any(holds_rows(value, column) for column in self._columns) else None
+        floats = [column for column in self._columns if column.dtype.is_floating_point]
+        return "rows" if any(holds_rows(value, column) for column in floats) else None
 
     @cached_property
     def _statistics(self) -> list[tuple[str, Tensor, float]]:
         """Each kind, its telling values, and how far they may be rounded."""
         return [
-            (what, _telling(numbers.flatten().cpu()), _rounding(column.dtype))
+            (what, _telling(numbers.flatten().cpu()).abs(), _rounding(column.dtype))
             for column in self._columns
             for what, numbers in _statistics_of(column)
         ]
@@ -88,7 +93,7 @@ def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
     ]
     if numbers <= _MOST_FOR_MEDIANS:
         rows = torch.cat(list(column.blocks())).detach().double()
-        found.append(("medians", rows.median(0).values))
+        found += [("medians", rows.median(0).values), ("medians", rows.quantile(0.5, 0))]
     return found
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.places import LISTS
-from pyro_dp.graphs.references import References, sentence
+from pyro_dp.graphs.references import References, is_table, sentence
 from pyro_dp.records.arguments import (
     NO_SHARD,
     Arguments,
@@ -87,14 +87,17 @@ def refuse_captured_data(references: References, records: Records) -> None:
         if tensor.numel() and address(tensor) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     arrays = [(label, x) for label, x in references.held if isinstance(x, np.ndarray)]
+    tables = [(label, _numeric(x)) for label, x in references.held if is_table(x)]
     for label, array in arrays:
         if array.size and _base(array) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
+    arrays += tables
     floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind == "f"]
     for label, tensor in [*references.tensors, *((n, torch.from_numpy(x)) for n, x in floats)]:
         _refuse(label, tensor, records)
-    for place in references.places:
-        _refuse(place.label, torch.tensor(place.floats(), dtype=torch.float64), records)
+    numbers = [(place.label, place.floats()) for place in references.places]
+    for label, found in [*numbers, *references.floats.items()]:
+        _refuse(label, torch.tensor(found, dtype=torch.float64), records)
 
 
 @looking_at_records()
@@ -108,6 +111,13 @@ def _refuse(label: str, value: Tensor, records: Records) -> None:
     """:raises ModelError: the value has a row of the data in it, or a mean of theirs."""
     if what := records.numbers.found_in(value):
         raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
+
+
+def _numeric(table: Any) -> np.ndarray:
+    """The columns of numbers of a frame, or a series of numbers; of others none."""
+    columns = [table.iloc[:, j] for j in range(table.shape[1])] if table.ndim == 2 else [table]
+    found = [x.to_numpy(dtype=float, na_value=np.nan) for x in columns if x.dtype.kind in "fiu"]
+    return np.concatenate(found or [np.empty(0)])
 
 
 def _base(array: Any) -> int:
@@ -227,6 +237,7 @@ def first_look(
     # Arguments that are no tensors may hold data, or keep them.
     objects = [(f"argument {n!r}", x) for n, x in named if not isinstance(x, (Tensor, Column))]
     state = CapturedState(model, guide, *others, *objects)
+    state.references.require_all()
     state.forget()
     with state.pristine():
         found, shown, shard = _find_plate(model, tensors, shards, plate)

@@ -57,6 +57,17 @@ def set_state_of(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
+def reseed(generator: Any, seed: int) -> None:
+    """Its next draws follow from the seed alone."""
+    bits = getattr(generator, "bit_generator", generator)
+    if isinstance(bits, np.random.BitGenerator):
+        bits.state = type(bits)(seed).state
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed % 2**32)
+
+
 @contextlib.contextmanager
 def put_back(generators: Sequence[Any]) -> Iterator[None]:
     """Restore the states of these generators on exit."""

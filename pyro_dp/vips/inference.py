@@ -358,6 +358,7 @@ def _checked(vips: VIPS, given: tuple, kwargs: dict) -> Records:
         first.require_same_data(records)
     if isinstance(vips._e_step, IsolatedModel):
         state = vips._e_step.state
+        state.references.require_all()
         refuse_rows(state.references, size)
         refuse_rows(state.references, records.count)
     else:

@@ -5,15 +5,18 @@ import itertools
 import types
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from pyro_dp import ModelError
+from pyro_dp.graphs import references
 from pyro_dp.graphs.captured_state import CapturedState, require_same_changes
-from pyro_dp.graphs.references import References
+from pyro_dp.graphs.references import LONGEST, References
 
 TOTALS = {"sum": 0.0}
 COUNT = 0
@@ -176,6 +179,27 @@ def by_private_attribute():
     return partial, lambda: [getattr(each, "_sum", None) for each in (net, prior, partial)]
 
 
+def by_objects_of_libraries():
+    """An estimator that learns from each record, and a transform of torch."""
+    scaler, shift = StandardScaler(), torch.distributions.AffineTransform(0.0, 1.0)
+
+    def model(x):
+        scaler.partial_fit(x.numpy())
+        shift.loc = x.sum().item()
+
+    return model, lambda: (getattr(scaler, "n_samples_seen_", None), shift.loc)
+
+
+def by_many_objects():
+    """More than a graph may have as constants."""
+    words = [types.SimpleNamespace(sum=0.0) for _ in range(LONGEST + 1)]
+
+    def model(x):
+        words[-1].sum = x.sum().item()
+
+    return model, lambda: words[-1].sum
+
+
 def by_handler():
     """Behind Pyro's own handlers."""
     model, kept = by_closure()
@@ -186,7 +210,7 @@ WAYS = [
     *(by_closure, by_rebound_variable, by_list, by_global_container, by_global_name, by_helper),
     *(by_default, by_function_attribute, by_partial, by_callable_object, by_bound_method),
     *(by_class_attribute, by_module, by_namespace, by_parameter_store, by_handler),
-    by_private_attribute,
+    *(by_private_attribute, by_objects_of_libraries, by_many_objects),
 ]
 
 
@@ -316,6 +340,50 @@ def test_arrays_that_are_changed_in_place():
     assert (mean == 0).all()
     with pytest.raises(ModelError, match="'mean'"):
         require_same_changes(*changes)
+
+
+@pytest.mark.parametrize("make", [pd.Series, lambda x: pd.DataFrame({"a": x})])
+def test_tables_of_pandas_that_are_changed(make):
+    table = make([0.0, 1.0])
+    before = table.copy()
+
+    def model(x):
+        table.iloc[0] = x.sum().item()
+        table.loc[len(table)] = 2.0
+
+    changes = changes_of(model, torch.ones(3), torch.zeros(3))
+    assert table.equals(before)
+    with pytest.raises(ModelError, match="'table'"), CapturedState(model).preserved():
+        model(torch.ones(3))
+    assert table.equals(before) and all(changes)
+
+
+def test_a_handler_around_the_run():
+    class Largest(pyro.poutine.messenger.Messenger):
+        largest = 0.0
+
+        def _pyro_sample(self, msg):
+            self.largest = max(self.largest, float(msg["value"].max()))
+
+    def model(x):
+        pyro.sample("x", dist.Normal(0.0, 1.0), obs=x)
+
+    with Largest() as handler:
+        state = CapturedState(model)
+        with state.preserved():
+            model(torch.ones(2))
+            assert handler.largest == 1.0
+        assert handler.largest == 0.0
+
+
+def test_too_many_objects(monkeypatch):
+    """Not all are looked at: they are refused, and not let through."""
+    monkeypatch.setattr(references, "_MOST_THINGS", 100)
+    words = [[i] for i in range(100)]
+    with pytest.raises(ModelError, match="Variable 'words', .* too many objects"):
+        References(lambda x: words[0]).require_all()
+    edges = [(i, 0.5) for i in range(1000)]
+    References(lambda x: edges[0]).require_all()
 
 
 @pytest.mark.parametrize(

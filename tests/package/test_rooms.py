@@ -19,7 +19,7 @@ MAY_USE = {
     "records": "mechanism graphs utils",
     "infer": "records graphs mechanism accounting utils",
     "vips": "infer records graphs mechanism accounting utils",
-    "pipeline": "mechanism accounting utils",
+    "pipeline": "graphs mechanism accounting utils",
     "auditing": "accounting utils",
     # It alone needs pandas. Rooms below it have no columns of frames.
     "tabular": "infer records graphs mechanism accounting utils",

@@ -218,10 +218,10 @@ def test_trials_leave_no_trace(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def _fitted(guide, optim, x, accountant, **settings):
+def _fitted(guide, optim, x, accountant, of=None, **settings):
     how = dict(accountant=accountant, num_steps=2, noise=2.0, clip=Clip(loss=10.0)) | settings
     execution = Execution(jit="none")
-    return PaperDPSVI(model, guide, optim, Trace_ELBO(), execution=execution, **how).run(x)
+    return PaperDPSVI(of or model, guide, optim, Trace_ELBO(), execution=execution, **how).run(x)
 
 
 _FITTED = {SubsampledGaussian(2.0, 0.25): 2}
@@ -246,15 +246,23 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
     assert bars and all(bars)
 
 
-@pytest.mark.parametrize("shared", ["guide", "optimizer"])
+@pytest.mark.parametrize("shared", ["guide", "optimizer", "module"])
 def test_trials_do_not_go_on_from_each_other(shared):
-    """A guide or an optimizer that outlives run makes a chain of runs, and only one is charged."""
+    """Objects that outlive run make a chain of runs, and only one is charged."""
     x, guide, optim = torch.randn(200), AutoNormal(model), pyro.optim.Adam({"lr": 0.1})
+    layer = torch.nn.Linear(1, 1)
+
+    def of_module(x):
+        pyro.module("layer", layer)
+        model(x + layer(torch.ones(1)))
 
     def run(setting, accountant):
-        own = guide if shared == "guide" else AutoNormal(model)
-        own_optim = optim if shared == "optimizer" else pyro.optim.Adam({"lr": setting})
-        _fitted(own, own_optim, x, accountant)
+        own_model = of_module if shared == "module" else model
+        own = guide if shared == "guide" else AutoNormal(own_model)
+        # Whose steps give parameters no new version.
+        new_optim = pyro.optim.ClippedAdam({"lr": setting})
+        own_optim = optim if shared == "optimizer" else new_optim
+        _fitted(own, own_optim, x, accountant, of=own_model)
         return own, 0.0
 
     accountant, trials = PrivacyAccountant(), TruncatedNegativeBinomial(20.0, 20.0)

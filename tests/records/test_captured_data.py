@@ -1,10 +1,12 @@
 """Data that model or guide hold beside their arguments are refused by name."""
 
 import array
+import collections
 import functools
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -17,11 +19,13 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 
 from pyro_dp import ModelError, PaperDPSVI, PrivacyAccountant
+from pyro_dp.graphs import references
 from pyro_dp.graphs.references import References
 from pyro_dp.records.first_look import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Reading, Records
 
+torch.manual_seed(0)  # one of many numbers looks round, and a round one is nobody's
 X, Y = regression_data()
 SIZE = len(X)
 
@@ -59,6 +63,39 @@ class HoldingModule(nn.Module):
 
     def forward(self, x, y):
         logistic(x, y)
+
+
+def of_no_module():
+    """Code that was run by exec, as of a model that another program writes."""
+    names = {"TABLE": X.clone()}
+    code = "def model(x, y): return TABLE\nclass Model:\n    def __call__(self, x, y): return TABLE"
+    exec(code, names)
+    return names["model"], names["Model"]()
+
+
+def of_another_function():
+    """It has the name and the module of one of Pyro's."""
+
+    @functools.wraps(pyro.sample)
+    def model(x, y):
+        return COPY
+
+    return (model,)
+
+
+COPY = X.clone()
+
+
+@pytest.mark.parametrize("make", [of_no_module, of_another_function])
+def test_code_is_the_users_whatever_its_module_is_called(make):
+    for model in make():
+        with pytest.raises(ModelError, match="Global variable '.*rows"):
+            check(model)
+
+
+def test_the_default_of_a_dictionary():
+    with pytest.raises(ModelError, match="'COPY'.*rows"):
+        check(capturing(collections.defaultdict(lambda: COPY)))
 
 
 def test_nothing_is_held():
@@ -200,6 +237,9 @@ def test_an_argument_with_a_column_per_record():
         ("means", lambda x: x.mean(0)),
         ("standard deviations", lambda x: x.std(0)),
         ("variances", lambda x: x.var(0)),
+        ("means", lambda x: -x.mean(0)),
+        ("standard deviations", lambda x: 1 / x.std(0)),
+        ("medians", lambda x: x.quantile(0.5, 0)),
         ("the mean", lambda x: x.mean()),
         ("rows", lambda x: x[:2].clone()),
         ("rows", lambda x: torch.cat([x[5:6], torch.zeros(2, 3).to(x)])),
@@ -217,6 +257,47 @@ def test_numbers_of_the_data(what, statistic, dtype):
         refuse_captured_data(References(capturing(value)), held)
 
 
+@pytest.mark.parametrize(
+    "describe", [pd.DataFrame.describe, pd.DataFrame.mean, lambda x: x.std().astype("Float64")]
+)
+def test_numbers_in_tables_of_pandas(describe):
+    table = describe(pd.DataFrame(X.numpy()))
+    check(capturing(table + 0.01))
+    texts = pd.DataFrame({"text": list("abc"), "one": 1.0, "number": X.mean(0).numpy()})
+    for each in (table, texts):
+        with pytest.raises(ModelError, match="numbers of the data"):
+            check(capturing(each))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+@pytest.mark.parametrize("statistic", [torch.mean, torch.std])
+def test_numbers_of_integers(statistic, dtype):
+    """Such as the mean of counts, and the share of those that have an outcome."""
+    counts = torch.poisson(torch.full((SIZE, 1), 0.5), torch.Generator().manual_seed(1)).to(dtype)
+    held, number = records(counts, Y), statistic(counts.double())
+    refuse_captured_data(References(capturing(number + 0.01)), held)
+    for thing in (number, number.float(), {"prior": number.item()}):
+        with pytest.raises(ModelError, match="numbers of the data"):
+            refuse_captured_data(References(capturing(thing)), held)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32])
+@pytest.mark.parametrize(
+    "hold",
+    [
+        *(lambda x: ("argument 'mean'", x), lambda x: functools.partial(logistic, x)),
+        *(lambda x: capturing((x, 1.0)), lambda x: capturing([x]), lambda x: capturing({x})),
+        *(lambda x: lambda rows, mean=x: None, lambda x: lambda rows, *, mean=x: None),
+    ],
+    ids=["argument", "partial", "tuple", "list", "set", "default", "keyword"],
+)
+def test_a_number_of_python(hold, kind):
+    number = X.mean().item()
+    check(hold(kind(number + 0.01)))
+    with pytest.raises(ModelError, match="numbers of the data .the mean"):
+        check(hold(kind(number)))
+
+
 def test_a_captured_number():
     with pytest.raises(ModelError, match="the mean"):
         check(capturing(X.mean().item()))
@@ -226,12 +307,12 @@ DATA = X.double()
 FEW = DATA[:7]  # shorter than the data
 
 
-def fit(model=logistic, guide=None, rate=0.01):
+def fit(model=logistic, guide=None, rate=0.01, optim=None):
     """One step, which must be refused, or not, before anything is spent."""
     pyro.clear_param_store()
     accountant = PrivacyAccountant()
     guide = AutoNormal(model) if guide is None else guide
-    optim = pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
+    optim = optim or pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
     svi = PaperDPSVI(
         model, guide, optim, Trace_ELBO(), accountant=accountant, num_steps=1, noise=1.0
     )
@@ -253,10 +334,39 @@ def test_a_first_look_asks_model_and_guide():
         fit(guide=AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": FEW[0]})))
 
 
+def test_a_first_look_asks_handlers_around_it():
+    class Reading(poutine.messenger.Messenger):
+        def __init__(self, rows):
+            self.rows = rows
+
+    with pytest.raises(ModelError, match="'rows' of Reading.*part of. the data"), Reading(FEW):
+        fit()
+
+
+def test_a_first_look_sees_all_objects(monkeypatch):
+    words = [[number] for number in range(2000)]
+
+    def model(x, y):
+        logistic(x + 0.0 * len(words), y)
+
+    fit(model)
+    monkeypatch.setattr(references, "_MOST_THINGS", 1000)
+    with pytest.raises(ModelError, match="too many objects"):
+        fit(model)
+
+
 def test_a_first_look_asks_the_optimizer():
     fit(rate=lambda name: {"lr": 0.01})
     with pytest.raises(ModelError, match="'FEW'.*part of. the data"):
         fit(rate=lambda name: {"lr": 0.01 * float(FEW.abs().mean())})
+
+
+def test_a_first_look_asks_the_schedule():
+    own = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.01}}
+    own["lr_lambda"] = lambda step: float(FEW.abs().mean())
+    schedule = pyro.optim.PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, own)
+    with pytest.raises(ModelError, match="'FEW'.*part of. the data"):
+        fit(optim=schedule)
 
 
 def test_a_first_look_asks_initial_values():

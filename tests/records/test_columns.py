@@ -1,5 +1,6 @@
 """Data that need not fit into memory: columns, their sources, and runs on them."""
 
+import random
 import subprocess
 import sys
 import textwrap
@@ -211,6 +212,53 @@ def test_items_are_functions_of_their_index():
     assert not torch.equal(alone[0] - X[3], alone[1] - X[9])
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
+
+
+def augmented(labels):
+    """Draws for some records alone, as for those of a rare class."""
+    generator, rng = torch.Generator(), np.random.default_rng(0)
+    old, own = np.random.RandomState(0), random.Random(0)
+
+    def item(i):
+        if not labels[i]:
+            return X[i], 0.0
+        numbers = [rng.normal(), old.rand(), own.random(), np.random.rand(), random.random()]
+        return X[i] + torch.randn(3) + torch.randn(3, generator=generator) + sum(numbers), 1.0
+
+    return Items(item, len(labels))
+
+
+def read_columns(data, count, *names):
+    found = pyro_dp.columns(data, *names)
+    return (found[0] if len(names) > 1 else found).take(torch.arange(count))
+
+
+def read_whole(data, count, *names):
+    ((x, *_), _) = as_tensors(lambda *data: None, (data,), {})
+    return x
+
+
+@pytest.mark.parametrize("read", [read_columns, read_whole])
+def test_no_record_moves_what_transforms_draw_for_others(read):
+    found = []
+    for third in (False, True):
+        pyro.set_rng_seed(0)
+        found.append(read(augmented([True, False, third, True, True]), 5, "x", "y"))
+    assert torch.equal(found[0][[0, 1, 3, 4]], found[1][[0, 1, 3, 4]])
+    assert not torch.equal(found[0][3] - X[3], found[0][4] - X[4])
+
+
+@pytest.mark.parametrize("read", [read_columns, read_whole])
+def test_a_dataset_that_mixes_records_is_refused(read):
+    seen = []
+
+    def centred(i):
+        """By the mean of all that was read so far."""
+        seen.append(X[i])
+        return X[i] - torch.stack(seen).mean(0)
+
+    with pytest.raises(ModelError, match="first item of argument .* running mean"):
+        read(Items(centred, 5), 5, "x")
 
 
 # Runs.

@@ -818,6 +818,27 @@ def test_what_is_kept_but_not_used_is_no_harm():
     assert kept["last"] is None or torch.equal(kept["last"], public)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_handler_around_a_step_keeps_nothing_of_a_record(first):
+    """Also if there was none around the first step."""
+
+    class Seen(pyro.poutine.messenger.Messenger):
+        def __init__(self):
+            self.outcomes = set()
+
+        def _pyro_sample(self, msg):
+            if msg["name"] == "y":
+                self.outcomes.add(float(msg["value"].reshape(-1)[0]))
+
+    svi, data, handler = new_paper_dpsvi(logistic, handwritten_guide), regression_data(), Seen()
+    if not first:
+        svi.step(*data)
+    with handler:
+        svi.step(*data)
+    assert handler.outcomes <= {1.0}  # a placeholder's
+
+
 def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
     """Its initial values are placeholders', and only the check of single sites shows it rows."""
     x, y = regression_data()

@@ -339,7 +339,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
     def _others(self) -> tuple[Any, ...]:
         if self._moves.chooses:
             return (self.loss,)
-        return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
+        schedule = getattr(self.optim, "kwargs", {})
+        return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args, schedule
 
 
 def _averages(svi: StochasticGradientVI, prepared: PreparedGradient) -> IterateAverages | None:
