@@ -87,6 +87,7 @@ class TestContract(InferenceContract):
 
     variants = kinds = tuple(_KINDS)
     slow = ("linear", "mixture", "nested", "products")
+    outliers = (0.0, 1e6, 1e200)
     younger = (*InferenceContract.younger, "extremes")
     sampled = whole = {}
     at_once = True

@@ -7,13 +7,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 
 from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant
 
-GROUPS = 6
+GROUPS = 4
 
 
 def latents():
@@ -66,7 +66,7 @@ def partly(group, y):
         pyro.sample("y", dist.Bernoulli(logits=mu + own[group]), obs=y)
 
 
-def made_up(size=3000):
+def made_up(size=2000):
     draw = torch.Generator().manual_seed(0)
     group = torch.randint(GROUPS, (size,), generator=draw)
     effect = torch.randn(GROUPS, generator=draw) - 0.5
@@ -75,7 +75,7 @@ def made_up(size=3000):
 
 
 @functools.cache
-def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **options):
+def found(model, method=DPSEP, guide=AutoNormal, noise=0.0, **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = {"accountant": PrivacyAccountant(), "noise": Noise(noise, source=0)}
@@ -141,23 +141,23 @@ def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
 @pytest.mark.slow
 def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
     """Marginals of factors would be far wider than that."""
-    sep = found(not_centred, guide=AutoNormal, noise=0.3)
+    sep = found(not_centred, noise=0.3)
     held = [sep.guide.scales.z, sep.guide.scales.mu.unsqueeze(0)]
     marginal = sep.posterior().stddev
-    assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 6, 7, 0]].mean()
+    assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 0]].mean()
 
 
 @pytest.mark.slow
 def test_reparameterised_models_have_their_site_back():
     model = poutine.reparam(centred, config={"effect": LocScaleReparam(0.0)})
-    assert [each.name for each in found(model).evidence.latents] == ["effect"]
+    assert [each.name for each in found(model, noise=0.3).evidence.latents] == ["effect"]
 
 
 @pytest.mark.slow
 def test_latents_that_records_see_themselves_stay():
-    sep = found(partly)
+    sep = found(partly, noise=0.3)
     assert {each.name for each in sep.evidence.latents} == {"mu", "own"}
-    assert str(sep.posterior().names) == str(posterior(not_centred).names)
+    assert {each.split("[")[0] for each in sep.posterior().names} == {"mu", "scale", "z"}
 
 
 @pytest.mark.long
@@ -182,6 +182,5 @@ def test_public_factors_of_the_prior_count():
         with pyro.plate("people", len(y)):
             pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
 
-    draws = found(pulled).posterior().draws(1000)
-    effect = draws["mu"].unsqueeze(1) + draws["scale"].unsqueeze(1) * draws["z"]
-    assert effect.sum(1).abs().mean() < 0.2
+    median = found(pulled, noise=0.3).guide.median()
+    assert (median["mu"] + median["scale"] * median["z"]).sum().abs() < 0.2
