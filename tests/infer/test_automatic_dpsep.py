@@ -289,7 +289,7 @@ def test_a_mixture_of_the_right_model_has_no_dispersion():
     """Curvatures of its records cancel in the sum, so norms are large beside it."""
     entry = ZOO["discrete mixture"]
     pyro.set_rng_seed(0)
-    data = entry.data(5000)
+    data = entry.data(2000)
     pyro.set_rng_seed(1)
     model, guide = entry.make()
     accountant = PrivacyAccountant(epsilon=4.0)
@@ -593,8 +593,8 @@ def test_intervals_cover_the_exact_mean():
     80 intervals: fewer than 63 would have a probability below 1e-6 at a coverage of .95.
     """
     aware = plain = 0
-    for seed in range(20):
-        x, y = gaussian_data(1000, seed=100 + seed)
+    for seed in range(10):
+        x, y = gaussian_data(1000, dim=8, seed=100 + seed)
         sep, exact = fitted(linear, (x, y), 0.3, seed), exact_linear(x, y)
         for noise_aware in (True, False):
             found = sep.posterior(noise_aware)

@@ -100,10 +100,10 @@ def test_exact_for_linear_regression(guide):
     posterior = sep.posterior()
     torch.testing.assert_close(posterior.mean, mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(posterior.covariance_matrix, covariance, rtol=1e-6, atol=1e-6)
-    draws = Predictive(linear, guide=sep.guide, num_samples=1000)(x, y)["w"].reshape(1000, 3)
-    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(1000))
+    draws = Predictive(linear, guide=sep.guide, num_samples=200)(x, y)["w"].reshape(200, 3)
+    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(200))
     # 5.4 standard errors
-    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.12, atol=0.0)
+    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.27, atol=0.0)
 
 
 def runs(sep, data, count):
@@ -350,11 +350,11 @@ def test_noise_aware_intervals_cover(correlation):
     noise. With half or twice the sd it would be 0.38 or 0.95.
     """
     x, y = correlated_data(1500, correlation=correlation)
-    target = new_sep(num_steps=15)
+    target = new_sep(num_steps=8)
     target.run(x, y, progress=False)
     inside = []
     sep = new_sep(
-        guide=AutoDiagonalNormal(logistic), num_steps=15, noise=Noise(8.0, source=0), clip=3.0
+        guide=AutoDiagonalNormal(logistic), num_steps=8, noise=Noise(8.0, source=0), clip=3.0
     )
     for _ in runs(sep, (x, y), 40):
         added = sep.posterior(True).variance - sep.posterior(False).variance
@@ -597,5 +597,5 @@ def test_a_regression_that_settles_is_not_warned_of(sigma, model):
     sep = new_sep(model, num_steps=20, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in runs(sep, regression_data(2000), 5):
+        for _ in runs(sep, regression_data(2000), 3):
             pass
