@@ -310,6 +310,7 @@ def test_noise_makes_no_dispersion():
             assert found <= 1.3 * norm**2 and (sd > 5 or found > 0.9 * norm**2)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_among_outliers(seed):
@@ -536,14 +537,9 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     for name, value in sep.guide.median(*data).items():
         assert torch.equal(again.guide.median(*data)[name], value)
 
-
-@pytest.mark.long
-def test_a_step_after_a_finished_run_is_refused_also_by_a_new_object():
-    data = gaussian_data(1000)
-    sep = fitted(linear, data)
+    # Another object is refused a step, whatever its budget.
     accountant = PrivacyAccountant(epsilon=10.0, delta=1e-5)
     again = DPSEP(linear, AutoMultivariateNormal(linear), accountant=accountant)
-    state = sep.state_dict()
     state["accountant"] = state["accountant"] | {"epsilon": 10.0}
     again.load_state_dict(state)
     with pytest.raises(PrivacyBudgetExceeded, match="The run is finished"):
@@ -612,6 +608,7 @@ def effects_of_clinics(clinic, y):
         pyro.sample("y", dist.Poisson(a[clinic[i]].exp()), obs=y[i])
 
 
+@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_scale_of_effects_does_not_collapse(seed):

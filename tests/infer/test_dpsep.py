@@ -149,6 +149,7 @@ def slow_sep(x, y, mean, steps, damping):
     return torch.linalg.solve(posterior, eta), torch.linalg.inv(posterior)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("centred", [True, False])
 def test_without_noise_and_clipping_it_is_plain_sep(centred):
@@ -244,6 +245,7 @@ def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
     assert torch.dot(eta / eta.norm(), x[7] / x[7].norm()).abs().item() == pytest.approx(1.0)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     seen, accountant = Releases(monkeypatch), PrivacyAccountant(neighboring="replace_one")
@@ -398,6 +400,7 @@ def test_warm_starts_are_in_the_ledger():
 # Accounting, settings, errors.
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("failing", ["updated", "advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
     sep = new_sep(noise=Noise(1.0, source=0), clip=1.0)
@@ -528,6 +531,7 @@ def test_single_precision():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=0.2)
 
 
+@pytest.mark.in_turns
 @pytest.mark.filterwarnings("ignore:Encountered")
 @pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_a_guide_that_starts_at_an_extreme_scale_spends_nothing(scale):

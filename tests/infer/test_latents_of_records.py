@@ -238,6 +238,7 @@ def refused(*given, **options):
     raise NotTraceable("it is refused")
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])
 def test_guides_of_global_latents(method):
     """They need no rows."""

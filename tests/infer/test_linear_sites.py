@@ -176,6 +176,7 @@ def test_the_fast_sum_is_the_slow_one(model):
     close(both(model, data(model), bounds=(0.05, 2.0)))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("scale", [1e-4, 0.3, 2.0])
 def test_in_cavities_of_any_width(scale):
     close(both(logistic, data(logistic), scale=scale))
@@ -254,6 +255,7 @@ def test_records_are_known_to_be_straight_where_the_code_is_affine(model, kept):
     assert sites._moments.design.straight.any() == kept
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("model", [logistic, gaussian])
 def test_elements_without_a_search_are_those_of_quadrature(model):
     """In the middle, and where an outcome is a great surprise."""
@@ -270,6 +272,7 @@ def test_elements_without_a_search_are_those_of_quadrature(model):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("model", [poisson, overdispersed, student])
 def test_few_nodes_where_they_are_enough(model):
     x, y = data(gaussian)

@@ -304,6 +304,7 @@ def test_no_bound_without_noise():
 # Going on.
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):

@@ -615,6 +615,7 @@ def switched():
     return Problem(Switched().model, lambda x, y: None, regression_data())
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize(
     "change",
@@ -658,6 +659,7 @@ def test_values_that_keep_changing():
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_compiled_modules_run_as_they_were_written(jit):
