@@ -85,7 +85,8 @@ _OF_PAPER = ("num_steps", "clip", "factors", "damping")
 class TestContract(InferenceContract):
     """The budget is shared out among as many looks as the contract's runs have steps."""
 
-    variants = kinds = tuple(_KINDS)
+    variants = tuple(_KINDS)
+    kinds = ("logistic", "linear", "nested", "products")
     slow = ("linear", "mixture", "nested", "products")
     outliers = (0.0, 1e6, 1e200)
     younger = (*InferenceContract.younger, "extremes")
@@ -537,7 +538,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     for name, value in sep.guide.median(*data).items():
         assert torch.equal(again.guide.median(*data)[name], value)
 
-    # Another object is refused a step, whatever its budget.
+    # The state says so to a new DPSEP, whatever its budget.
     accountant = PrivacyAccountant(epsilon=10.0, delta=1e-5)
     again = DPSEP(linear, AutoMultivariateNormal(linear), accountant=accountant)
     state["accountant"] = state["accountant"] | {"epsilon": 10.0}

@@ -267,7 +267,7 @@ def require_bounds(sums, places, broken=(), unread=()):
 
     :param unread: broken records whose broken numbers the opening does not read.
     """
-    left_out = set(places[1::3])  # of three records one
+    left_out = set(places[1::3])
     everyone, longest = list(range(SIZE)), 0.0
     for opens in (False, True):
         whole = sums(everyone, opens)

@@ -209,7 +209,7 @@ def test_one_record_adds_the_bound_at_most():
     everyone = torch.arange(SIZE)
     whole = sums(sites, at, blocks, everyone)
     largest = 0.0
-    for n in range(12):  # of the others each is like the last ones
+    for n in range(12):  # the others have no outliers, either
         part = whole[0] - sums(sites, at, blocks, everyone[everyone != n])[0]
         alone = sums(sites, at, blocks, torch.tensor([n]))
         torch.testing.assert_close(part, alone[0], rtol=0.0, atol=1e-12)  # no record moves others
