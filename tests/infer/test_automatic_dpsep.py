@@ -538,7 +538,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     for name, value in sep.guide.median(*data).items():
         assert torch.equal(again.guide.median(*data)[name], value)
 
-    # The state says so to a new DPSEP, whatever its budget.
+    # A new DPSEP with a larger budget makes no other step, either.
     accountant = PrivacyAccountant(epsilon=10.0, delta=1e-5)
     again = DPSEP(linear, AutoMultivariateNormal(linear), accountant=accountant)
     state["accountant"] = state["accountant"] | {"epsilon": 10.0}
