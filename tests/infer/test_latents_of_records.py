@@ -374,6 +374,7 @@ def test_dpsep_says_why():
         DPSEP(persons, AutoNormal(persons), accountant=budget()).step(persons_data())
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("settings", [{}, {"clip": 1.0}])
 def test_a_second_run_takes_up_rows(settings):
     def guide(y):

@@ -66,6 +66,7 @@ class TestContract(InferenceContract):
         ({"optim": (pyro.optim.Adam({}), 0.1)}, "optim"),
     )
     noisy_options = {"execution": Execution(jit="trace")}
+    test_ctrl_c_anywhere = None  # its step is that of test_stochastic_gradient_vi.py
 
     def make(self, variant, **options):
         name, _, of = variant.rpartition(", ")
