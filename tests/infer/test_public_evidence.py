@@ -225,7 +225,7 @@ def test_nuts_and_a_guide_find_far_evidence():
     assert drawn.shape == (20, 8)
     assert ((drawn.mean(0) - expected.mean).abs() < 1.4 * expected.stddev).all()
     guide = AutoNormal(wide)
-    assert evidence.posterior(wide, guide, num_steps=501, lr=0.02) is guide
+    assert evidence.posterior(wide, guide, num_steps=301, lr=0.04) is guide
     assert ((guide.median()["w"] - expected.mean).abs() < 1.4 * expected.stddev).all()
 
 
