@@ -194,6 +194,7 @@ class TestContract(InferenceContract):
         ({"num_steps": None}, "num_steps"),
         ({"clip": None}, "Clip.bound"),
     )
+    test_ctrl_c_anywhere = None  # its step is that of test_automatic_dpsep.py
 
     def make(self, variant, **options):
         kind, centred, precision = variant.split(", ")
