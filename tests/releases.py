@@ -1,5 +1,6 @@
 """Releases as tests see them: their input, the source of their noise, and their output."""
 
+import pytest
 import torch
 from sums import exact_sums
 
@@ -47,6 +48,28 @@ class Releases:
                 self.released, self.sums, self.blocks, self.events, strict=True
             )
         ]
+
+
+class _Tried(Exception):
+    pass
+
+
+def planned(step):
+    """Blocks and exact sums of the release that a step would make. The step is left undone.
+
+    :param step: takes pytest's MonkeyPatch, for what is to hold in this step only.
+    """
+    found = []
+
+    def spy(clipped, **_):
+        found.append((clipped.blocks, [total.clone() for total in exact_sums(clipped)]))
+        raise _Tried
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyro_dp.mechanism.releases, "release", spy)
+        with pytest.raises(_Tried):
+            step(patch)
+    return found[0]
 
 
 def gradients(monkeypatch, svi, *data):

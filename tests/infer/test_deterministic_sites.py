@@ -7,19 +7,25 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 
 from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant
 
-GROUPS = 6
+GROUPS = 4
+
+
+def scales():
+    return pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("scale", dist.HalfNormal(1.0))
+
+
+def sites():
+    return *scales(), pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
 
 
 def latents():
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    scale = pyro.sample("scale", dist.HalfNormal(1.0))
-    z = pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
+    mu, scale, z = sites()
     return pyro.deterministic("effect", mu + scale * z)
 
 
@@ -30,25 +36,21 @@ def not_centred(group, y):
 
 
 def centred(group, y):
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    mu, scale = scales()
     effect = pyro.sample("effect", dist.Normal(mu, scale).expand([GROUPS]).to_event(1))
     with pyro.plate("people", len(y)):
         pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
 
 
 def unnamed(group, y):
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    scale = pyro.sample("scale", dist.HalfNormal(1.0))
-    z = pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
+    mu, scale, z = sites()
     logits = pyro.deterministic("logits", mu + scale * z[group])  # a row for each record
     with pyro.plate("people", len(y)):
         pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
 def by_plate(group, y):
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    mu, scale = scales()
     with pyro.plate("groups", GROUPS):
         z = pyro.sample("z", dist.Normal(0.0, 1.0))
         effect = pyro.deterministic("effect", mu + scale * z, event_dim=0)
@@ -58,15 +60,13 @@ def by_plate(group, y):
 
 def partly(group, y):
     """Records see the mean itself, too."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    scale = pyro.sample("scale", dist.HalfNormal(1.0))
-    z = pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
+    mu, scale, z = sites()
     own = pyro.deterministic("own", scale * z)
     with pyro.plate("people", len(y)):
         pyro.sample("y", dist.Bernoulli(logits=mu + own[group]), obs=y)
 
 
-def made_up(size=3000):
+def made_up(size=2000):
     draw = torch.Generator().manual_seed(0)
     group = torch.randint(GROUPS, (size,), generator=draw)
     effect = torch.randn(GROUPS, generator=draw) - 0.5
@@ -75,7 +75,7 @@ def made_up(size=3000):
 
 
 @functools.cache
-def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **options):
+def found(model, method=DPSEP, guide=AutoNormal, noise=1e-3, **options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     settings = {"accountant": PrivacyAccountant(), "noise": Noise(noise, source=0)}
@@ -92,9 +92,10 @@ def posterior(model, **options):
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
 
 
+@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [not_centred, by_plate])
-def test_without_noise_the_likelihood_is_that_of_the_centred_model(model):
+def test_the_likelihood_is_that_of_the_centred_model(model):
     evidence, expected = found(model).evidence, found(centred).evidence
     assert [each.name for each in evidence.latents] == ["effect"]
     centre = expected.parts[0].pooled
@@ -120,12 +121,13 @@ def test_the_posterior_is_that_of_the_centred_model():
 
 @pytest.mark.slow
 def test_noise_widens_the_intervals_and_the_plain_ones_stay():
-    quiet, loud = posterior(not_centred), posterior(not_centred, noise=0.5)
+    quiet, loud = posterior(not_centred), posterior(not_centred, noise=0.3)
     assert (loud.noise_share > 0).all()
     assert (loud.variance > 0.99 * loud.plain.variance).all()
     torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
 def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
@@ -141,23 +143,26 @@ def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
 @pytest.mark.slow
 def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
     """Marginals of factors would be far wider than that."""
-    sep = found(not_centred, guide=AutoNormal, noise=0.3)
+    sep = found(not_centred, noise=0.3)
     held = [sep.guide.scales.z, sep.guide.scales.mu.unsqueeze(0)]
     marginal = sep.posterior().stddev
-    assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 6, 7, 0]].mean()
+    assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 0]].mean()
 
 
-@pytest.mark.slow
-def test_reparameterised_models_have_their_site_back():
-    model = poutine.reparam(centred, config={"effect": LocScaleReparam(0.0)})
-    assert [each.name for each in found(model).evidence.latents] == ["effect"]
-
-
-@pytest.mark.slow
-def test_latents_that_records_see_themselves_stay():
-    sep = found(partly)
-    assert {each.name for each in sep.evidence.latents} == {"mu", "own"}
-    assert str(sep.posterior().names) == str(posterior(not_centred).names)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (poutine.reparam(centred, config={"effect": LocScaleReparam(0.0)}), {"effect"}),
+        (partly, {"mu", "own"}),
+    ],
+    ids=["a site that was reparameterised", "latents that records see themselves"],
+)
+def test_what_looks_are_at(model, names):
+    sep = DPSEP(model, AutoNormal(model), accountant=PrivacyAccountant(), noise=0.3)
+    for _ in range(2):
+        sep.step(*made_up())
+    assert {each.name for each in sep.evidence.latents} == names
 
 
 @pytest.mark.long
@@ -182,6 +187,5 @@ def test_public_factors_of_the_prior_count():
         with pyro.plate("people", len(y)):
             pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
 
-    draws = found(pulled).posterior().draws(1000)
-    effect = draws["mu"].unsqueeze(1) + draws["scale"].unsqueeze(1) * draws["z"]
-    assert effect.sum(1).abs().mean() < 0.2
+    median = found(pulled, noise=0.3).guide.median()
+    assert (median["mu"] + median["scale"] * median["z"]).sum().abs() < 0.2

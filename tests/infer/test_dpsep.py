@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import InferenceContract, named, through_a_file
+from contract import InferenceContract, through_a_file
 from problems import (
     factored,
     glm,
@@ -100,10 +100,10 @@ def test_exact_for_linear_regression(guide):
     posterior = sep.posterior()
     torch.testing.assert_close(posterior.mean, mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(posterior.covariance_matrix, covariance, rtol=1e-6, atol=1e-6)
-    draws = Predictive(linear, guide=sep.guide, num_samples=1000)(x, y)["w"].reshape(1000, 3)
-    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(1000))
+    draws = Predictive(linear, guide=sep.guide, num_samples=200)(x, y)["w"].reshape(200, 3)
+    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(200))
     # 5.4 standard errors
-    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.12, atol=0.0)
+    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.27, atol=0.0)
 
 
 def runs(sep, data, count):
@@ -149,6 +149,7 @@ def slow_sep(x, y, mean, steps, damping):
     return torch.linalg.solve(posterior, eta), torch.linalg.inv(posterior)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("centred", [True, False])
 def test_without_noise_and_clipping_it_is_plain_sep(centred):
@@ -177,10 +178,14 @@ _KINDS = {
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
 class TestContract(InferenceContract):
-    variants, slow = named(
-        in_turns(_KINDS, ["centred", "as they are"], ["full", "diagonal", "shared"])
+    # Every pair of two of the three.
+    variants = tuple(
+        f"{kind}, {('centred', 'as they are')[(row + column) % 2]}, {precision}"
+        for row, kind in enumerate(_KINDS)
+        for column, precision in enumerate(("full", "diagonal", "shared"))
     )
-    kinds = ("logistic, centred, full", "mixture, centred, full")
+    slow = tuple(each for row, each in enumerate(variants) if row // 3 % 3 != row % 3)
+    kinds = ("logistic, centred, full", "factor, as they are, full")
     bound = "Clip.bound"
     bad_settings = (
         ({"damping": 0.0}, "damping"),
@@ -189,6 +194,7 @@ class TestContract(InferenceContract):
         ({"num_steps": None}, "num_steps"),
         ({"clip": None}, "Clip.bound"),
     )
+    test_ctrl_c_anywhere = None  # its step is that of test_automatic_dpsep.py
 
     def make(self, variant, **options):
         kind, centred, precision = variant.split(", ")
@@ -240,6 +246,7 @@ def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
     assert torch.dot(eta / eta.norm(), x[7] / x[7].norm()).abs().item() == pytest.approx(1.0)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     seen, accountant = Releases(monkeypatch), PrivacyAccountant(neighboring="replace_one")
@@ -346,11 +353,11 @@ def test_noise_aware_intervals_cover(correlation):
     noise. With half or twice the sd it would be 0.38 or 0.95.
     """
     x, y = correlated_data(1500, correlation=correlation)
-    target = new_sep(num_steps=15)
+    target = new_sep(num_steps=4)
     target.run(x, y, progress=False)
     inside = []
     sep = new_sep(
-        guide=AutoDiagonalNormal(logistic), num_steps=15, noise=Noise(8.0, source=0), clip=3.0
+        guide=AutoDiagonalNormal(logistic), num_steps=4, noise=Noise(8.0, source=0), clip=3.0
     )
     for _ in runs(sep, (x, y), 40):
         added = sep.posterior(True).variance - sep.posterior(False).variance
@@ -394,6 +401,7 @@ def test_warm_starts_are_in_the_ledger():
 # Accounting, settings, errors.
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("failing", ["updated", "advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
     sep = new_sep(noise=Noise(1.0, source=0), clip=1.0)
@@ -524,6 +532,7 @@ def test_single_precision():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=0.2)
 
 
+@pytest.mark.in_turns
 @pytest.mark.filterwarnings("ignore:Encountered")
 @pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_a_guide_that_starts_at_an_extreme_scale_spends_nothing(scale):
@@ -593,5 +602,5 @@ def test_a_regression_that_settles_is_not_warned_of(sigma, model):
     sep = new_sep(model, num_steps=20, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in runs(sep, regression_data(2000), 5):
+        for _ in runs(sep, regression_data(2000), 3):
             pass

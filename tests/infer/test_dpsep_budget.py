@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import logistic, mixture, mixture_guide, points, regression_data
+from problems import glm, logistic, mixture, mixture_guide, points, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
@@ -75,6 +75,7 @@ def test_noise_of_ones_own_that_does_not_fit():
     assert sep.accountant.num_releases == 0 and sep.accountant.get_epsilon() == 0.0
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_an_early_stop_returns_nothing(epsilon, sigma):
     sep, data = made(epsilon, sigma), regression_data(500)
@@ -87,16 +88,17 @@ def test_an_early_stop_returns_nothing(epsilon, sigma):
     require_whole(sep)
 
 
+def fails(*args, **kwargs):
+    """A release that is made, and lost."""
+    release(*args, **kwargs)
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
     """A recorded look counts even if it fails. The looks after it share the rest."""
     sep, data = made(epsilon, sigma), regression_data(500)
-
-    def fails(*args, **kwargs):
-        release(*args, **kwargs)
-        raise ZeroDivisionError
-
     for _ in range(place):
         sep.step(*data)
     before = 0.0 if sep._fit.known is None else sep._fit.known.spent
@@ -111,6 +113,7 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
     assert sep.accountant.num_releases == sep._steps + 1 and sep.accountant.reserved == []
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monkeypatch):
     sep, data = made(epsilon, sigma), regression_data(500)
@@ -130,15 +133,11 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
     require_whole(sep)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma, monkeypatch):
     """A large look that fails thrice leaves no more than the rest, which then is used up."""
     sep, data = made(epsilon, sigma), regression_data(500)
-
-    def fails(*args, **kwargs):
-        release(*args, **kwargs)
-        raise ZeroDivisionError
-
     for _ in range(3):
         sep.step(*data)
     sep._fit.known = replace(sep._fit.known, share=0.4 * (1 - sep._fit.known.spent))
@@ -153,6 +152,7 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
     require_whole(sep)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
@@ -213,19 +213,6 @@ def test_noise_without_a_budget():
 SIZE, DIM, BOUND = 24, 3, 0.7
 
 
-def regression(likelihood):
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
-        with pyro.plate("data", len(x)) as i:
-            pyro.sample("y", likelihood(0.3 * x[i] @ w), obs=y[i])
-
-    return model
-
-
-def counts():
-    return torch.poisson(torch.ones(SIZE))
-
-
 # Likelihoods, their outcomes, and outcomes that no one expects.
 FAMILIES = {
     "bernoulli": (
@@ -233,10 +220,14 @@ FAMILIES = {
         lambda: (torch.rand(SIZE) < 0.5).double(),
         (),
     ),
-    "poisson": (lambda u: dist.Poisson(u.exp()), counts, (1e6, 1e15)),
+    "poisson": (
+        lambda u: dist.Poisson((0.3 * u).exp()),
+        lambda: torch.poisson(torch.ones(SIZE)),
+        (1e6, 1e15),
+    ),
     "normal": (lambda u: dist.Normal(u, 0.7), lambda: torch.randn(SIZE), (1e6, -1e150)),
     "gamma": (
-        lambda u: dist.Gamma(2.0, 2.0 * (-u).exp()),
+        lambda u: dist.Gamma(2.0, 2.0 * (-0.3 * u).exp()),
         lambda: torch.rand(SIZE) + 0.1,
         (1e-12, 1e12),
     ),
@@ -276,15 +267,17 @@ def require_bounds(sums, places, broken=(), unread=()):
 
     :param unread: broken records whose broken numbers the opening does not read.
     """
+    left_out = set(places[1::3])
     everyone, longest = list(range(SIZE)), 0.0
     for opens in (False, True):
         whole = sums(everyone, opens)
         for place in places:
             alone = sums([place], opens)
             main, histograms = ([], alone) if opens else (alone[:1], alone[1:])
-            rest = sums([n for n in everyone if n != place], opens)
-            for one, other, own in zip(whole, rest, alone, strict=True):
-                torch.testing.assert_close(one - other, own, rtol=0.0, atol=1e-9)
+            if place in left_out:
+                rest = sums([n for n in everyone if n != place], opens)
+                for one, other, own in zip(whole, rest, alone, strict=True):
+                    torch.testing.assert_close(one - other, own, rtol=0.0, atol=1e-9)
             if place in broken and not (opens and place in unread):
                 assert not any(each.any() for each in alone)
                 continue
@@ -302,7 +295,7 @@ def require_bounds(sums, places, broken=(), unread=()):
 def test_a_record_moves_each_block_by_its_bound_at_most(family):
     """Outliers, adversarial outcomes, and numbers that are not finite; in looks and the opening."""
     likelihood, outcomes, odd = FAMILIES[family]
-    model, x, y = regression(likelihood), torch.randn(SIZE, DIM), outcomes()
+    model, x, y = glm(likelihood), torch.randn(SIZE, DIM), outcomes()
     x[1], x[2] = 1e3 * x[1].sign(), 1e-9
     y[3 : 3 + len(odd)] = torch.tensor(odd)
     prepared, sums = look_of(model, AutoMultivariateNormal(model), x, y)
@@ -347,8 +340,7 @@ def test_a_record_of_stein_moments_does_so_too():
 
 def test_weights_make_parts_shorter_and_never_longer():
     """Also of parts far below the bound, which weights leave alone."""
-    model = regression(FAMILIES["bernoulli"][0])
     x, y = 1e-3 * torch.randn(SIZE, DIM), torch.ones(SIZE)
-    _, sums = look_of(model, AutoMultivariateNormal(model), x, y)
+    _, sums = look_of(logistic, AutoMultivariateNormal(logistic), x, y)
     main, _ = sums(list(range(SIZE)), False)
     assert main[-1] == pytest.approx(0.2 * SIZE)  # tau times the sum of weights of one

@@ -63,10 +63,10 @@ def test_dependent_sites_of_another_family_get_the_posterior():
     view.write(MEAN, COVARIANCE)
     assert view.fit() < 0.5
     pyro.set_rng_seed(0)
-    sites = [pyro.poutine.trace(dependent).get_trace(torch.zeros(1)).nodes for _ in range(4_000)]
-    draws = torch.stack([torch.stack([s[n]["value"] for n in ("rate", "level")]) for s in sites])
-    draws[:, 0] = torch.logit(draws[:, 0])
-    found = draws.detach().double()
+    with pyro.plate("draws", 4_000):
+        nodes = pyro.poutine.trace(dependent).get_trace(torch.zeros(1)).nodes
+    draws = torch.logit(nodes["rate"]["value"]), nodes["level"]["value"]
+    found = torch.stack(draws, dim=1).detach().double()
     torch.testing.assert_close(found.mean(0), MEAN, rtol=0.0, atol=0.02)
     torch.testing.assert_close(found.T.cov(), COVARIANCE, rtol=0.1, atol=1e-3)
 

@@ -180,8 +180,12 @@ def fitted(model, guide, *data, method=DPSVI):
     return found
 
 
+@pytest.mark.long
 def test_posterior_and_rows():
-    """Rows of the guide end at each record's own posterior, which is Normal here."""
+    """Rows of the guide end at each record's own posterior, which is Normal here.
+
+    No state has them. A resumed run fits them anew.
+    """
     y = persons_data()
     guide = AutoNormal(persons)
     svi = fitted(persons, guide, y)
@@ -200,22 +204,15 @@ def test_posterior_and_rows():
     assert not guide.prototype_trace.nodes["own"]["value"].any()  # the guide remembers no row
     with OnPlaceholders(svi._inference._kept.prepared.records).public():  # nor do public runs
         assert pyro.param("AutoNormal.locs.own").unique().numel() == 1
-
-
-@pytest.mark.slow
-def test_rows_are_fitted_anew_from_a_state():
-    y = persons_data()
-    svi = fitted(persons, AutoNormal(persons), y)
     state = svi.state_dict(include_private_local_state=True)
     kept = (x for x in pytree.tree_leaves(state) if isinstance(x, Tensor))
     assert not any(SIZE in x.shape for x in kept)
-    before = pyro.param("AutoNormal.locs.own").detach().clone()
     pyro.clear_param_store()
     resumed = DPSVI(persons, AutoNormal(persons), accountant=budget())
     resumed.load_state_dict(state)
     resumed.run(y, progress=False)
-    after = pyro.param("AutoNormal.locs.own").detach()
-    assert (after - before).abs().mean() < 0.1
+    again = pyro.param("AutoNormal.locs.own").detach()
+    assert (again - rows["locs"]).abs().mean() < 0.1
 
 
 def test_a_graph_gives_the_gradients_of_pyro_code(monkeypatch):
@@ -241,6 +238,7 @@ def refused(*given, **options):
     raise NotTraceable("it is refused")
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])
 def test_guides_of_global_latents(method):
     """They need no rows."""
@@ -376,6 +374,7 @@ def test_dpsep_says_why():
         DPSEP(persons, AutoNormal(persons), accountant=budget()).step(persons_data())
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("settings", [{}, {"clip": 1.0}])
 def test_a_second_run_takes_up_rows(settings):
     def guide(y):

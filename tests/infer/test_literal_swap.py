@@ -127,6 +127,7 @@ def test_a_bound_that_is_far_too_large(as_users_run_it):
     assert "clip=None" in texts[0] and svi._gradients._moves.policy.bound == svi.clip.bound == 1e3
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_a_loss_that_is_a_mean(as_users_run_it, bound):

@@ -66,6 +66,7 @@ class TestContract(InferenceContract):
         ({"optim": (pyro.optim.Adam({}), 0.1)}, "optim"),
     )
     noisy_options = {"execution": Execution(jit="trace")}
+    test_ctrl_c_anywhere = None  # its step is that of test_stochastic_gradient_vi.py
 
     def make(self, variant, **options):
         name, _, of = variant.rpartition(", ")
@@ -103,8 +104,8 @@ _OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in _OTHER_DRAWS])
 def test_equals_svi(name, privatize):
     """sigma=0, C=inf, all records: Pyro's own optimisation path under the same seed."""
-    ours = fit_paper_dpsvi(PROBLEMS[name], steps=20, clip=Clip(math.inf, of=privatize))
-    theirs = fit_svi(PROBLEMS[name], steps=20)
+    ours = fit_paper_dpsvi(PROBLEMS[name], steps=5, clip=Clip(math.inf, of=privatize))
+    theirs = fit_svi(PROBLEMS[name], steps=5)
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
@@ -171,6 +172,7 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     assert len(used) == 2 and used[0] != used[1]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """The estimate is sum / rate for every batch size, an empty batch included."""

@@ -104,7 +104,6 @@ NEW = torch.tensor([[1.0, 0.3, 0.1], [-1.0, 0.2, 0.5], [1.0, -0.7, 0.9], [-1.0, 
 LABELS = torch.tensor([1.0, 0.0, 1.0, 0.0])
 
 
-@pytest.mark.parametrize("repeats", [1, 25])  # fewer and more than there were
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -117,19 +116,20 @@ LABELS = torch.tensor([1.0, 0.0, 1.0, 0.0])
         (Module(), {}),
     ],
 )
-def test_new_records(model, settings, repeats):
+def test_new_records(model, settings):
     """Each gets its own label, with and without labels in the arguments."""
     x, y = regression_data(SIZE)
     svi = fitted(model, x, y, guide=starting_at({"w": W}, model), **settings)
     predictive = svi.predictive(5)
     assert isinstance(predictive, Predictive)
-    new, labels = NEW.repeat(repeats, 1), LABELS.repeat(repeats)
-    for given in ((new,), (new, None), (new, 1 - labels), (new.numpy(),), (new.tolist(),)):
-        drawn = predictive(*given)
-        assert drawn.keys() == {"w", "y"}
-        assert torch.equal(drawn["w"], W.expand(5, 3))
-        assert torch.equal(drawn["y"], labels.expand(5, -1))
-    assert torch.equal(predictive(TensorDataset(new, labels))["y"], labels.expand(5, -1))
+    for repeats in (1, 25):  # fewer and more than there were
+        new, labels = NEW.repeat(repeats, 1), LABELS.repeat(repeats)
+        for given in ((new,), (new, None), (new, 1 - labels), (new.numpy(),), (new.tolist(),)):
+            drawn = predictive(*given)
+            assert drawn.keys() == {"w", "y"}
+            assert torch.equal(drawn["w"], W.expand(5, 3))
+            assert torch.equal(drawn["y"], labels.expand(5, -1))
+        assert torch.equal(predictive(TensorDataset(new, labels))["y"], labels.expand(5, -1))
     assert predictive(NEW[:1].tolist())["y"].tolist() == [[1.0]] * 5
     assert predictive(x=NEW)["y"].shape == (5, 4)
 
@@ -156,20 +156,22 @@ def test_arguments_by_name_and_in_containers():
 
 @pytest.mark.slow
 def test_draws_are_those_of_the_posterior():
-    """Joint ones, in the model's own space, and their outcomes."""
+    """Joint ones, in the model's own space, and their outcomes; within six standard errors."""
     x, y = regression_data(400)
     guide, accountant = AutoMultivariateNormal(logistic), PrivacyAccountant(epsilon=1.0)
     sep = DPSEP(logistic, guide, accountant=accountant, noise=Noise(source=0))
     sep.run(x, y, progress=False)
     posterior = sep.posterior()
-    predictive = sep.predictive(4000)
-    drawn = predictive(NEW)
+    drawn = sep.predictive(1000)(NEW)
     w = drawn["w"]
-    assert ((w.mean(0) - posterior.mean) / posterior.stddev).abs().max() < 0.1
-    torch.testing.assert_close(w.T.cov(), posterior.covariance_matrix, rtol=0.15, atol=1e-3)
+    root = torch.linalg.cholesky(posterior.covariance_matrix)
+    white = torch.linalg.solve_triangular(root, (w.to(root) - posterior.mean).T, upper=False)
+    assert white.mean(1).abs().max() < 0.19
+    torch.testing.assert_close(white.cov(), torch.eye(3), rtol=0.0, atol=0.27)
     chances = torch.sigmoid(w @ NEW.T.to(w)).mean(0)
-    assert (drawn["y"].mean(0) - chances).abs().max() < 0.05
-    assert torch.equal(predictive(NEW[:2])["w"], w)  # the same draws for all records
+    assert (drawn["y"].mean(0) - chances).abs().max() < 0.095
+    predictive = sep.predictive(20)
+    assert torch.equal(predictive(NEW)["w"], predictive(NEW[:2])["w"])  # the same for all records
 
 
 def test_nothing_is_released():
@@ -208,6 +210,7 @@ def amortised(x, y):
         pyro.sample("own", dist.Normal(100.0 + slope * (y[idx] - x[idx].sum(-1)), 0.01))
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("guide", [with_rows, AutoNormal(effects)])
 def test_rows_of_the_fit_are_not_used(guide):
@@ -216,8 +219,8 @@ def test_rows_of_the_fit_are_not_used(guide):
     svi = fitted(effects, x, torch.zeros(SIZE), guide=guide, optim=pyro.optim.Adam({"lr": 1e-9}))
     for new in (NEW, NEW.repeat(25, 1)):
         for given in ((new,), (new, torch.ones(len(new)))):
-            own = svi.predictive(200)(*given)["own"]
-            assert own.shape == (200, len(new)) and own.abs().mean() < 5
+            own = svi.predictive(30)(*given)["own"]
+            assert own.shape == (30, len(new)) and own.abs().mean() < 5
 
 
 def test_global_draws_see_no_rows_of_the_fit():
@@ -238,9 +241,9 @@ def test_global_draws_see_no_rows_of_the_fit():
 def test_an_amortised_guide_is_used_where_it_sees_what_it_needs():
     x, _ = regression_data(SIZE)
     svi = fitted(effects, x, torch.zeros(SIZE), guide=amortised)
-    assert svi.predictive(200)(NEW)["own"].abs().mean() < 5
+    assert svi.predictive(30)(NEW)["own"].abs().mean() < 5
     labels = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    own = svi.predictive(200)(NEW, labels)["own"]
+    own = svi.predictive(30)(NEW, labels)["own"]
     assert (own.mean(0) - 100 - labels + NEW.sum(1)).abs().max() < 0.1
 
 

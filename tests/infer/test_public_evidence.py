@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pyro
@@ -81,15 +79,6 @@ def test_a_file_has_all_to_the_digit(evidence, tmp_path):
     again = Evidence.load(path)
     assert numbers(again) == numbers(evidence) and repr(again) == repr(evidence)
     assert again.parts[0].cost == evidence.parts[0].cost and again.disjoint == evidence.disjoint
-    code = (
-        "import sys, torch; torch.set_default_dtype(torch.float64); torch.set_num_threads(1);"
-        f"sys.path.insert(0, {str(sys.path[0])!r}); from test_public_evidence import *;"
-        "print(numbers(Evidence.load(sys.argv[1])))"
-    )
-    paths = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, str(path)]
-    other = subprocess.run(command, env=paths, capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == str(numbers(evidence))
 
 
 def test_the_status_of_the_run_stays_with_the_evidence(evidence, tmp_path):
@@ -202,20 +191,6 @@ def test_without_noise_it_is_conjugate():
     )
 
 
-@pytest.mark.slow
-def test_nuts_and_a_guide_find_the_same(evidence):
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    expected = evidence.posterior(prior)
-    drawn = evidence.posterior(prior, "nuts", num_samples=200, warmup_steps=100)["w"]
-    assert drawn.shape == (200, DIM)
-    assert ((drawn.mean(dim=0) - expected.mean).abs() < 0.5 * expected.stddev).all()
-    guide = AutoNormal(prior)
-    assert evidence.posterior(prior, guide, num_steps=1000, lr=0.02) is guide
-    fitted = guide.median()["w"].detach()
-    assert ((fitted - expected.mean).abs() < 0.5 * expected.stddev).all()
-
-
 def wide():
     return pyro.sample("w", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
 
@@ -241,13 +216,17 @@ def test_far_evidence_is_found():
 
 @pytest.mark.slow
 def test_nuts_and_a_guide_find_far_evidence():
+    """Means lie within six standard errors of those draws."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     evidence = far_from_the_prior()
-    drawn = evidence.posterior(wide, "nuts", num_samples=50, warmup_steps=50)["w"]
-    assert (drawn.mean(0) > 2.9).all()
-    guide = evidence.posterior(wide, AutoNormal(wide), num_steps=1001)
-    assert (guide.median()["w"] > 2.9).all()
+    expected = evidence.posterior(wide)
+    drawn = evidence.posterior(wide, "nuts", num_samples=20, warmup_steps=20)["w"]
+    assert drawn.shape == (20, 8)
+    assert ((drawn.mean(0) - expected.mean).abs() < 1.4 * expected.stddev).all()
+    guide = AutoNormal(wide)
+    assert evidence.posterior(wide, guide, num_steps=301, lr=0.04) is guide
+    assert ((guide.median()["w"] - expected.mean).abs() < 1.4 * expected.stddev).all()
 
 
 def test_what_is_no_prior_or_method(evidence):

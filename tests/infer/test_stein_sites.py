@@ -130,30 +130,25 @@ def compare(found, indices, rows, tolerance=1e-9):
     return kinds
 
 
+# Residuals choose how a look is clipped, and a concave likelihood how a step avoids saddles.
+KINDS = {
+    "ordered": ("other", False),
+    "missing, binary": ("scaled", True),
+    "missing, count": ("summed", True),
+}
+
+
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("scale", [1e-3, 0.3, 4.0])  # in the last, records say more than draws do
-def test_sites_are_those_of_derivatives(name, scale):
+def test_sites_are_those_of_derivatives(name):
     model = MODELS[name]
     tensors = data(model)
     moments = prepared(model, tensors)[1].problem.moments
     assert moments.name == "stein" and moments.design is not None
-    kinds = compare(sites(moments, scale=scale), torch.arange(SIZE), list(tensors))
-    expected = {ALIKE, MIXED} if name.startswith("missing") else {MIXED}
-    assert set(kinds.tolist()) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "residuals", "concave"),
-    [
-        ("ordered", "other", False),
-        ("missing, binary", "scaled", True),
-        ("missing, count", "summed", True),
-    ],
-)
-def test_kind_of_the_residuals_and_of_the_curvature(name, residuals, concave):
-    """They choose how a look is clipped, and whether a step avoids saddles."""
-    moments = prepared(MODELS[name], data(MODELS[name]))[1].problem.moments
-    assert (moments.residuals, moments.concave) == (residuals, concave)
+    assert KINDS.get(name) in (None, (moments.residuals, moments.concave))
+    for scale in (1e-3, 0.3, 4.0):  # in the last, records say more than draws do
+        kinds = compare(sites(moments, scale=scale), torch.arange(SIZE), list(tensors))
+        expected = {ALIKE, MIXED} if name.startswith("missing") else {MIXED}
+        assert set(kinds.tolist()) == expected
 
 
 def test_in_single_precision():

@@ -304,11 +304,6 @@ def factor_beside(x, y):
         pyro.factor("more", -(x[idx] @ w).square())
 
 
-@pytest.mark.parametrize("model", [logistic, poisson, regression, noisy, curved])
-def test_auto_takes_linear_where_it_applies(model):
-    assert Problem(model, *data(), moments="auto").moments.name == "linear"
-
-
 NOT_LINEAR = [
     (mixture, lambda: (torch.randn(5, 2),), "summed out"),
     (factor, data, "'y' is a vector"),
@@ -318,12 +313,8 @@ NOT_LINEAR = [
 
 
 @pytest.mark.parametrize(("model", "make", "reason"), NOT_LINEAR)
-def test_auto_takes_stein_elsewhere(model, make, reason):
+def test_auto_takes_stein_elsewhere_and_linear_moments_say_why(model, make, reason):
     assert Problem(model, *make(), moments="auto").moments.name == "stein"
-
-
-@pytest.mark.parametrize(("model", "make", "reason"), NOT_LINEAR)
-def test_linear_moments_say_why_they_do_not_apply(model, make, reason):
     with pytest.raises(ModelError, match=f"moments='linear' does not apply: .*{reason}"):
         Problem(model, *make())
 
@@ -356,9 +347,10 @@ def test_the_check_looks_at_the_records_it_is_given():
 
 
 @pytest.mark.parametrize("model", [logistic, poisson, regression, noisy, curved, visits])
-def test_curved_is_said_of_predictors_that_are_not_linear(model):
+def test_auto_takes_linear_where_it_applies_and_says_what_is_curved(model):
     x, y = (torch.randn(5, 3, 2), torch.ones(5, 3)) if model is visits else data()
-    assert Problem(model, x, y, plate="data").moments.curved == (model is curved)
+    moments = Problem(model, x, y, plate="data", moments="auto").moments
+    assert moments.name == "linear" and moments.curved == (model is curved)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ def made_up():
     return x, x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_wide_prior_and_an_unknown_scale(epsilon):
@@ -40,6 +41,7 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
     assert ((found.mean[:3] - exact).abs() < 4 * sds).all()
 
 
+@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [2.0, 0.1])
 def test_a_prior_of_a_scale_that_is_far_too_small(scale):
