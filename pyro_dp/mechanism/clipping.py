@@ -71,6 +71,7 @@ class ClippedSum:
         self.device = device
         self._added: tuple[Tensor, ...] = ()  # until there is something
 
+    @torch.no_grad()  # a network that is no parameter of the model may ask for gradients
     def add(self, *values: Tensor | Contributions) -> None:
         """Clip each record's blocks and add them.
 

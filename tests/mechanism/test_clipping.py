@@ -17,7 +17,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Block, Rows
+from pyro_dp.mechanism.contributions import Block, Joined, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
@@ -189,3 +189,11 @@ def test_bounds_at_which_squares_underflow_are_refused():
         Block(3, 1e-170)
     adaptive = AdaptiveClip(initial=1e-6, learning_rate=99.0)
     assert adaptive.updated(1e-6, 1.0) == 1e-6
+
+
+def test_parts_that_ask_for_gradients():
+    """As those of a model that captures a network without registering it."""
+    weight, total = torch.ones(3, requires_grad=True), ClippedSum([Block(5, 10.0)])
+    total.add(Joined([Rows(torch.ones(4, 3) * weight), Rows(torch.ones(4, 2))]))
+    (found,) = exact_sums(total)
+    assert torch.allclose(found, torch.full((5,), 4.0).double()) and not found.requires_grad
