@@ -165,6 +165,11 @@ def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
             f"The formula has {text!r}, and column {name!r} is declared as numbers, which have no "
             "list of levels: declare it as Category(levels)."
         )
+    if any(each.arg == "levels" for each in call.keywords):
+        raise ConfigurationError(
+            f"The formula has {text!r}: the schema has the levels and their order. Name the "
+            "reference by contr.treatment(base=...)."
+        )
     rest = [*call.args[1:], *(each.value for each in call.keywords)]
     for node in (each for part in rest for each in ast.walk(part)):
         if isinstance(node, ast.Call) and called_name(node).split(".")[0] in columns:

@@ -258,7 +258,10 @@ class Expression:
                 )
             read[name] = column
         self._low, self._high = -np.inf, np.inf
-        found = self.values(_points(read))
+        try:
+            found = self.values(_points(read))
+        except TypeError as error:  # numpy's own; no data was seen
+            raise ConfigurationError(f"{text!r} cannot be computed: {error}.") from None
         if not np.isfinite(found).all():
             raise ConfigurationError(
                 f"{text!r} is not finite everywhere within the declared bounds of "
