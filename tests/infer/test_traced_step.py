@@ -13,6 +13,7 @@ import torch._inductor
 from compilers import needs_compiler
 from problems import (
     PROBLEMS,
+    Fixture,
     Problem,
     eager,
     handwritten_guide,
@@ -113,8 +114,9 @@ def test_other_settings(options):
 def test_single_precision():
     """Nothing but rounding differs, and the first steps let that pass."""
     torch.set_default_dtype(torch.float32)
-    svi = assert_same(PROBLEMS["VAE"], tolerance=1e-3, steps=5, **NOISY)
-    assert isinstance(svi._kept.prepared.step, TracedStep)
+    for name in ("VAE", "AutoMultivariateNormal"):
+        svi = assert_same(PROBLEMS[name], tolerance=1e-3, steps=5, **NOISY)
+        assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
 @pytest.mark.in_turns
@@ -140,6 +142,32 @@ def test_without_a_compiler(monkeypatch):
 
 
 # Randomness
+
+
+@pytest.mark.long
+def test_draws_are_fresh_in_every_step(monkeypatch):
+    """All three are: public draws, local draws and noise."""
+    problem = PROBLEMS["hierarchical"]()
+    fixture = Fixture(
+        monkeypatch,
+        problem.model,
+        problem.guide,
+        execution=Execution(jit="trace"),
+        sampling=FullBatch(),
+        noise=Noise(1.0, source=0),
+    )
+    fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})
+    for _ in range(6):
+        pyro.set_rng_seed(0)  # the same public draws: all differences are local
+        fixture.svi.step(*problem.data)
+    sums = [total[0] for total in fixture.sums]
+    noise = [r[0] - total for r, total in zip(fixture.released, sums, strict=True)]
+    public = [
+        torch.cat([x.flatten() for x in fixture.svi._kept.prepared.step.draw()[0]])
+        for _ in range(6)
+    ]
+    for drawn in (sums, noise, public):
+        assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
 
 
 @pytest.mark.long
@@ -516,6 +544,20 @@ def test_a_state_is_noticed_in_the_first_steps(place):
     assert accountant.num_releases == 1
     for name, value in before.items():
         assert torch.equal(value, pyro.param(name))
+
+
+@pytest.mark.long
+def test_values_of_parameters_are_inputs():
+    """Set from outside between two steps, they are what the next step starts from."""
+    ends = []
+    for jit in ("none", "trace"):
+        problem, svi = new(PROBLEMS["hand-written"], jit, **NOISY)
+        for k in range(8):
+            svi.step(*problem.data)
+            with torch.no_grad():
+                pyro.get_param_store()["loc"].unconstrained().add_(0.1 * k)
+        ends.append(values())
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.parametrize("jit", ["none", "trace"])
