@@ -247,7 +247,9 @@ def alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     if isinstance(one, Tensor):
         return _same_numbers(one, other)
     if isinstance(one, np.ndarray):
-        return one.shape == other.shape and bool(np.all((one == other) | (one != one)))
+        if one.shape != other.shape:
+            return False
+        return bool(np.all((one == other) | ((one != one) & (other != other))))
     if isinstance(one, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict):

@@ -15,7 +15,7 @@ from torch import nn
 
 from pyro_dp import ModelError
 from pyro_dp.graphs import references
-from pyro_dp.graphs.captured_state import CapturedState, require_same_changes
+from pyro_dp.graphs.captured_state import CapturedState, alike, require_same_changes
 from pyro_dp.graphs.references import LONGEST, References
 
 TOTALS = {"sum": 0.0}
@@ -433,3 +433,11 @@ def test_attributes_are_no_globals():
         return x.TOTALS
 
     assert References(model).held == []
+
+
+def test_a_missing_number_is_like_another_one_and_like_no_number():
+    """In both directions: an item of a dataset may lose a NaN when others are read."""
+    for make in (np.array, torch.tensor):
+        missing, present = make([float("nan"), 1.0]), make([2.0, 1.0])
+        assert alike(missing, make([float("nan"), 1.0]))
+        assert not alike(missing, present) and not alike(present, missing)
