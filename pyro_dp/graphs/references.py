@@ -300,8 +300,8 @@ class References:
         modules = values.pop("_modules")
         for name, value in modules.items():
             self._wait(value, f"module {name!r} {owner}", held)
+        self.places.append(Place(f"an attribute {owner}", modules))
         if users:
-            self.places.append(Place(f"an attribute {owner}", modules))
             self.places.append(Place(f"an attribute {owner}", vars(module)))
         else:
             self.places.append(Attributes(f"an attribute {owner}", module))
