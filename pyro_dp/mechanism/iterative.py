@@ -30,7 +30,7 @@ from pyro_dp.mechanism.run_result import (
 )
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
-from pyro_dp.utils import display
+from pyro_dp.utils.display import Facts
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
 
 Step = TypeVar("Step", bound=Callable[..., float])
@@ -247,7 +247,7 @@ class IterativeMechanism(abc.ABC):
         facts = [(name, str(value)) for name, value in self._shown().items()]
         if self.last_run is not None:
             facts.append(("last run", self.last_run.headline))
-        return display.facts(self._reservation.inference, facts)
+        return Facts(self._reservation.inference, facts).html()
 
     def _shown(self) -> dict[str, Any]:
         clipped = getattr(self, "clipped_fraction", None)

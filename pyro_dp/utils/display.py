@@ -1,12 +1,14 @@
-"""Amounts of epsilon, tables in HTML for notebooks, and empty figures.
+"""Amounts of epsilon, tables as text and in HTML for notebooks, and empty figures.
 
-Tables have the colours of the notebook's theme, light or dark: nothing has a colour of its own.
-Screen readers need the captions and scopes.
+Tables in HTML have the colours of the notebook's theme, light or dark: nothing has a colour of its
+own. Screen readers need the captions and scopes.
 """
 
+import abc
 import decimal
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from html import escape
 from typing import Any
@@ -60,54 +62,82 @@ def numbers(values: Sequence[float]) -> list[str]:
     return [f"{each:#.3g}".rstrip(".") for each in values]
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table whose rows begin with their names.
+@dataclass(frozen=True)
+class Table:
+    """Rows that begin with their names; the first one has the headings."""
 
-    :param head: the columns' headings. The first may be empty.
-    """
-    if not rows:
-        return _table(caption, "")
-    corner = f'<th scope="col"{_LEFT}>{escape(head[0])}</th>' if head[0] else "<td></td>"
-    names = "".join(f'<th scope="col"{_RIGHT}>{escape(each)}</th>' for each in head[1:])
-    lines = []
-    for name, *cells in rows:
-        numbers = "".join(f"<td{_RIGHT}>{escape(each)}</td>" for each in cells)
-        lines.append(f'<tr><th scope="row"{_LEFT}>{escape(name)}</th>{numbers}</tr>')
-    body = f"<tbody>{''.join(lines)}</tbody>"
-    return _table(caption, f"<thead><tr>{corner}{names}</tr></thead>{body}")
+    caption: str
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> list[str]:
+        """A line for each row: its name to the left, other cells to the right of their columns."""
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        lines = []
+        for name, *cells in self.rows:
+            right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *right]))
+        return lines
+
+    def html(self) -> str:
+        return _table(self.caption, self.rows, _RIGHT, heads=1)
 
 
-def facts(caption: str, pairs: Sequence[tuple[str, str]]) -> str:
+@dataclass(frozen=True)
+class Facts:
     """A name and a value a row."""
-    lines = (
-        f'<tr><th scope="row"{_LEFT}>{escape(name)}</th><td{_LEFT}>{escape(value)}</td></tr>'
-        for name, value in pairs
-    )
-    return _table(caption, f"<tbody>{''.join(lines)}</tbody>")
+
+    caption: str
+    pairs: Sequence[tuple[str, str]]
+
+    def text(self) -> list[str]:
+        return [self.caption, *(f"  {name}: {value}" for name, value in self.pairs)]
+
+    def html(self) -> str:
+        return _table(self.caption, self.pairs, _LEFT)
 
 
-def remarks(texts: Sequence[str]) -> str:
-    """Lines below a table."""
-    return "".join(f"<p>{escape(each)}</p>" for each in texts)
+Block = Table | Facts | str
 
 
-def _table(caption: str, rows: str) -> str:
-    style = "caption-side:top;text-align:left;color:inherit;font-weight:bold"
-    head = f'<caption style="{style}">{escape(caption)}</caption>'
-    return f'<table style="margin:0.5em 0">{head}{rows}</table>'
+class Displayed(abc.ABC):
+    """An object that notebooks display as it prints."""
+
+    @abc.abstractmethod
+    def _blocks(self) -> Sequence[Block]:
+        """Tables, facts and sentences, in their order."""
+
+    def __repr__(self) -> str:
+        blocks = ([x] if isinstance(x, str) else x.text() for x in self._blocks())
+        return "\n".join(line for lines in blocks for line in lines)
+
+    def _repr_html_(self) -> str:
+        blocks = self._blocks()
+        return "".join(f"<p>{escape(x)}</p>" if isinstance(x, str) else x.html() for x in blocks)
+
+
+def _table(caption: str, rows: Sequence[Sequence[str]], style: str, heads: int = 0) -> str:
+    """
+    :param style: that of cells other than the first of their row.
+    :param heads: rows of headings.
+    """
+    lines = []
+    for place, (name, *texts) in enumerate(rows):
+        first, other = ["col"] * 2 if place < heads else ["row", ""]
+        cells = [(name, first, _LEFT), *((text, other, style) for text in texts)]
+        lines.append(f"<tr>{''.join(_cell(*cell) for cell in cells)}</tr>")
+    head = f"<thead>{''.join(lines[:heads])}</thead>" * bool(heads)
+    bold = "caption-side:top;text-align:left;color:inherit;font-weight:bold"
+    title = f'<caption style="{bold}">{escape(caption)}</caption>'
+    whole = f"{title}{head}<tbody>{''.join(lines[heads:])}</tbody>"
+    return f'<table style="margin:0.5em 0">{whole}</table>'
+
+
+def _cell(text: str, scope: str, style: str) -> str:
+    kind = f'th scope="{scope}"' if scope and text else "td"
+    return f"<{kind}{style}>{escape(text)}</{kind[:2]}>"
 
 
 MOST_ROWS = 60
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row: its name to the left, the other cells to the right of their columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = []
-    for name, *cells in rows:
-        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        text.append("  ".join([name.ljust(widths[0]), *right]))
-    return text
 
 
 def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:
