@@ -21,9 +21,10 @@ from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGa
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import MOST, Description, LedgerEntry, table
 from pyro_dp.accounting.origins import Origin, Part, Source
-from pyro_dp.utils.display import Facts, Table, of_budget, spent_and_left, up
+from pyro_dp.utils.display import of_budget, spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.markup import Facts, Table, in_notebook
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 
@@ -511,16 +512,16 @@ class PrivacyAccountant:
 
     def __repr__(self) -> str:
         facts, released = _displayed(self)
-        lines = [f"  {line}" for line in released.text()]
-        return "\n".join([facts.caption, *lines, *facts.text()[1:]])
+        lines = [f"  {line}" for line in released.lines()]
+        return "\n".join([facts.caption, *lines, *facts.lines()[1:]])
 
     def _repr_html_(self) -> str:
-        return "".join(each.html() for each in _displayed(self))
+        return in_notebook(_displayed(self))
 
 
 def _displayed(accountant: PrivacyAccountant) -> tuple[Facts, Table]:
     with accountant._books.lock:
-        return Facts("PrivacyAccountant", _facts(accountant)), table(dict(accountant.ledger))
+        return Facts(_facts(accountant), "PrivacyAccountant"), table(dict(accountant.ledger))
 
 
 def _facts(accountant: PrivacyAccountant) -> list[tuple[str, str]]:

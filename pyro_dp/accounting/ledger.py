@@ -16,8 +16,8 @@ from pyro_dp.accounting.events import (
     together,
 )
 from pyro_dp.accounting.origins import Origins, Source
-from pyro_dp.utils.display import Table
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.markup import Table
 from pyro_dp.utils.validation import require_count, same
 
 LONGEST = 1000  # characters of a text
@@ -242,7 +242,7 @@ def table(counts: Mapping[Event, int]) -> Table:
     if whole:
         rows.append((*_cells(together(whole)), f"{sum(whole.values())} together"))
     rows = rows or [("nothing was released", "", "", "")]
-    return Table("What was released", [_HEAD, *rows])
+    return Table(_HEAD, rows, "What was released")
 
 
 def _cells(event: Event) -> tuple[str, str, str]:

@@ -11,8 +11,9 @@ from typing import Any, overload
 import numpy as np
 
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import Displayed, Facts, figure
+from pyro_dp.utils.display import figure
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.markup import Displayed, Facts
 
 Callback = Callable[["ReleasedStep"], bool | None]
 _NO_CALLBACKS = (
@@ -207,7 +208,7 @@ class RunResult(Displayed, Sequence[float]):
             pairs.append(("clipped", str(self.clipped_fraction)))
         if self.values:
             pairs.append((self.measure, f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"))
-        return [Facts(f"{self.inference}: {self.headline}", pairs)]
+        return [Facts(pairs, f"{self.inference}: {self.headline}")]
 
     @property
     def goes_on(self) -> bool:

@@ -19,9 +19,10 @@ from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.regression_model import RegressionModel
 from pyro_dp.tabular.user_scale import by_terms
-from pyro_dp.utils.display import Block, Displayed, Table, numbers
+from pyro_dp.utils.display import numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -199,12 +200,13 @@ class Regression(Displayed):
             raise ConfigurationError(f"{name} needs the run. A file has none.")
         return self.inference
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[Table | str]:
         table = self.summary()
         shares = [f"{share:.0%}" for share in table.pop("privacy")]
         table = table.apply(lambda column: numbers(column.tolist())).assign(privacy=shares)
-        rows = [("", *table.columns), *table.itertuples(name=None)]
-        return [self._model.text, Table("Coefficients", rows), *self.status.lines]
+        rows = list(table.itertuples(name=None))
+        shown = Table(("", *table.columns), rows, "Coefficients")
+        return [self._model.text, shown, *self.status.lines]
 
     def _coefficients(self, level: float) -> pd.DataFrame:
         mean = self._scale.mean(self.posterior)

@@ -1,16 +1,9 @@
-"""Amounts of epsilon, tables as text and in HTML for notebooks, and empty figures.
+"""Amounts of epsilon, columns of numbers, and empty figures."""
 
-Tables in HTML have the colours of the notebook's theme, light or dark: nothing has a colour of its
-own. Screen readers need the captions and scopes.
-"""
-
-import abc
 import decimal
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
-from html import escape
 from typing import Any
 
 from pyro_dp.utils.errors import ConfigurationError
@@ -45,7 +38,6 @@ def of_budget(budget: float) -> str:
 
 
 _SMALLEST, _LARGEST, _SPAN = -6, 6, 5  # powers of ten that a column shows without exponents
-_LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
 
 def numbers(values: Sequence[float]) -> list[str]:
@@ -60,81 +52,6 @@ def numbers(values: Sequence[float]) -> list[str]:
         decimals = max(0, min(2 - least, 5 - most))
         return [f"{each + 0.0:.{decimals}f}" for each in values]  # + 0.0: zero has no sign
     return [f"{each:#.3g}".rstrip(".") for each in values]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that begin with their names; the first one has the headings."""
-
-    caption: str
-    rows: Sequence[Sequence[str]]
-
-    def text(self) -> list[str]:
-        """A line for each row: its name to the left, other cells to the right of their columns."""
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        lines = []
-        for name, *cells in self.rows:
-            right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *right]))
-        return lines
-
-    def html(self) -> str:
-        return _table(self.caption, self.rows, _RIGHT, heads=1)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A name and a value a row."""
-
-    caption: str
-    pairs: Sequence[tuple[str, str]]
-
-    def text(self) -> list[str]:
-        return [self.caption, *(f"  {name}: {value}" for name, value in self.pairs)]
-
-    def html(self) -> str:
-        return _table(self.caption, self.pairs, _LEFT)
-
-
-Block = Table | Facts | str
-
-
-class Displayed(abc.ABC):
-    """An object that notebooks display as it prints."""
-
-    @abc.abstractmethod
-    def _blocks(self) -> Sequence[Block]:
-        """Tables, facts and sentences, in their order."""
-
-    def __repr__(self) -> str:
-        blocks = ([x] if isinstance(x, str) else x.text() for x in self._blocks())
-        return "\n".join(line for lines in blocks for line in lines)
-
-    def _repr_html_(self) -> str:
-        blocks = self._blocks()
-        return "".join(f"<p>{escape(x)}</p>" if isinstance(x, str) else x.html() for x in blocks)
-
-
-def _table(caption: str, rows: Sequence[Sequence[str]], style: str, heads: int = 0) -> str:
-    """
-    :param style: that of cells other than the first of their row.
-    :param heads: rows of headings.
-    """
-    lines = []
-    for place, (name, *texts) in enumerate(rows):
-        first, other = ["col"] * 2 if place < heads else ["row", ""]
-        cells = [(name, first, _LEFT), *((text, other, style) for text in texts)]
-        lines.append(f"<tr>{''.join(_cell(*cell) for cell in cells)}</tr>")
-    head = f"<thead>{''.join(lines[:heads])}</thead>" * bool(heads)
-    bold = "caption-side:top;text-align:left;color:inherit;font-weight:bold"
-    title = f'<caption style="{bold}">{escape(caption)}</caption>'
-    whole = f"{title}{head}<tbody>{''.join(lines[heads:])}</tbody>"
-    return f'<table style="margin:0.5em 0">{whole}</table>'
-
-
-def _cell(text: str, scope: str, style: str) -> str:
-    kind = f'th scope="{scope}"' if scope and text else "td"
-    return f"<{kind}{style}>{escape(text)}</{kind[:2]}>"
 
 
 MOST_ROWS = 60

@@ -7,20 +7,21 @@ import math
 
 import pytest
 
-from pyro_dp.utils.display import Displayed, Facts, Table, numbers
+from pyro_dp.utils.display import numbers
+from pyro_dp.utils.markup import Displayed, Facts, Table
 
 BAD = "<script>alert('x')</script> & \"y\""
-SAFE = "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;y&quot;"
+SAFE = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &#34;y&#34;"
 
 
 class Both(Displayed):
     def _blocks(self):
-        table = Table("c", [("", "a", "b"), ("x", "1", "22"), ("y", "3", "4")])
-        return [table, Facts("f", [("x", "1")]), "done"]
+        table = Table(("", "a", "b"), [("x", "1", "22"), ("y", "3", "4")], "c")
+        return [table, Facts([("x", "1")], "f"), "done"]
 
 
 def test_texts_are_escaped(monkeypatch):
-    blocks = [Table(BAD, [(BAD, BAD), (BAD, BAD)]), Facts(BAD, [(BAD, BAD)]), BAD]
+    blocks = [Table((BAD, BAD), [(BAD, BAD)], BAD), Facts([(BAD, BAD)], BAD), BAD]
     monkeypatch.setattr(Both, "_blocks", lambda self: blocks)
     whole = Both()._repr_html_()
     assert whole.count(SAFE) == 9 and "<script" not in whole

@@ -23,10 +23,11 @@ from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.infer.posterior.summary import Status, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.display import Block, Displayed, Facts, Table, with_rows
+from pyro_dp.utils.display import with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.markup import Displayed, Facts, Table
 from pyro_dp.utils.validation import require_count, require_flag
 
 _SCALE = 0.1  # standard deviation of each latent where a search starts
@@ -299,7 +300,7 @@ class Evidence(Displayed):
                 svi.step()
         return guide
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[Table | Facts]:
         sites = ", ".join(f"{each.name} {tuple(each.shape)}" for each in self.latents)
         facts = [
             ("about", sites),
@@ -307,8 +308,8 @@ class Evidence(Displayed):
             ("cost", f"mu = {self.mu:.4g}"),
             ("status", str(self.status)),
         ]
-        looks = Table("Looks", [_COLUMNS, *_rows(self.parts)])
-        return [Facts(f"Evidence of {self.size:,} records", facts), looks]
+        looks = Table(_COLUMNS, _rows(self.parts), "Looks")
+        return [Facts(facts, f"Evidence of {self.size:,} records"), looks]
 
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.

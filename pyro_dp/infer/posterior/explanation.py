@@ -14,7 +14,8 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.infer.posterior.summary import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import MOST_ROWS, Block, Displayed, Table, first_of, up, with_rows
+from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
+from pyro_dp.utils.markup import Displayed, Table
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."
@@ -139,7 +140,7 @@ class Explanation(Displayed):
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[Table | str]:
         return [self._headline(), *self._table(), *self._advice(), *self.status.lines]
 
     def _headline(self) -> str:
@@ -154,18 +155,18 @@ class Explanation(Displayed):
         )
         return _SHARES.format(first=first, share=shares[limit], others=others, helps=_HELPS[limit])
 
-    def _table(self) -> list[Block]:
+    def _table(self) -> list[Table | str]:
         shown = self.names[:MOST_LINES]
         data, *parts = self.shares.values()
         columns = [data, 1 - data, *parts]
         signed = [f"{sign} {name}" for sign, name in zip("=++", [*self.shares][1:], strict=False)]
-        rows = [("", _COLUMNS[DATA], "privacy", *signed)]
+        rows, head = [], ("", _COLUMNS[DATA], "privacy", *signed)
         for place, name in enumerate(shown):
             rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
         rows.append(("on average", *(f"{column.mean():.0%}" for column in columns)))
         more = len(self.names) - len(shown)
         below = [f"... and {more} more: explanation.shares"] * (more > 0)
-        return [Table("Shares of the interval variance", rows), *below]
+        return [Table(head, rows, "Shares of the interval variance"), *below]
 
     def _advice(self) -> list[str]:
         text = []

@@ -24,8 +24,9 @@ from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, eleme
 from pyro_dp.mechanism.settings import Noise, Sampling
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
-from pyro_dp.utils.display import Block, Displayed, Table, figure, numbers
+from pyro_dp.utils.display import figure, numbers
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
+from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -114,20 +115,20 @@ class Forecast(Displayed):
         found.legend(loc="outside right upper", fontsize="small", title="dashed: without noise")
         return found
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[Table | str]:
         shown = self.names[:MOST_LINES]
         count = len(shown)
         columns = [*self.widths[:, :count].tolist(), self.without_noise[:count].tolist()]
         widths = zip(*map(numbers, columns), strict=True)
-        rows = [("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")]
-        rows += [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
+        head = ("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")
+        rows = [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
         rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
         rows.append(("status ok", *(f"{each:.0%}" for each in self.ok.tolist()), ""))
         more = len(self.names) - len(shown)
         draws = f"{self.num_draws} draw{'s' * (self.num_draws > 1)} of the prior predictive"
         return [
             f"Expected widths of 95% intervals, from {draws}:",
-            Table("Expected widths", rows),
+            Table(head, rows, "Expected widths"),
             *[f"... and {more} more: forecast.widths"] * (more > 0),
         ]
 

@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pyro_dp.utils.display import (
-    MOST_ROWS,
-    Block,
-    Displayed,
-    Table,
-    first_of,
-    numbers,
-    with_rows,
-)
+from pyro_dp.utils.display import MOST_ROWS, first_of, numbers, with_rows
+from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.validation import require_number
 
 OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
@@ -191,11 +184,11 @@ class Summary(Displayed):
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[Table | str]:
         """A row for each element, and the status."""
         lines = self._lines(_LEVEL)
         shown = lines[:MOST_LINES]
-        rows: list[tuple[str, ...]] = [("", "median", f"{_LEVEL:.0%} interval", "privacy")]
+        rows, head = [], ("", "median", f"{_LEVEL:.0%} interval", "privacy")
         includes = self.status.is_ok or any(line.plain != line.aware for line in lines)
         medians = numbers([line.median for line in shown])
         ends = numbers([end for line in shown for end in line.aware])
@@ -204,7 +197,7 @@ class Summary(Displayed):
             rows.append((line.name, median, f"{low} to {high}", privacy))
         more = len(lines) - len(shown)
         below = [f"... and {more} more: posterior.intervals()"] * (more > 0)
-        return [Table("Posterior", rows), *below, *self.status.lines]
+        return [Table(head, rows, "Posterior"), *below, *self.status.lines]
 
     def _lines(self, level: float) -> list[Line]:
         """Lines of all elements, site by site."""
