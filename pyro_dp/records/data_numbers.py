@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from pyro_dp.records.column import Column
+from pyro_dp.utils.errors import PrivacyWarning, warn_user
 
+_STANDARD = 1e-5  # rounding of a mean and a standard deviation
+_STANDARDISED = (
+    "{label} has numbers of mean 0 and standard deviation 1. If it was standardised by its own "
+    "moments, each record moved all others, and epsilon does not cover that. Standardise by public "
+    "constants, or by a DPStandardScaler. (This message depends on the data: it is for the curator "
+    "only.)"
+)
 _CHANCE = 1e-4  # with which an innocent number may look like one of the data's
 _CACHED = 2**16  # numbers
 _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
@@ -26,6 +34,8 @@ class DataNumbers:
 
     def found_in(self, value: Tensor) -> str | None:
         """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
@@ -50,7 +60,7 @@ class DataNumbers:
 
 
 @dataclass
-class _Moments:
+class Moments:
     """Moments of blocks of rows, merged in float64 as by Chan, Golub & LeVeque (1979)."""
 
     count: int = 0
@@ -60,6 +70,7 @@ class _Moments:
     most: Tensor = torch.tensor(-math.inf)
 
     def add(self, rows: Tensor) -> None:
+        """:param rows: in float64, (B, ...)."""
         count, mean = len(rows), rows.mean(0)
         away, total = mean - self.mean, self.count + count
         own = (rows - mean).square_().sum(0)
@@ -72,9 +83,24 @@ class _Moments:
     def variance(self, correction: int = 1) -> Tensor:
         return self.squares / (self.count - correction)
 
+    def warn_if_standardised(self, label: str) -> None:
+        """Warn the curator of a mean of 0 and a standard deviation of 1, which are no chance.
+
+        The ledger has no note of it, as other records would not have these numbers. Codes -1 and 1
+        may have them by design.
+
+        :param label: names the rows.
+        """
+        if self.count < 3:
+            return
+        one = ((self.variance(k).sqrt() - 1).abs() <= _STANDARD for k in (0, 1))
+        codes = torch.maximum(-self.least, self.most) <= 1 + _STANDARD
+        if ((self.mean.abs() <= _STANDARD) & (next(one) | next(one)) & ~codes).any():
+            warn_user(PrivacyWarning(_STANDARDISED.format(label=label)))
+
 
 def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
-    moments = _Moments()
+    moments = Moments()
     for rows in column.blocks():
         moments.add(rows.detach().double())
     mean = moments.mean.mean()
