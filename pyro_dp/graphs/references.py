@@ -281,13 +281,7 @@ class References:
         values = dict(attributes)
         own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
         if isinstance(thing, torch.jit.ScriptModule):
-            self.places.append(ScriptAttributes(f"an attribute {owner}", thing))
-            for name, value in self.places[-1].values().items():
-                self._wait(value, f"attribute {name!r} {owner}", users)
-            for name, value in [*thing.named_parameters(), *thing.named_buffers()]:
-                self._wait(value, f"attribute {name!r} {owner}", users=False)
-            for name, child in thing.named_children():
-                self._wait(child, f"module {name!r} {owner}", users)
+            self._look_at_script(thing, values, owner, users)
             return
         if isinstance(thing, torch.nn.Module):
             self._look_at_module(thing, values, owner, users)
@@ -304,6 +298,20 @@ class References:
                 theirs = users and not (library and name.startswith("_"))
                 self._wait(value, f"attribute {name!r} {owner}", theirs)
         self._wait(type(thing), type(thing).__name__)
+
+    def _look_at_script(
+        self, module: torch.jit.ScriptModule, values: dict, owner: str, held: bool
+    ) -> None:
+        """A module of TorchScript keeps attributes of its own beside those of Python."""
+        label = f"an attribute {owner}"
+        own = ScriptAttributes(label, module)
+        self.places += [own, Attributes(label, module)]
+        for name, value in (values | own.values()).items():
+            self._wait(value, f"attribute {name!r} {owner}", held and not name.startswith("_"))
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            self._wait(value, f"attribute {name!r} {owner}", users=False)
+        for name, child in module.named_children():
+            self._wait(child, f"module {name!r} {owner}", held)
 
     def _look_at_module(
         self, module: torch.nn.Module, values: dict, owner: str, held: bool

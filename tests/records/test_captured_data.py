@@ -268,6 +268,19 @@ def test_attributes_of_torch_script_are_put_back():
         assert model.peak == 0.0 and model.peaks == [0.0]
 
 
+def test_attributes_of_python_beside_those_of_torch_script_are_put_back():
+    net = scripted(torch.zeros(2))
+    net.kept = {}
+
+    def model(x):
+        net.kept["x"] = net.latest = x
+
+    with CapturedState(model).pristine():
+        model(torch.ones(2))
+        assert net.kept and hasattr(net, "latest")
+    assert not net.kept and not hasattr(net, "latest")
+
+
 @pytest.mark.parametrize(
     "write",
     [

@@ -86,6 +86,16 @@ def test_nothing_shows_numbers_of_the_data():
 MANY = Schema(COLUMNS, unit="person", max_rows=2)
 
 
+def test_bounds_beyond_the_dtype_are_refused_for_all_data():
+    """One infinite number would be refused later, and another data set not."""
+    schema, own = Schema({"mass": Number(0, 1e39)}), pd.DataFrame({"mass": [1.0, 2.0]})
+    schema.encode(own)  # in float64
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ConfigurationError, match="'mass' has bounds beyond 3.4e.38.*set_default"):
+        schema.encode(own)
+    Schema({"mass": Number(0, 3e38)}).encode(own)
+
+
 def test_numbers_with_moments_of_their_own():
     """Those that are missing or infinite do not count, and bounds do not hide them."""
     age = np.linspace(20.0, 80.0, 500)
