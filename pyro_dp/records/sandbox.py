@@ -111,6 +111,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
       user code. The message quotes its text for placeholders, and withholds it for data: Pyro's and
       torch's messages quote values. The text is removed from the original as well, which stays the
       new one's ``__context__``.
+      So is ``SystemExit``: one record must not end the program.
     * Warnings are withheld where exceptions are.
     * Integers and floats may meet in products and likelihoods
       (:mod:`pyro_dp.records.vectorised`).
@@ -144,7 +145,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         if text == str(error):
             raise
         raise type(error)(text) from None  # without what Pyro appended: the shapes of all sites
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text, where = str(error).split("Trace Shapes:")[0].strip(), _location(error)
         advice = _advice(error, hint) if public else hint
         error.args, error.__cause__, error.__context__ = (), None, None
