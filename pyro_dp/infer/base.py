@@ -47,8 +47,9 @@ _EARLIER = (
 
 _HAVE_DATA = (IterativeMechanism, Readable, PrivacyAccountant)  # and callbacks may use them
 _IN_A_CALLBACK = (
-    "callbacks: {error} If one of them read the data, the number of steps would reveal them. It "
-    "may use step.value (a private loss, with Clip.loss), the posterior, and other people's data."
+    "callbacks: {error} If one of them read the data, the number of steps would reveal them. Write "
+    "a function that refers to no data of these people, and to no object that has them. It may use "
+    "step.value (a private loss, with Clip.loss) and the posterior."
 )
 
 P = TypeVar("P", bound=Prepared)

@@ -59,8 +59,42 @@ class DataNumbers:
         ]
 
 
+class Scale:
+    """Sees whether columns, read a part at a time, have a mean of 0 and a standard deviation of 1.
+
+    :param label: names them.
+    """
+
+    def __init__(self, label: str):
+        self._label, self._count = label, 0
+        self._sum = self._squares = self._apart = torch.zeros(())
+
+    def add(self, rows: Tensor) -> None:
+        """:param rows: (B, ...), of floats."""
+        self._count += len(rows)
+        self._sum = self._sum + rows.sum(0).double()
+        squares = rows.square()
+        self._squares = self._squares + squares.sum(0).double()
+        # Codes of groups, -1 and 1, may have these moments by design.
+        self._apart = self._apart + (squares[:1] - 1).abs().sum(0)
+
+    def warn(self) -> None:
+        """Warn the curator of such moments, which are no chance.
+
+        The ledger has no note of them: data without one of the records would have other moments.
+        """
+        if self._count < 3:
+            return
+        mean = self._sum / self._count
+        spread = self._squares / self._count - mean.square()
+        sds = [(spread * self._count / (self._count - k)).sqrt() for k in (0, 1)]
+        one = torch.stack([(sd - 1).abs() for sd in sds]).amin(0) <= _STANDARD
+        if (one & (mean.abs() <= _STANDARD) & (self._apart > _STANDARD)).any():
+            warn_user(PrivacyWarning(_STANDARDISED.format(label=self._label)))
+
+
 @dataclass
-class Moments:
+class _Moments:
     """Moments of blocks of rows, merged in float64 as by Chan, Golub & LeVeque (1979)."""
 
     count: int = 0
@@ -70,7 +104,6 @@ class Moments:
     most: Tensor = torch.tensor(-math.inf)
 
     def add(self, rows: Tensor) -> None:
-        """:param rows: in float64, (B, ...)."""
         count, mean = len(rows), rows.mean(0)
         away, total = mean - self.mean, self.count + count
         own = (rows - mean).square_().sum(0)
@@ -83,24 +116,9 @@ class Moments:
     def variance(self, correction: int = 1) -> Tensor:
         return self.squares / (self.count - correction)
 
-    def warn_if_standardised(self, label: str) -> None:
-        """Warn the curator of a mean of 0 and a standard deviation of 1, which are no chance.
-
-        The ledger has no note of it, as other records would not have these numbers. Codes -1 and 1
-        may have them by design.
-
-        :param label: names the rows.
-        """
-        if self.count < 3:
-            return
-        one = ((self.variance(k).sqrt() - 1).abs() <= _STANDARD for k in (0, 1))
-        codes = torch.maximum(-self.least, self.most) <= 1 + _STANDARD
-        if ((self.mean.abs() <= _STANDARD) & (next(one) | next(one)) & ~codes).any():
-            warn_user(PrivacyWarning(_STANDARDISED.format(label=label)))
-
 
 def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
-    moments = Moments()
+    moments = _Moments()
     for rows in column.blocks():
         moments.add(rows.detach().double())
     mean = moments.mean.mean()

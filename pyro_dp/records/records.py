@@ -33,7 +33,7 @@ from pyro_dp.records.column import (
     equal,
     has_rows,
 )
-from pyro_dp.records.data_numbers import DataNumbers, Moments
+from pyro_dp.records.data_numbers import DataNumbers, Scale
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
@@ -207,16 +207,16 @@ class Records:
 
         :raises ModelError: a number is not finite; names the argument only.
         """
-        found = [(f"Argument {name!r}", Moments()) for name in self.names]
+        scales = [Scale(f"Argument {name!r}") for name in self.names]
         for chosen in self.blocks(count):
             rows = self.rows(chosen)
             self.require_finite(rows)
-            for (_, moments), values in zip(found, rows, strict=True):
+            for scale, values in zip(scales, rows, strict=True):
                 if values.is_floating_point():
-                    moments.add(values.detach().double())
+                    scale.add(values.detach())
             yield chosen, rows
-        for label, moments in found:
-            moments.warn_if_standardised(label)
+        for scale in scales:
+            scale.warn()
 
     def require_finite(self, rows: Sequence[Tensor]) -> None:
         """
