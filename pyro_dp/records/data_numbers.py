@@ -39,12 +39,18 @@ class DataNumbers:
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
-        telling = _telling(value.flatten()).abs() if self._columns else value.new_empty(0)
+        telling = _telling(value.flatten()).abs_() if self._columns else value.new_empty(0)
         if not len(telling):
             return None
-        for what, numbers, rounding in self._statistics:
-            most = max(rounding, _rounding(value.dtype))
-            if any(_holds_all(each, numbers, most) for each in (telling, 1 / telling)):
+        possible = [
+            (what, numbers, most)
+            for what, numbers, rounding in self._statistics
+            if not _by_chance(telling, numbers, most := max(rounding, _rounding(value.dtype)))
+        ]
+        if possible:
+            telling = telling.sort().values
+        for what, numbers, most in possible:
+            if any(_holds_all(telling, each, most) for each in (numbers, 1 / numbers)):
                 return what
         floats = [column for column in self._columns if column.dtype.is_floating_point]
         return "rows" if any(holds_rows(value, column) for column in floats) else None
@@ -179,12 +185,17 @@ def _rounding(dtype: torch.dtype) -> float:
     return 1e-9 if dtype == torch.float64 else 1e-5
 
 
-def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
-    """Whether each of the wanted numbers is among the values, and not by chance."""
+def _by_chance(values: Tensor, wanted: Tensor, rounding: float) -> bool:
+    """Whether the wanted numbers may all be among the values by chance."""
     by_chance = min(1.0, len(values) * 2 * rounding)  # for one of them
-    if not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE:
-        return False
-    values = values.sort().values
+    return not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE
+
+
+def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
+    """Whether each of the wanted numbers is among the values.
+
+    :param values: ascending.
+    """
     places = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
     nearest = torch.stack([values[places], values[(places - 1).clamp(min=0)]])
     return bool(((nearest - wanted).abs().amin(0) <= rounding * wanted.abs()).all())
