@@ -211,7 +211,7 @@ def _together() -> bool:
     return tracing() or any(each.key() == TransformType.Vmap for each in levels)
 
 
-def _location(error: Exception) -> str:
+def _location(error: BaseException) -> str:
     """The Pyro site and the line of user code that an exception came from."""
     site = line = ""
     trace = error.__traceback__
@@ -229,14 +229,14 @@ def _location(error: Exception) -> str:
     return site + line
 
 
-def _plate_of(error: Exception) -> str:
+def _plate_of(error: BaseException) -> str:
     """The plate whose own code raised the exception; an empty text if that is elsewhere."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     own = frame.f_locals.get("self")
     return own.name if isinstance(own, pyro.plate) else ""
 
 
-def _advice(error: Exception, hint: str) -> str:
+def _advice(error: BaseException, hint: str) -> str:
     """Advice: the certain diagnosis of an exception, the hint, or a possible diagnosis."""
     text = str(error)
     if isinstance(error, ZeroDivisionError) and (plate := _plate_of(error)):

@@ -232,7 +232,7 @@ def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
         return _levels(texts, column)
     filled = texts.str.strip() != ""
     if isinstance(column, Date):
-        # Of times, pandas reads all as finely as the finest one: far dates would become missing.
+        # Pandas reads all times as finely as the finest one. Far dates would become missing.
         dates = texts.str.extract(_DATE, expand=False)
         read = pd.to_datetime(dates, format="ISO8601", errors="coerce")
     else:
