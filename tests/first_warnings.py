@@ -243,6 +243,17 @@ def a_large_delta():
 
 
 @run(
+    PrivacyWarning,
+    do="Divide by public numbers instead. Or use DPStandardScaler, which pays for the mean and sd.",
+)
+def features_of_mean_zero():
+    """Features in units of their own standard deviation, which depends on each record."""
+    x, y = records()
+    data = (x - x.mean(dim=0)) / x.std(dim=0), y
+    fitted(DPSEP, AutoNormal, epsilon=5.0, data=data)
+
+
+@run(
     NotPrivateWarning,
     do="Keep the number to yourself. The releases of this ledger have no guarantee any more.",
 )
