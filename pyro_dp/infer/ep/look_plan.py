@@ -39,8 +39,9 @@ class _Kind(NamedTuple):
 
     :param aligned: squared alignment of the parts that clipping cuts off; 1 if all of them point to
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
-        Symmetric residuals cancel if the model is right. If a spread is unknown, far records decide
-        it, and noise may hide two thirds of what is cut off.
+        Symmetric and centred residuals cancel if the model is right. If a spread is unknown, far
+        records decide it, and noise may hide two thirds of what is cut off.
+    :param extremes: the same of the parts of extreme records, which the model does not explain.
     :param directions: parts cut off lie in all d directions. Above this d, the alignment falls as
         1 / d. Infinite where they may agree: in a wrong model, or in a mixture's component.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
@@ -52,6 +53,7 @@ class _Kind(NamedTuple):
     """
 
     aligned: float
+    extremes: float
     doubted: float
     bend: float
     longest: float
@@ -59,13 +61,16 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    Residuals.BOUNDED: _Kind(1 / 8_000, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf),
-    Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
-    Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
-    Residuals.LABELS: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.INTEGRATED: _Kind(aligned=9.0, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.SUMMED: _Kind(1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
-    Residuals.OTHER: _Kind(aligned=1.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.BOUNDED: _Kind(
+        1 / 8_000, 0.0, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf
+    ),
+    Residuals.NORMAL: _Kind(1 / 8, 1 / 8, doubted=0.3, bend=2.5, longest=1.0),
+    Residuals.SCALED: _Kind(1 / 8, 1 / 8, doubted=4.0, bend=2.5, longest=0.5),
+    Residuals.CENTRED: _Kind(1 / 4, 1.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.LABELS: _Kind(1 / 8, 1 / 8, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.INTEGRATED: _Kind(9.0, 9.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.SUMMED: _Kind(1.0, 1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
+    Residuals.OTHER: _Kind(1.0, 1.0, doubted=4.0, bend=2.5, longest=1.0),
 }
 
 
@@ -119,6 +124,10 @@ class LookPlan:
     @property
     def _aligned(self) -> float:
         return self.kind.aligned * min(1.0, self.kind.directions / self.dim)
+
+    @property
+    def _of_extremes(self) -> float:
+        return self.kind.extremes * min(1.0, self.kind.directions / self.dim)
 
     @property
     def bend(self) -> float:
@@ -186,12 +195,12 @@ class LookPlan:
 
     @property
     def _one_sided(self) -> bool:
-        return self.kind.aligned >= 1
+        return self.kind.extremes >= 1
 
     def excess(self, norms: Norms, bounds: Floats) -> Floats:
         """Norms beyond each bound, as a bias counts them.
 
-        Noise can hide a tail. If all of it may point to one side, the bias has all readings in it.
+        Noise can hide a tail. If extremes may point to one side, the bias has all readings in it.
         """
         return norms.rms_excess(bounds) if self._one_sided else norms.excess(bounds)
 
@@ -200,15 +209,17 @@ class LookPlan:
     ) -> Floats:
         """Norms beyond each bound of records that are surely extreme.
 
-        It is zero if all of what is cut off may point to one side. A larger bound would leave a
+        It is zero if their parts may point to one side. A larger bound would leave a
         bias that intervals do not include: it would only make them narrower.
         """
         found = extreme_excess(extremes, norms, bounds, _SURE)
         return np.zeros(len(bounds)) if self._one_sided else found
 
-    def squared_bias(self, excess: float) -> float:
+    def squared_bias(self, excess: float, of_extremes: float = 0.0) -> float:
         """Squared bias of the score in a direction by clipping.
 
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
+        :param of_extremes: the same of extreme records that no histogram shows.
         """
-        return self._aligned * excess**2 / self.dim
+        bias = math.sqrt(self._aligned) * excess + math.sqrt(self._of_extremes) * of_extremes
+        return bias**2 / self.dim

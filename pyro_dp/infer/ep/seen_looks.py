@@ -116,8 +116,8 @@ class SeenLooks:
             return 0.0
         point, bounds = self.looks[-1].point, np.array([bound])
         norms, near = self.norms(point), self.extremes_near(point)
-        excess = self.plan.excess(norms, bounds) + extreme_excess(near, norms, bounds)
-        return self.plan.squared_bias(excess.item() / self.weight)
+        found = self.plan.excess(norms, bounds), extreme_excess(near, norms, bounds)
+        return self.plan.squared_bias(*(each.item() / self.weight for each in found))
 
     @property
     def required_pooled(self) -> PooledLooks:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class SiteSum:
     :param num_blocks: blocks of a release; a second one is the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
+
+    _outcomes: ClassVar[int] = 0  # to simulate for a record
 
     problem: EPProblem
     structure: Structure
@@ -116,7 +118,7 @@ class SiteSum:
             return None
         root = rest[0] if rest else None
         if isinstance(self._moments, LinearMoments):
-            return LinearSites(self._moments, mean, dense(spread), root)
+            return LinearSites(self._moments, mean, dense(spread), root, self._outcomes)
         return SteinSites(self._moments, mean, spread, root)
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
@@ -194,6 +196,9 @@ class WhitenedSum(SiteSum):
     """What a look of DPSEP releases in the coordinates of a
     :class:`~pyro_dp.infer.ep.look_plan.Frame`.
 
+    **Bias.** If outcomes decide the norms, residuals are centred before they are clipped, see
+    :meth:`~pyro_dp.infer.ep.site_factors.LowRank.centred`.
+
     **Sensitivity.** A record's part (W s, kappa W H W, tau) is shortened by the factor
     min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
     does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
@@ -203,6 +208,8 @@ class WhitenedSum(SiteSum):
     its class. The norm of that row is at most C, too. The bin of the norm is a block of bound 1.
     Both blocks are one Gaussian release.
     """
+
+    _outcomes = 8
 
     structure: Full
 
@@ -221,6 +228,9 @@ class WhitenedSum(SiteSum):
             squared = sites.largest_residual() + weight**2 * sites.squared_norm() + counted**2
             size = squared.sqrt().unsqueeze(1)
         longest = size.maximum(norms)
+        if len(sites.simulated):
+            part = self._part(sites.centred(norms, bound), public)
+            longest = norms = part.norms()
         weighted: Measured = Kept(part, norms, (bound / longest).clamp(max=1.0))
         if self.num_blocks == 1:
             return [weighted]
@@ -245,6 +255,8 @@ class OpeningSum(WhitenedSum):
     The score of a count that equals its mean is zero. So if the outcome decides the score's size,
     the expected squared score is added to the squared norm.
     """
+
+    _outcomes = 0
 
     def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
         groups = self.problem.groups
