@@ -290,7 +290,7 @@ def test_few_nodes_where_they_are_enough(model):
             assert ((one - other).abs().flatten(1).amax(dim=1) <= 1e-6 * (1 + size)).all()
 
 
-def test_a_huge_count_adds_the_same_alone_and_among_others():
+def test_a_huge_count_adds_the_same_alone_and_among_others(fixed_outcomes):
     """No mode is found of the largest ones, and their moments are rounding."""
     x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
     sep, sites = sites_of(overdispersed, (x, y))

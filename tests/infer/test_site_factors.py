@@ -59,7 +59,7 @@ def test_low_rank_is_dense(rank):
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_centred_residuals_that_are_clipped_have_mean_zero(rank):
-    """Of exponential outcomes, which are skewed. The limit is six standard errors."""
+    """Exponential outcomes are skewed. The limit is six standard errors."""
     count, bound = 200_000, torch.tensor(1.2)
     draws = 1 - torch.distributions.Exponential(torch.ones(2 * count, rank)).sample()
     simulated, fresh = draws.split(count)

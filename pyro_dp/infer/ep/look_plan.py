@@ -121,13 +121,14 @@ class LookPlan:
     def kind(self) -> _Kind:
         return _KINDS[self.residuals]
 
-    @property
-    def _aligned(self) -> float:
-        return self.kind.aligned * min(1.0, self.kind.directions / self.dim)
+    def _aligned(self, dispersion: float) -> float:
+        """A dispersion is a tail that the model does not explain."""
+        most = max(self.kind.aligned, self.kind.extremes)
+        return self._spread * min(most, self.kind.aligned * max(1.0, dispersion) ** 2)
 
     @property
-    def _of_extremes(self) -> float:
-        return self.kind.extremes * min(1.0, self.kind.directions / self.dim)
+    def _spread(self) -> float:
+        return min(1.0, self.kind.directions / self.dim)
 
     @property
     def bend(self) -> float:
@@ -172,7 +173,13 @@ class LookPlan:
         values = (values / values.mean()).clamp(min=1e-12)
         return (vectors / values.sqrt()) @ vectors.mT
 
-    def bound(self, norms: Norms, scale: float, extremes: Sequence[ExtremeCounts] = ()) -> float:
+    def bound(
+        self,
+        norms: Norms,
+        scale: float,
+        extremes: Sequence[ExtremeCounts] = (),
+        dispersion: float = 0.0,
+    ) -> float:
         """C, at which noise, bias and lost information together cost least.
 
         Let v be the records' mean curvature and w their mean weight. The noise costs
@@ -181,6 +188,7 @@ class LookPlan:
 
         :param norms: the parts' norms before weights.
         :param extremes: numbers of extreme records, which no histogram shows.
+        :param dispersion: at least so large is the scores' variance, relative to the model's.
         """
         least = norms.norms[norms.counts.cumsum() > _LOWEST * self.size][0]
         most = max([norms.norms[-1], *(_FARTHEST * each.bound for each in extremes)])
@@ -188,7 +196,7 @@ class LookPlan:
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
         excess = norms.excess(bounds) + self.sure_excess(extremes, norms, bounds)
-        cost = cost + self._aligned * self.dim * excess**2 / unit
+        cost = cost + self._aligned(dispersion) * self.dim * excess**2 / unit
         if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
@@ -215,11 +223,15 @@ class LookPlan:
         found = extreme_excess(extremes, norms, bounds, _SURE)
         return np.zeros(len(bounds)) if self._one_sided else found
 
-    def squared_bias(self, excess: float, of_extremes: float = 0.0) -> float:
+    def squared_bias(
+        self, excess: float, of_extremes: float = 0.0, dispersion: float = 0.0
+    ) -> float:
         """Squared bias of the score in a direction by clipping.
 
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
         :param of_extremes: the same of extreme records that no histogram shows.
+        :param dispersion: as of :meth:`bound`.
         """
-        bias = math.sqrt(self._aligned) * excess + math.sqrt(self._of_extremes) * of_extremes
+        bias = math.sqrt(self._aligned(dispersion)) * excess
+        bias += math.sqrt(self._spread * self.kind.extremes) * of_extremes
         return bias**2 / self.dim

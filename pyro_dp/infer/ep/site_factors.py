@@ -85,7 +85,7 @@ class LowRank:
         E f(r - c) (r - c) = 0 over the model's outcomes, where r has mean zero (Kuensch, Stefanski
         & Carroll 1989). So c = -E (1 - f) r / E f, which is found by repetition.
 
-        :param norms: of the records' parts, (B, 1).
+        :param norms: norms of the records' parts, (B, 1).
         :param bound: C.
         """
         others = (norms[:, 0].square() - self._squared(self._inner)).clamp(min=0.0)
