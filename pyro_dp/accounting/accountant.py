@@ -19,11 +19,12 @@ from pyro_dp.accounting.books import Books
 from pyro_dp.accounting.budget import Settings
 from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import MOST, Description, LedgerEntry, as_html, as_text
+from pyro_dp.accounting.ledger import MOST, Description, LedgerEntry, table
 from pyro_dp.accounting.origins import Origin, Part, Source
 from pyro_dp.utils.display import of_budget, spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.markup import Facts, Table, in_notebook
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 
@@ -61,8 +62,6 @@ class PrivacyAccountant:
     an :class:`ApproximateDP` event, nor that a mechanism of autodp was run. It does not cover
     several people behind one record, one person in several records, or other data sets.
 
-    >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
-    >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
     >>> accountant.record(SubsampledGaussian(5.0, sample_rate=0.05), count=200)
     >>> print(f"{accountant.get_epsilon():.3f} spent, {accountant.remaining:.3f} left")
     0.515 spent, 0.485 left
@@ -271,16 +270,11 @@ class PrivacyAccountant:
         :raises ConfigurationError: there is no budget, or the share is out of range.
         :raises PrivacyBudgetExceeded: as much is spent already.
 
-        >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
-        >>> accountant = PrivacyAccountant(epsilon=2.0)
         >>> with accountant.up_to(0.8):
         ...     sigma = accountant.noise_multiplier(num_steps=10)
         ...     accountant.record(SubsampledGaussian(sigma), count=10)
-        >>> print(f"{accountant.get_epsilon():.3f}")
-        1.600
-        >>> accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
-        >>> print(f"{accountant.get_epsilon():.3f}")
-        2.000
+        >>> print(f"{accountant.get_epsilon():.3f} of {accountant.epsilon}")
+        0.800 of 1.0
         """
         with self._books.budget.up_to(share, self.get_epsilon):
             yield
@@ -517,12 +511,17 @@ class PrivacyAccountant:
         )
 
     def __repr__(self) -> str:
-        with self._books.lock:
-            return as_text(self.ledger, _facts(self))
+        facts, released = _displayed(self)
+        lines = [f"  {line}" for line in released.lines()]
+        return "\n".join([facts.caption, *lines, *facts.lines()[1:]])
 
     def _repr_html_(self) -> str:
-        with self._books.lock:
-            return as_html(self.ledger, _facts(self))
+        return in_notebook(_displayed(self))
+
+
+def _displayed(accountant: PrivacyAccountant) -> tuple[Facts, Table]:
+    with accountant._books.lock:
+        return Facts(_facts(accountant), "PrivacyAccountant"), table(dict(accountant.ledger))
 
 
 def _facts(accountant: PrivacyAccountant) -> list[tuple[str, str]]:

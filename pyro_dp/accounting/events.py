@@ -72,13 +72,9 @@ class SubsampledGaussian(Event):
         without replacement, for ``replace_one``) or ``"full"`` (every record, rate 1).
     :raises ConfigurationError: if a setting is out of range.
 
-    >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
-    >>> for rate in (0.01, 0.1):
-    ...     accountant = PrivacyAccountant(delta=1e-5)
-    ...     accountant.record(SubsampledGaussian(2.0, sample_rate=rate), count=100)
-    ...     print(f"rate {rate}: epsilon = {accountant.get_epsilon():.2f}")
-    rate 0.01: epsilon = 0.19
-    rate 0.1: epsilon = 2.34
+    >>> accountant.record(SubsampledGaussian(2.0, sample_rate=0.01), count=100)
+    >>> print(f"{accountant.get_epsilon():.2f}")
+    0.19
     """
 
     kind = "subsampled_gaussian"
@@ -167,8 +163,6 @@ class ApproximateDP(Event):
     :param name: a short text that describes the release. It is public.
     :raises ConfigurationError: if a setting is out of range.
 
-    >>> from pyro_dp import ApproximateDP, PrivacyAccountant
-    >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
     >>> accountant.record(ApproximateDP(0.3, 0.0, "a histogram by another library"))
     >>> round(accountant.get_epsilon(), 3)
     0.3
@@ -208,8 +202,6 @@ class NonPrivateLook(Event):
     :param time: the time of the look (UTC, ISO 8601), or an empty text.
     :raises ConfigurationError: if a text is not a short line.
 
-    >>> from pyro_dp import NonPrivateLook, PrivacyAccountant
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
     >>> accountant.record(NonPrivateLook("a mean that was on a slide", "2026-01-31T12:00:00"))
     >>> accountant.get_epsilon()
     inf

@@ -1,7 +1,7 @@
 """The ledger and the description of its study: saved, read again, and as a table for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from pyro_dp.accounting.events import (
     together,
 )
 from pyro_dp.accounting.origins import Origins, Source
-from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.markup import Table
 from pyro_dp.utils.validation import require_count, same
 
 LONGEST = 1000  # characters of a text
@@ -59,7 +59,6 @@ def described(said: Any) -> Description:
 
 VERSION = 1
 MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
-Facts = list[tuple[str, str]]
 _HEAD = ("release", "sample rate", "noise multiplier", "count")
 # Spelt out: "Gaussian, poisson" was read as the family of the model.
 _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "full": "all records"}
@@ -234,16 +233,16 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
     return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
 
 
-def _rows(entries: Iterable[LedgerEntry]) -> Sequence[tuple[str, ...]]:
-    """The rows. Many kinds of sums over all records have one, of the Gaussian they compose to."""
-    counts = dict(entries)
+def table(counts: Mapping[Event, int]) -> Table:
+    """Many kinds of sums over all records have one row, of the Gaussian they compose to."""
     whole = {event: count for event, count in counts.items() if is_whole(event)}
     if len(whole) <= _MOST_ALONE:
         whole = {}
-    alone = [(*_cells(event), str(n)) for event, n in counts.items() if event not in whole]
-    if not whole:
-        return alone
-    return [*alone, (*_cells(together(whole)), f"{sum(whole.values())} together")]
+    rows = [(*_cells(event), str(n)) for event, n in counts.items() if event not in whole]
+    if whole:
+        rows.append((*_cells(together(whole)), f"{sum(whole.values())} together"))
+    rows = rows or [("nothing was released", "", "", "")]
+    return Table(_HEAD, rows, "What was released")
 
 
 def _cells(event: Event) -> tuple[str, str, str]:
@@ -252,19 +251,3 @@ def _cells(event: Event) -> tuple[str, str, str]:
     sampling = event.sampling if event.sample_rate < 1.0 else "full"
     name = f"Gaussian noise, {_SAMPLING[sampling]}"
     return name, f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}"
-
-
-def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
-    """An aligned table, with the names and values of some facts below it."""
-    rows = _rows(entries)
-    lines = [*display.aligned([_HEAD, *rows]), *["nothing was released"] * (not rows)]
-    lines += [f"{name}: {value}" for name, value in facts]
-    return "\n  ".join(["PrivacyAccountant", *lines])
-
-
-def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:
-    """As :func:`as_text`, for notebooks."""
-    rows = _rows(entries)
-    return display.facts("PrivacyAccountant", facts) + display.table(
-        "What was released" if rows else "Nothing was released", _HEAD, rows
-    )

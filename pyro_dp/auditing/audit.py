@@ -88,16 +88,11 @@ def audit(
     :param seed: the coins' seed, for an audit that can be repeated.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
-    >>> import warnings
-    >>> import numpy as np
-    >>> from pyro_dp import NotPrivateWarning, audit
     >>> noise = np.random.default_rng(1)  # another seed than that of the coins
     >>> def forgot_the_noise(x):  # so its result reveals who is in the data
     ...     return x.sum() + 1e-3 * noise.standard_normal()
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
-    ...     result = audit(forgot_the_noise, [np.zeros(10)], [1.0], num_trials=1000, score=float,
-    ...                    seed=0, progress=False)
+    >>> result = audit(forgot_the_noise, [np.zeros(10)], [1.0], num_trials=1000, score=float,
+    ...                seed=0, progress=False)
     >>> result.bound > 3.0
     True
     """
@@ -181,16 +176,11 @@ def audit_one_run(
     :param claim: the accountant of the run. It may be the one that the run itself records in.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
-    >>> import warnings
-    >>> import numpy as np
-    >>> from pyro_dp import NotPrivateWarning, audit_one_run
     >>> noise = np.random.default_rng(1)  # another seed than that of the coins
     >>> def run(x):  # a sum of a hundred coordinates, with noise of standard deviation 1/2
     ...     return x.sum(0) + 0.5 * noise.standard_normal(100)
     >>> data, canaries = [np.zeros((200, 100))], [np.eye(100)]
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
-    ...     result = audit_one_run(run, data, canaries, lambda sums: sums, seed=0)
+    >>> result = audit_one_run(run, data, canaries, lambda sums: sums, seed=0)
     >>> result.coins, result.bound > 0.5
     (100, True)
     """

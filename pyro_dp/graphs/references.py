@@ -122,7 +122,7 @@ class References:
             thing, self._last, users = self._waiting.popleft()
             if isinstance(thing, (float, np.floating)):
                 self.floats[self._last].append(float(thing))
-            elif not isinstance(thing, (*_PLAIN, Trace)) and id(thing) not in self._seen:
+            elif not isinstance(thing, _PLAIN) and id(thing) not in self._seen:
                 self._seen[id(thing)] = thing
                 self._look_at(thing, self._last, users)
 
@@ -140,6 +140,9 @@ class References:
                 self.held.append((label, thing))
         elif isinstance(thing, np.ndarray) or _is_frame(thing) or _is_column(thing):
             self.held.append((label, thing))
+        elif isinstance(thing, Trace):  # its values are public, changes may not be
+            self.places.append(Attributes(label, thing))
+            self.places += [Place(label, each) for each in (thing.nodes, *thing.nodes.values())]
         elif isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
             self._look_at_container(thing, label, users)
         elif inspect.isfunction(thing):
@@ -300,8 +303,8 @@ class References:
         modules = values.pop("_modules")
         for name, value in modules.items():
             self._wait(value, f"module {name!r} {owner}", held)
+        self.places.append(Place(f"an attribute {owner}", modules))
         if users:
-            self.places.append(Place(f"an attribute {owner}", modules))
             self.places.append(Place(f"an attribute {owner}", vars(module)))
         else:
             self.places.append(Attributes(f"an attribute {owner}", module))

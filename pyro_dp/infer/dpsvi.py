@@ -244,19 +244,10 @@ class DPSVI(Readable, InPlaceOfSVI):
         record with peers.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSVI, Noise, PrivacyAccountant
-    >>> def model(y):
-    ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Poisson(rate), obs=y)
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, noise=Noise(source=0))
-    >>> result = svi.run(torch.arange(2000) % 4, progress=False)  # their mean is 1.5
-    >>> print(f"{svi.posterior().quantiles([0.5])['rate'].item():.1f}")
-    1.5
+    >>> svi = DPSVI(model, guide, accountant=accountant, noise=Noise(source=0))
+    >>> result = svi.run(heights, progress=False)
+    >>> print(f"{svi.posterior().quantiles([0.5])['height'].item():.2f}")
+    1.70
     """
 
     @old_names_explained()

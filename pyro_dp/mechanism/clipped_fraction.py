@@ -26,7 +26,6 @@ class ClippedFraction(NamedTuple):
     :param fraction: in [0, 1].
     :param standard_error: its standard error, from the noise and the sampling of records.
 
-    >>> from pyro_dp import ClippedFraction
     >>> clipped = ClippedFraction(fraction=0.4, standard_error=0.02)  # as svi.clipped_fraction is
     >>> clipped.is_large
     True
@@ -121,7 +120,6 @@ class AdaptiveClip:
         (0, 1).
     :raises ConfigurationError: a setting is out of range.
 
-    >>> from pyro_dp import AdaptiveClip
     >>> clip = AdaptiveClip(initial=10.0, quantile=0.8)  # PaperDPSVI(..., clip=clip)
     >>> print(f"{clip.updated(10.0, within=1.0):.1f}")  # all records are within 10
     9.6

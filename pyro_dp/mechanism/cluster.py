@@ -98,8 +98,6 @@ class Cluster:
     :raises ConfigurationError: there is no process group, and none is described by the environment.
     :raises ClusterError: the others did not come.
 
-    >>> import torch
-    >>> from pyro_dp import Cluster
     >>> alone = torch.distributed.HashStore()  # torchrun makes it unnecessary
     >>> torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
     >>> cluster = Cluster(timeout=10.0)  # then: DPSEP(..., execution=Execution(peers=cluster))

@@ -65,7 +65,6 @@ class Channel(Protocol):
     :ivar note: for the ledger: towards whom the guarantee holds; a text to fill in with
         ``holders``, ``dropouts`` and ``colluders``.
 
-    >>> from pyro_dp.federated import Federation
     >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
     ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
     ...     def begin(self, holders, dropouts): ...
@@ -144,7 +143,6 @@ class Federation:
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
 
-    >>> from pyro_dp.federated import Federation, ShamirSums
     >>> def join(addresses, index):  # in each hospital; it waits for the others
     ...     return Federation(ShamirSums(addresses, index), holders=len(addresses))
     """

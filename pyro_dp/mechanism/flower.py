@@ -61,7 +61,6 @@ class FlowerLine:
         process listens there.
 
     >>> import tempfile
-    >>> from pyro_dp.federated import AtTrustedAggregator, FlowerLine
     >>> with tempfile.TemporaryDirectory() as folder, FlowerLine(f"{folder}/line", index=0) as line:
     ...     channel = AtTrustedAggregator(line)  # then: Federation(channel, holders=...)
     ...     print(line)
@@ -202,7 +201,6 @@ def server_app(aggregator: TrustedAggregator) -> "ServerApp":
     :raises ClusterError: (within the run) too few SuperNodes came within the time of a round, two
         holders have one index, or no holder is left.
 
-    >>> from pyro_dp.federated import TrustedAggregator, server_app
     >>> app = server_app(TrustedAggregator(holders=3))  # named in pyproject.toml, as Flower asks
     """
     from flwr.serverapp import ServerApp

@@ -31,7 +31,6 @@ def client_app() -> "ClientApp":
     The SuperNode says where that listens: ``--node-config 'line="/run/fit/line"'``. If that process
     is gone, or sends nothing in time, Flower gets an error instead of a reply.
 
-    >>> from pyro_dp.federated import client_app
     >>> app = client_app()  # named in pyproject.toml, as Flower asks
     """
     from flwr.app import Message

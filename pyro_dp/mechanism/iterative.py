@@ -30,8 +30,8 @@ from pyro_dp.mechanism.run_result import (
 )
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
-from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
+from pyro_dp.utils.markup import Facts, in_notebook
 
 Step = TypeVar("Step", bound=Callable[..., float])
 # Steps of several threads take turns. Pyro's handlers belong to the process, so a model would see
@@ -247,7 +247,7 @@ class IterativeMechanism(abc.ABC):
         facts = [(name, str(value)) for name, value in self._shown().items()]
         if self.last_run is not None:
             facts.append(("last run", self.last_run.headline))
-        return display.facts(self._reservation.inference, facts)
+        return in_notebook([Facts(facts, self._reservation.inference)])
 
     def _shown(self) -> dict[str, Any]:
         clipped = getattr(self, "clipped_fraction", None)

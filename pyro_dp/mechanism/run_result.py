@@ -11,9 +11,9 @@ from typing import Any, overload
 import numpy as np
 
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils import display
 from pyro_dp.utils.display import figure
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.markup import Displayed, Facts
 
 Callback = Callable[["ReleasedStep"], bool | None]
 _NO_CALLBACKS = (
@@ -46,7 +46,6 @@ class ReleasedStep:
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
         records, before division by the sample rate. With several blocks, the first's.
 
-    >>> from pyro_dp import ReleasedStep
     >>> def half_way(step: ReleasedStep) -> bool:  # svi.run(x, callbacks=[half_way]) stops there
     ...     return 2 * step.step >= step.num_steps
     """
@@ -91,7 +90,7 @@ def wants_to_stop(callback: Callback, step: ReleasedStep) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class RunResult(Sequence[float]):
+class RunResult(Displayed, Sequence[float]):
     """The steps of one call of ``run``, as far as it came.
 
     It is a sequence of the numbers that the steps returned. For :class:`DPSVI` these are the
@@ -113,14 +112,10 @@ class RunResult(Sequence[float]):
     :ivar step_seconds: duration of each step.
     :ivar stopped: why there were no more steps.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, PrivacyAccountant
-    >>> from pyro_dp.vips import GaussianMixture
-    >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
-    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=5)
-    >>> result = vips.run(torch.zeros(1000, 2), progress=False)
-    >>> result.inference, result.steps, result.stopped
-    ('VIPS', 5, 'all steps are done')
+    >>> sep = DPSEP(model, guide, accountant=accountant)
+    >>> result = sep.run(heights, progress=False)
+    >>> result.inference, result.stopped
+    ('DPSEP', 'all steps are done')
     """
 
     inference: str
@@ -195,34 +190,25 @@ class RunResult(Sequence[float]):
         return found
 
     def __repr__(self) -> str:
-        lines = [f"{self.inference}: {self.headline}"]
+        """With the times, which notebooks do not display: they are not private."""
+        if not self.step_seconds:
+            return super().__repr__()
+        typical = 1000 * statistics.median(self.step_seconds)
+        return f"{super().__repr__()}\n  {self.seconds:.3g} s, {typical:.3g} ms a step"
+
+    def _blocks(self) -> list[Facts]:
+        pairs = []
         if self.steps:
-            lines.append(
-                f"noise multiplier {self.noise_multiplier:.4g}, bound {self.bounds[-1]:.4g}, noise "
+            text = (
+                f"multiplier {self.noise_multiplier:.4g}, bound {self.bounds[-1]:.4g}, "
                 f"{self.noise:.4g} in a coordinate of the sum"
             )
-        lines += [f"{name}: {text}" for name, text in self._found()]
-        if self.step_seconds:
-            typical = 1000 * statistics.median(self.step_seconds)
-            lines.append(f"{self.seconds:.3g} s, {typical:.3g} ms a step")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """As it prints, for notebooks, without the times, which are not private."""
-        facts = [("steps", self.headline)]
-        if self.steps:
-            facts += [
-                ("noise multiplier", f"{self.noise_multiplier:.4g}"),
-                ("bound", f"{self.bounds[-1]:.4g}"),
-                ("noise in a coordinate of the sum", f"{self.noise:.4g}"),
-            ]
-        return display.facts(f"Run of {self.inference}", [*facts, *self._found()])
-
-    def _found(self) -> Iterator[tuple[str, str]]:
+            pairs.append(("Gaussian noise", text))
         if self.clipped_fraction is not None:
-            yield "clipped", str(self.clipped_fraction)
+            pairs.append(("clipped", str(self.clipped_fraction)))
         if self.values:
-            yield self.measure, f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"
+            pairs.append((self.measure, f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"))
+        return [Facts(pairs, f"{self.inference}: {self.headline}")]
 
     @property
     def goes_on(self) -> bool:

@@ -89,7 +89,6 @@ class Noise(Setting):
         start and its draws are public: use ``pyro.set_rng_seed`` for these.
     :raises ConfigurationError: a field is out of range.
 
-    >>> from pyro_dp import Noise
     >>> Noise(5.0, source=0)
     Noise(multiplier=5.0)
     """
@@ -152,7 +151,6 @@ class PoissonSampling(Sampling):
         :class:`DPSVI` takes 0.05, or 1000 records if that is more.
     :param plate: name of the private plate; found if exactly one plate holds observations.
 
-    >>> from pyro_dp import PoissonSampling
     >>> PoissonSampling(0.05, plate="people").rate
     0.05
     """
@@ -166,7 +164,6 @@ class FixedSizeSampling(Sampling):
 
     :param rate: as for :class:`PoissonSampling`, as is plate.
 
-    >>> from pyro_dp import FixedSizeSampling
     >>> FixedSizeSampling(0.05).rate
     0.05
     """
@@ -180,7 +177,6 @@ class FullBatch(Sampling):
 
     :param plate: as for :class:`PoissonSampling`.
 
-    >>> from pyro_dp import FullBatch
     >>> FullBatch(plate="people").rate
     1.0
     """
@@ -211,7 +207,6 @@ class Clip(Setting):
         :class:`PaperDPSVI` and :class:`PaperDPSEP`. An :class:`AdaptiveClip` has such a bit anyway.
     :raises ConfigurationError: a field is out of range.
 
-    >>> from pyro_dp import Clip
     >>> Clip(1.0, loss=10.0).loss
     10.0
     """
@@ -255,7 +250,6 @@ class Factors(Setting):
     :param moments: as for :class:`DPSEP`.
     :raises ConfigurationError: a field is out of range.
 
-    >>> from pyro_dp import Factors
     >>> Factors("diagonal").centred
     True
     """
@@ -295,7 +289,6 @@ class Execution(Setting):
         Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a field is out of range.
 
-    >>> from pyro_dp import Execution
     >>> Execution(jit="compile").microbatch_size is None
     True
     """

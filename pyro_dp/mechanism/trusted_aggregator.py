@@ -91,7 +91,6 @@ class TrustedAggregator:
     :param timeout: in seconds: the time a round waits for messages.
     :raises ConfigurationError: one is out of range.
 
-    >>> from pyro_dp.federated import TrustedAggregator
     >>> aggregator = TrustedAggregator(holders=2)
     >>> talk = b'{"kind": "talk"}\\n'  # as AtTrustedAggregator sends it
     >>> answers = aggregator.answer({0: talk + b"one", 1: talk + b"two"})
@@ -181,7 +180,6 @@ class AtTrustedAggregator:
     :param line: to the aggregator; it must be encrypted where it leaves the machine.
 
     >>> import tempfile
-    >>> from pyro_dp.federated import AtTrustedAggregator, FlowerLine
     >>> with tempfile.TemporaryDirectory() as folder, FlowerLine(f"{folder}/line", index=1) as line:
     ...     channel = AtTrustedAggregator(line)  # then: Federation(channel, holders=3)
     ...     print(channel.index)

@@ -52,12 +52,8 @@ class DPStandardScaler:
     :ivar scale\_: (d,), its square root.
     :ivar n_features_in\_: d, the number of features.
 
-    >>> import numpy as np
-    >>> from pyro_dp import DPStandardScaler, Noise, PrivacyAccountant
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
     >>> ages = np.linspace(20.0, 60.0, 10_000)[:, None]
-    >>> scaler = DPStandardScaler((0.0, 100.0), accountant=accountant,
-    ...                           noise=Noise(5.0, source=0))
+    >>> scaler = DPStandardScaler((0.0, 100.0), accountant=accountant, noise=Noise(5.0, source=0))
     >>> scaled = scaler.fit_transform(ages)
     >>> print(f"mean {scaler.mean_[0]:.0f}, epsilon {accountant.get_epsilon():.1f}")
     mean 40, epsilon 0.7

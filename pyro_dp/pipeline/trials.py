@@ -78,11 +78,9 @@ class TruncatedNegativeBinomial(Trials):
         one.
     :raises ConfigurationError: a setting is out of range.
 
-    >>> from pyro_dp import TruncatedNegativeBinomial
-    >>> trials = TruncatedNegativeBinomial(mean=10)
-    >>> least, chance = trials.probabilities()
-    >>> print(f"{least} trial with probability {chance:.2f}")
-    1 trial with probability 0.27
+    >>> least, chances = TruncatedNegativeBinomial(mean=10).probabilities()
+    >>> least
+    1
     """
 
     mean: float
@@ -130,7 +128,6 @@ class PoissonTrials(Trials):
     :param mean: E[K], in [1, 500].
     :raises ConfigurationError: it is out of range.
 
-    >>> from pyro_dp import PoissonTrials, SubsampledGaussian, selection_epsilon
     >>> trial = {SubsampledGaussian(20.0, sample_rate=0.05): 200}
     >>> print(f"{selection_epsilon(trial, trials=PoissonTrials(mean=10)):.2f}")
     0.31

@@ -256,10 +256,8 @@ def columns(source: Any, *names: Name) -> Any:
     :raises ModelError: the source cannot be read record by record, has no such column, or does not
         hold numbers.
 
-    >>> import numpy as np
-    >>> import pyro_dp
     >>> source = {"age": np.arange(20.0, 80.0), "smokes": np.arange(60) % 2}
-    >>> age, smokes = pyro_dp.columns(source, "age", "smokes")  # then: svi.run(age, smokes)
+    >>> age, smokes = columns(source, "age", "smokes")  # then: svi.run(age, smokes)
     >>> len(age), age.dtype, smokes.dtype
     (60, torch.float32, torch.int64)
     """

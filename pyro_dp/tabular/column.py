@@ -82,7 +82,6 @@ class Column(abc.ABC):
     :ivar discrete: a code is a value.
     :ivar fill: the value that stands where none is observed: public, the same for all data.
 
-    >>> from pyro_dp.tabular import Binary, Column, Count
     >>> isinstance(Binary(), Column), isinstance(Count(0, 5), Column)
     (True, True)
     """

@@ -26,13 +26,10 @@ class Encoded(dict[str, Tensor]):
     :param schema: the :class:`~pyro_dp.tabular.Schema` that it follows.
     :param tensors: tensors by name, each with a row per unit.
 
-    >>> import pandas as pd
-    >>> from pyro_dp.tabular import Number, Schema
     >>> visits = pd.DataFrame({"person": ["a", "b", "a"], "cost": [10.0, 20.0, 30.0]})
     >>> schema = Schema({"cost": Number(0, 100)}, unit="person", max_rows=2)
-    >>> encoded = schema.encode(visits)  # then: svi.run(encoded)
-    >>> encoded, encoded.units
-    (Encoded(cost: (2, 2), row_observed: (2, 2)), 2)
+    >>> schema.encode(visits)  # then: svi.run(encoded)
+    Encoded(cost: (2, 2), row_observed: (2, 2))
     """
 
     def __init__(self, schema: Any, tensors: Mapping[str, Tensor]) -> None:

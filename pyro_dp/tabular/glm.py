@@ -65,10 +65,7 @@ class PrivateGLM:
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
         column or the term.
 
-    >>> from pyro_dp import PrivacyAccountant
-    >>> from pyro_dp.tabular import Count, Number, PrivateGLM, Schema
     >>> schema = Schema({"age": Number(20, 80), "visits": Count(0, 30)})
-    >>> accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
     >>> PrivateGLM(schema, "visits ~ age", family="poisson", accountant=accountant)
     PrivateGLM: visits ~ age (poisson)
     """

@@ -98,7 +98,6 @@ class Category(LevelColumn):
         "category" for ordered levels and for integers with "other".
     :raises ConfigurationError: levels or dtype do not fit.
 
-    >>> from pyro_dp.tabular import Category
     >>> Category(("north", "south")).size, Category(("north", "south"), other=True).size
     (2, 3)
     """
@@ -126,7 +125,6 @@ class Binary(LevelColumn):
     :param dtype: the dtype of pandas in the decoded frame; by default that of the levels.
     :raises ConfigurationError: levels or dtype do not fit.
 
-    >>> from pyro_dp.tabular import Binary
     >>> Binary(("no", "yes")).size
     2
     """

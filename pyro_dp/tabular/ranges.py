@@ -95,7 +95,6 @@ class Number(RangeColumn):
         rounded, and those that are drawn are whole and lie within their bins.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
-    >>> from pyro_dp.tabular import Number
     >>> Number(0, 100, bins=4).size, Number(0, 100, bins=4, missing=True).size  # codes
     (4, 5)
     """
@@ -136,7 +135,6 @@ class Count(RangeColumn):
         "Int64".
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
-    >>> from pyro_dp.tabular import Count
     >>> Count(0, 20).size, Count(0, 1000, bins=10).size  # codes
     (21, 10)
     """
@@ -190,7 +188,6 @@ class Date(RangeColumn):
     :param dtype: the dtype of pandas in the decoded frame; with a time zone it is midnight there.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
-    >>> from pyro_dp.tabular import Date
     >>> Date("2024-01-01", "2024-12-31", bins=12).size
     12
     """

@@ -1,6 +1,5 @@
 """The result of a private regression: a table, a posterior, and a form for ArviZ."""
 
-import html
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +19,10 @@ from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.regression_model import RegressionModel
 from pyro_dp.tabular.user_scale import by_terms
-from pyro_dp.utils.display import aligned, numbers
+from pyro_dp.utils.display import numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -36,7 +36,7 @@ _PRIOR = (
 _UNITS = ", a column is outside its declared units and bounds"
 
 
-class Regression:
+class Regression(Displayed):
     """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
 
     :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
@@ -44,16 +44,11 @@ class Regression:
     :ivar inference: that was run; None: the result was read from a file.
     :ivar run: its account of itself.
 
-    >>> import numpy as np
-    >>> import pandas as pd
-    >>> from pyro_dp import PrivacyAccountant
-    >>> from pyro_dp.tabular import Binary, Number, PrivateGLM, Schema
     >>> age = np.random.default_rng(0).uniform(20, 80, 3000)
     >>> people = pd.DataFrame({"age": age, "ill": age + 20 * np.sin(age) > 60})
-    >>> glm = PrivateGLM(Schema({"age": Number(20, 80), "ill": Binary()}), "ill ~ age",
-    ...                  family="logistic", accountant=PrivacyAccountant(epsilon=2.0, delta=1e-5))
-    >>> result = glm.fit(people, progress=False)
-    >>> odds = result.summary(ratios=True)  # of being ill, for a year more
+    >>> schema = Schema({"age": Number(20, 80), "ill": Binary()})
+    >>> glm = PrivateGLM(schema, "ill ~ age", family="logistic", accountant=accountant)
+    >>> odds = glm.fit(people, progress=False).summary(ratios=True)  # for a year more
     >>> bool(odds.loc["age", "lower"] > 1)
     True
     """
@@ -205,22 +200,13 @@ class Regression:
             raise ConfigurationError(f"{name} needs the run. A file has none.")
         return self.inference
 
-    def __repr__(self) -> str:
-        table = self._shown()
-        rows = [("", *table.columns), *table.itertuples(name=None)]
-        return "\n".join([self._model.text, *aligned(rows), *self.status.lines])
-
-    def _repr_html_(self) -> str:
-        status = "".join(f"<p>{html.escape(line)}</p>" for line in self.status.lines)
-        body = self._shown().to_html(border=0)
-        start, rest = body.split(">", 1)
-        return f"{start}><caption>{html.escape(self._model.text)}</caption>{rest}{status}"
-
-    def _shown(self) -> pd.DataFrame:
-        """The table as texts."""
+    def _blocks(self) -> list[Table | str]:
         table = self.summary()
         shares = [f"{share:.0%}" for share in table.pop("privacy")]
-        return table.apply(lambda column: numbers(column.tolist())).assign(privacy=shares)
+        table = table.apply(lambda column: numbers(column.tolist())).assign(privacy=shares)
+        rows = list(table.itertuples(name=None))
+        shown = Table(("", *table.columns), rows, "Coefficients")
+        return [self._model.text, shown, *self.status.lines]
 
     def _coefficients(self, level: float) -> pd.DataFrame:
         mean = self._scale.mean(self.posterior)

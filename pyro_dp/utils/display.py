@@ -1,14 +1,9 @@
-"""Amounts of epsilon, tables in HTML for notebooks, and empty figures.
-
-Tables have the colours of the notebook's theme, light or dark: nothing has a colour of its own.
-Screen readers need the captions and scopes.
-"""
+"""Amounts of epsilon, columns of numbers, and empty figures."""
 
 import decimal
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from html import escape
 from typing import Any
 
 from pyro_dp.utils.errors import ConfigurationError
@@ -43,7 +38,6 @@ def of_budget(budget: float) -> str:
 
 
 _SMALLEST, _LARGEST, _SPAN = -6, 6, 5  # powers of ten that a column shows without exponents
-_LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
 
 def numbers(values: Sequence[float]) -> list[str]:
@@ -60,54 +54,7 @@ def numbers(values: Sequence[float]) -> list[str]:
     return [f"{each:#.3g}".rstrip(".") for each in values]
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table whose rows begin with their names.
-
-    :param head: the columns' headings. The first may be empty.
-    """
-    if not rows:
-        return _table(caption, "")
-    corner = f'<th scope="col"{_LEFT}>{escape(head[0])}</th>' if head[0] else "<td></td>"
-    names = "".join(f'<th scope="col"{_RIGHT}>{escape(each)}</th>' for each in head[1:])
-    lines = []
-    for name, *cells in rows:
-        numbers = "".join(f"<td{_RIGHT}>{escape(each)}</td>" for each in cells)
-        lines.append(f'<tr><th scope="row"{_LEFT}>{escape(name)}</th>{numbers}</tr>')
-    body = f"<tbody>{''.join(lines)}</tbody>"
-    return _table(caption, f"<thead><tr>{corner}{names}</tr></thead>{body}")
-
-
-def facts(caption: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """A name and a value a row."""
-    lines = (
-        f'<tr><th scope="row"{_LEFT}>{escape(name)}</th><td{_LEFT}>{escape(value)}</td></tr>'
-        for name, value in pairs
-    )
-    return _table(caption, f"<tbody>{''.join(lines)}</tbody>")
-
-
-def remarks(texts: Sequence[str]) -> str:
-    """Lines below a table."""
-    return "".join(f"<p>{escape(each)}</p>" for each in texts)
-
-
-def _table(caption: str, rows: str) -> str:
-    style = "caption-side:top;text-align:left;color:inherit;font-weight:bold"
-    head = f'<caption style="{style}">{escape(caption)}</caption>'
-    return f'<table style="margin:0.5em 0">{head}{rows}</table>'
-
-
 MOST_ROWS = 60
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row: its name to the left, the other cells to the right of their columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = []
-    for name, *cells in rows:
-        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        text.append("  ".join([name.ljust(widths[0]), *right]))
-    return text
 
 
 def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:

@@ -28,9 +28,7 @@ class Statistic:
     :param static: a record's part does not depend on the posterior. Such a statistic is released
         once and reused if all records take part in every step.
 
-    >>> import math
-    >>> from pyro_dp.vips import Statistic
-    >>> Statistic((2, 3), bound=math.sqrt(2.0)).size
+    >>> Statistic((2, 3), bound=2**0.5).size
     6
     """
 
@@ -56,9 +54,6 @@ class Draws:
 
     :param make: makes the numbers (B, size) of a request: a kind, the draw's number and a size.
 
-    >>> import numpy as np
-    >>> import torch
-    >>> from pyro_dp.vips import Draws
     >>> draws = Draws.by(np.random.default_rng(0), torch.arange(5))  # as VIPS makes them
     >>> draws.normal(0, 3).shape, draws.uniform(1, 2).shape
     (torch.Size([5, 3]), torch.Size([5, 2]))
@@ -133,10 +128,6 @@ class ConjugateModel(abc.ABC):
     A model also has its Pyro model, so DPSVI, DPSEP and VIPS can run on the same model. Its site
     names are those of the posterior, and its only plate with data is named "data".
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
-    >>> from pyro_dp.vips import ConjugateModel, Statistic
     >>> class Mean(ConjugateModel):  # of numbers in [-1, 1], with variance 1
     ...     statistics = {"sum": Statistic((1,), bound=1.0, static=True)}
     ...     def check(self, *data): ...
@@ -148,8 +139,7 @@ class ConjugateModel(abc.ABC):
     ...         mean = pyro.sample("mean", dist.Normal(torch.zeros(1), 1.0).to_event(1))
     ...         with pyro.plate("data", len(x)):
     ...             pyro.sample("x", dist.Normal(mean, 1.0), obs=x.clamp(-1.0, 1.0))
-    >>> vips = VIPS(Mean(), accountant=PrivacyAccountant(epsilon=1.0), num_steps=1,
-    ...             noise=Noise(source=0))
+    >>> vips = VIPS(Mean(), accountant=accountant, num_steps=1, noise=Noise(source=0))
     >>> result = vips.run(torch.linspace(-0.5, 1.0, 5000), progress=False)
     >>> print(f"{vips.posterior()['mean'].mean.item():.2f}")
     0.25

@@ -119,16 +119,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
-    >>> from pyro_dp.vips import LinearRegression
-    >>> made_up = torch.Generator().manual_seed(0)
-    >>> x = torch.rand(5000, 1, generator=made_up) * 2 - 1  # of norm 1 at most
-    >>> y = 0.5 * x[:, 0] + 0.1 * torch.randn(5000, generator=made_up)
-    >>> model = LinearRegression(dim=1, x_bound=1.0, y_bound=1.0)
-    >>> accountant, noise = PrivacyAccountant(epsilon=1.0), Noise(source=0)
-    >>> vips = VIPS(model, accountant=accountant, num_steps=1, noise=noise)
-    >>> result = vips.run(x, y, progress=False)
+    >>> x = torch.linspace(-1.0, 1.0, 5000)[:, None]
+    >>> regression = LinearRegression(dim=1, x_bound=1.0, y_bound=1.0)
+    >>> vips = VIPS(regression, accountant=accountant, num_steps=1, noise=Noise(source=0))
+    >>> result = vips.run(x, 0.5 * x[:, 0], progress=False)
     >>> print(f"{vips.posterior()['weights'].mean.item():.1f}")
     0.5
     """

@@ -190,6 +190,27 @@ def by_objects_of_libraries():
     return model, lambda: (getattr(scaler, "n_samples_seen_", None), shift.loc)
 
 
+def by_submodule():
+    """A network of torch's own classes gets a module."""
+    net = nn.Sequential()
+
+    def model(x):
+        net.add_module("kept", nn.Identity())
+        net.kept.sum = x.sum().item()
+
+    return model, lambda: [each.sum for each in net]
+
+
+def by_trace():
+    """That of an earlier run."""
+    trace = pyro.poutine.trace(lambda: pyro.sample("z", dist.Normal(0.0, 1.0))).get_trace()
+
+    def model(x):
+        trace.sum = trace.nodes["z"]["sum"] = x.sum().item()
+
+    return model, lambda: (getattr(trace, "sum", None), trace.nodes["z"].get("sum"))
+
+
 def by_many_objects():
     """More than a graph may have as constants."""
     words = [types.SimpleNamespace(sum=0.0) for _ in range(LONGEST + 1)]
@@ -210,7 +231,8 @@ WAYS = [
     *(by_closure, by_rebound_variable, by_list, by_global_container, by_global_name, by_helper),
     *(by_default, by_function_attribute, by_partial, by_callable_object, by_bound_method),
     *(by_class_attribute, by_module, by_namespace, by_parameter_store, by_handler),
-    *(by_private_attribute, by_objects_of_libraries, by_many_objects),
+    *(by_private_attribute, by_objects_of_libraries, by_submodule, by_trace),
+    by_many_objects,
 ]
 
 

@@ -140,6 +140,7 @@ def test_it_reads():
         "times as wide  2.83   1.41               ",
         "status ok       33%   100%               ",
     ]
+    assert table()._repr_html_().count("<tr>") == 5
     many = torch.ones(1, 40), torch.ones(40), torch.ones(1)
     text = repr(Forecast([f"w[{n}]" for n in range(40)], [1.0], *many, 1)).splitlines()
     assert "from 1 draw of" in text[0] and text[-1] == "... and 10 more: forecast.widths"

@@ -145,17 +145,15 @@ def test_a_result_prints_as_a_few_lines():
     made.seconds, made.stopped = 1.6, "a callback stopped it"
     assert repr(made).splitlines() == [
         "DPSVI: 5 of 9 steps, a callback stopped it",
-        "noise multiplier 2, bound 1.5, noise 3 in a coordinate of the sum",
-        "clipped: 20% +- 1.0%",
-        "private loss (nats): 3 first, 1 last",
-        "1.6 s, 500 ms a step",
+        "  Gaussian noise: multiplier 2, bound 1.5, 3 in a coordinate of the sum",
+        "  clipped: 20% +- 1.0%",
+        "  private loss (nats): 3 first, 1 last",
+        "  1.6 s, 500 ms a step",
     ]
-    cells = re.findall(">([^<]+)</t[dh]>", made._repr_html_())
+    title, *cells = re.findall(">([^<]+)</(?:caption|t[dh])>", made._repr_html_())
+    assert title == "DPSVI: 5 of 9 steps, a callback stopped it"
     assert dict(zip(cells[::2], cells[1::2], strict=True)) == {
-        "steps": "5 of 9 steps, a callback stopped it",
-        "noise multiplier": "2",
-        "bound": "1.5",
-        "noise in a coordinate of the sum": "3",
+        "Gaussian noise": "multiplier 2, bound 1.5, 3 in a coordinate of the sum",
         "clipped": "20% +- 1.0%",
         "private loss (nats)": "3 first, 1 last",
     }  # but no times, which are not private

@@ -45,6 +45,7 @@ SOME = (  # one of each kind, for checks that hold alike on all others
 )
 DOCS = ROOT / "docs"
 API = "\n".join(page.read_text() for page in DOCS.glob("api/*.md"))
+FIRST_LINES = re.search(r"```python\n(.*?)```", API, flags=re.S)[1]
 DOCUMENTED = re.findall(r"^\.\. auto(?:class|exception|function):: (\S+)$", API, flags=re.M)
 
 
@@ -76,14 +77,17 @@ def test_all_that_is_public_has_its_place():
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # by MPyC
+@pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_example(name):
-    """Each by itself, as it stands in the docstring."""
+    """Each by itself, after the first lines of the index."""
     if name.endswith("_app"):
         pytest.importorskip("flwr", reason="needs the extra flower")
     torch.set_default_dtype(torch.float32)
-    (found,) = doctest.DocTestFinder(recurse=False).find(at(name), name, module=False, globs={})
+    names = {"__name__": "__main__"}
+    exec(FIRST_LINES, names)
+    (found,) = doctest.DocTestFinder(recurse=False).find(at(name), name, module=False, globs=names)
     assert found.examples, "no example"
     said = []
     flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL

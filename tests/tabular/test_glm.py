@@ -414,7 +414,7 @@ def test_a_private_fit():
     for column in list(zip(*rows, strict=True))[1:-1]:
         assert len({len(text.partition(".")[2]) for text in column}) == 1
     page = result._repr_html_()
-    assert "<caption>any ~ age" in page and f"<p>status: {result.status.level}" in page
+    assert "<p>any ~ age" in page and f"<p>status: {result.status.level}" in page
 
 
 @pytest.mark.long

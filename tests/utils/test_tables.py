@@ -7,28 +7,36 @@ import math
 
 import pytest
 
-from pyro_dp.utils.display import facts, numbers, remarks, table
+from pyro_dp.utils.display import numbers
+from pyro_dp.utils.markup import Displayed, Facts, Table
 
 BAD = "<script>alert('x')</script> & \"y\""
-SAFE = "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;y&quot;"
+SAFE = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &#34;y&#34;"
 
 
-def test_texts_are_escaped():
-    whole = table(BAD, (BAD, BAD), [(BAD, BAD)]) + facts(BAD, [(BAD, BAD)]) + remarks([BAD])
+class Both(Displayed):
+    def _blocks(self):
+        table = Table(("", "a", "b"), [("x", "1", "22"), ("y", "3", "4")], "c")
+        return [table, Facts([("x", "1")], "f"), "done"]
+
+
+def test_texts_are_escaped(monkeypatch):
+    blocks = [Table((BAD, BAD), [(BAD, BAD)], BAD), Facts([(BAD, BAD)], BAD), BAD]
+    monkeypatch.setattr(Both, "_blocks", lambda self: blocks)
+    whole = Both()._repr_html_()
     assert whole.count(SAFE) == 9 and "<script" not in whole
 
 
-def test_tables_can_be_heard():
-    found = table("c", ("", "a", "b"), [("x", "1", "2"), ("y", "3", "4")])
-    assert "<caption" in found and ">c</caption>" in found
-    assert found.count('scope="col"') == 2 and found.count('scope="row"') == 2
-    assert "<th></th>" not in found
-    assert facts("c", [("x", "1")]).count('scope="row"') == 1
-    assert table("nothing", ("a", "b"), []).count("<tr>") == 0
+def test_text_and_notebooks_say_the_same():
+    assert repr(Both()).splitlines() == ["   a   b", "x  1  22", "y  3   4", "f", "  x: 1", "done"]
+    found = Both()._repr_html_()
+    assert ">c</caption>" in found and ">f</caption>" in found and found.endswith("<p>done</p>")
+    assert found.count('scope="col"') == 2 and found.count('scope="row"') == 3
+    assert "<th></th>" not in found and found.count("<thead>") == 1
 
 
 def test_colours_are_those_of_the_theme():
-    whole = table("c", ("a", "b"), [("x", "1")]) + facts("c", [("x", "1")])
+    whole = Both()._repr_html_()
     assert set(whole.split("color:")[1:]) and all(
         each.startswith("inherit") for each in whole.split("color:")[1:]
     )

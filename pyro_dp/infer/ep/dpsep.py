@@ -77,18 +77,8 @@ class DPSEP(EPByLooks, Forecasted):
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoMultivariateNormal
-    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
-    >>> def model(y):
-    ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> guide, noise = AutoMultivariateNormal(model), Noise(source=0)
-    >>> sep = DPSEP(model, guide, accountant=accountant, noise=noise)
-    >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
+    >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
+    >>> result = sep.run(heights, progress=False)
     >>> print(f"{sep.posterior().mean.item():.2f}, {sep.posterior().status}")
     1.70, ok
     """

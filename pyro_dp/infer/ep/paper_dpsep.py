@@ -155,18 +155,10 @@ class PaperDPSEP(StochasticEP[Approximation], Forecasted):
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoMultivariateNormal
-    >>> from pyro_dp import Noise, PaperDPSEP, PrivacyAccountant
-    >>> def model(y):
-    ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(height, 1.0), obs=y)
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> sep = PaperDPSEP(model, AutoMultivariateNormal(model), accountant=accountant,
-    ...                  num_steps=20, clip=3.0, noise=Noise(source=0))
-    >>> result = sep.run(torch.linspace(0.7, 2.7, 2000), progress=False)
+    >>> guide = AutoMultivariateNormal(model)
+    >>> sep = PaperDPSEP(model, guide, accountant=accountant, num_steps=20, clip=3.0,
+    ...                  noise=Noise(source=0))
+    >>> result = sep.run(heights, progress=False)
     >>> print(f"{sep.posterior().mean.item():.1f}")
     1.7
     """

@@ -23,10 +23,11 @@ from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.infer.posterior.summary import Status, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils import display
+from pyro_dp.utils.display import with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.markup import Displayed, Facts, Table
 from pyro_dp.utils.validation import require_count, require_flag
 
 _SCALE = 0.1  # standard deviation of each latent where a search starts
@@ -35,7 +36,7 @@ _COLUMNS = ("records", "look", "noise of the estimate (sd, median)")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evidence:
+class Evidence(Displayed):
     """A likelihood of the latents, from private looks at a data set, apart from the prior.
 
     ``inference.evidence`` is the evidence of a run of :class:`DPSEP`. :meth:`load` reads one from
@@ -49,25 +50,11 @@ class Evidence:
     :param parts: one part for each data set.
     :param disjoint: whether no person has records in two of them.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
-    >>> def prior():
-    ...     return pyro.sample("height", dist.Normal(1.5, 1.0))
-    >>> def model(y):
-    ...     height = prior()
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, noise=Noise(source=0))
-    >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
-    >>> evidence = sep.evidence
-    >>> print(f"{evidence.posterior(prior).mean.item():.2f}")
-    1.70
+    >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
+    >>> result = sep.run(heights, progress=False)
     >>> def sceptical():
     ...     pyro.sample("height", dist.Normal(1.6, 0.01))
-    >>> print(f"{evidence.posterior(sceptical).mean.item():.2f}")
+    >>> print(f"{sep.evidence.posterior(sceptical).mean.item():.2f}")
     1.69
     """
 
@@ -313,23 +300,16 @@ class Evidence:
                 svi.step()
         return guide
 
-    def _facts(self) -> list[tuple[str, str]]:
+    def _blocks(self) -> list[Table | Facts]:
         sites = ", ".join(f"{each.name} {tuple(each.shape)}" for each in self.latents)
-        return [
+        facts = [
             ("about", sites),
             ("relation", self.parts[0].cost.neighboring),
             ("cost", f"mu = {self.mu:.4g}"),
             ("status", str(self.status)),
         ]
-
-    def __repr__(self) -> str:
-        facts = [f"  {name}: {value}" for name, value in self._facts()]
-        rows = display.aligned([("", *row) for row in (_COLUMNS, *_rows(self.parts))])
-        return "\n".join([f"Evidence of {self.size:,} records", *facts, *rows])
-
-    def _repr_html_(self) -> str:
-        facts = display.facts(f"Evidence of {self.size:,} records", self._facts())
-        return facts + display.table("Looks", _COLUMNS, _rows(self.parts))
+        looks = Table(_COLUMNS, _rows(self.parts), "Looks")
+        return [Facts(facts, f"Evidence of {self.size:,} records"), looks]
 
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.
@@ -339,7 +319,7 @@ class Evidence:
         """
         factor = self.factor(self.parts[0].pooled.estimate)
         mean, sd = factor.mean, factor.covariance.diagonal().sqrt()
-        figure = display.with_rows("evidence.plot()", len(mean))
+        figure = with_rows("evidence.plot()", len(mean))
         axes = figure.subplots()
         places = range(len(mean))
         axes.errorbar(mean, places, xerr=1.96 * sd, fmt="o", color="C0", capsize=2)

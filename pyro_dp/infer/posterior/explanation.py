@@ -14,7 +14,8 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.infer.posterior.summary import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import MOST_ROWS, aligned, first_of, up, with_rows
+from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
+from pyro_dp.utils.markup import Displayed, Table
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."
@@ -44,7 +45,7 @@ _WIDTHS = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
+class Explanation(Displayed):
     """The causes of the width of a posterior's intervals, and how to make them narrower.
 
     It is made from the posterior, the ledger and the settings. So it is post-processing of released
@@ -70,19 +71,10 @@ class Explanation:
     :param epsilon_at_half_noise: epsilon if all the ledger's noise multipliers were half as large;
         ``None`` if the ledger has releases of another kind, or without noise.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
-    >>> def model(y):
-    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> accountant = PrivacyAccountant(epsilon=0.3)
-    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, noise=Noise(source=3))
-    >>> result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
+    >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
+    >>> result = sep.run(heights, progress=False)
     >>> sep.explain().limit
-    'privacy noise'
+    'data'
     """
 
     names: Sequence[str]
@@ -148,8 +140,8 @@ class Explanation:
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
 
-    def __repr__(self) -> str:
-        return "\n".join([self._headline(), *self._table(), *self._advice(), *self.status.lines])
+    def _blocks(self) -> list[Table | str]:
+        return [self._headline(), *self._table(), *self._advice(), *self.status.lines]
 
     def _headline(self) -> str:
         if self.status.cause:
@@ -163,17 +155,18 @@ class Explanation:
         )
         return _SHARES.format(first=first, share=shares[limit], others=others, helps=_HELPS[limit])
 
-    def _table(self) -> list[str]:
+    def _table(self) -> list[Table | str]:
         shown = self.names[:MOST_LINES]
         data, *parts = self.shares.values()
         columns = [data, 1 - data, *parts]
         signed = [f"{sign} {name}" for sign, name in zip("=++", [*self.shares][1:], strict=False)]
-        rows = [("", _COLUMNS[DATA], "privacy", *signed)]
+        rows, head = [], ("", _COLUMNS[DATA], "privacy", *signed)
         for place, name in enumerate(shown):
             rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
         rows.append(("on average", *(f"{column.mean():.0%}" for column in columns)))
         more = len(self.names) - len(shown)
-        return aligned(rows) + [f"... and {more} more: explanation.shares"] * (more > 0)
+        below = [f"... and {more} more: explanation.shares"] * (more > 0)
+        return [Table(head, rows, "Shares of the interval variance"), *below]
 
     def _advice(self) -> list[str]:
         text = []

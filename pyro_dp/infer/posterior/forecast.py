@@ -24,8 +24,9 @@ from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, eleme
 from pyro_dp.mechanism.settings import Noise, Sampling
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
-from pyro_dp.utils.display import aligned, figure, numbers
+from pyro_dp.utils.display import figure, numbers
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
+from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -39,7 +40,7 @@ _NOT_YOURS = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Forecast:
+class Forecast(Displayed):
     """Expected widths of intervals, before any data are touched.
 
     All of it was computed on draws of the prior predictive. It says nothing about the data, and
@@ -53,20 +54,12 @@ class Forecast:
     :param ok: share of the draws whose posterior had the status "ok", (E,).
     :param num_draws: number of draws from the prior predictive.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSEP, PrivacyAccountant
-    >>> def model(y):
-    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> made_up = torch.zeros(200)  # outcomes are drawn: any values of the right shape do
-    >>> forecast = PrivacyAccountant().forecast(model, AutoNormal(model), made_up, inference=DPSEP,
-    ...                                         epsilons=(1.0, 10.0), num_draws=1, progress=False)
+    >>> made_up = torch.zeros(1000)  # outcomes are drawn: any values of the right shape do
+    >>> forecast = accountant.forecast(model, guide, made_up, inference=DPSEP,
+    ...                                epsilons=(1.0, 10.0), num_draws=1, progress=False)
     >>> small, large = forecast.widths[:, 0]
     >>> bool(small > large), forecast.names
-    (True, ['mean'])
+    (True, ['height'])
     """
 
     names: Sequence[str]
@@ -122,24 +115,22 @@ class Forecast:
         found.legend(loc="outside right upper", fontsize="small", title="dashed: without noise")
         return found
 
-    def __repr__(self) -> str:
+    def _blocks(self) -> list[Table | str]:
         shown = self.names[:MOST_LINES]
         count = len(shown)
         columns = [*self.widths[:, :count].tolist(), self.without_noise[:count].tolist()]
         widths = zip(*map(numbers, columns), strict=True)
-        rows = [("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")]
-        rows += [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
+        head = ("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")
+        rows = [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
         rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
         rows.append(("status ok", *(f"{each:.0%}" for each in self.ok.tolist()), ""))
         more = len(self.names) - len(shown)
-        return "\n".join(
-            [
-                f"Expected widths of 95% intervals, from {self.num_draws} "
-                f"draw{'s' * (self.num_draws > 1)} of the prior predictive:",
-                *aligned(rows),
-                *[f"... and {more} more: forecast.widths"] * (more > 0),
-            ]
-        )
+        draws = f"{self.num_draws} draw{'s' * (self.num_draws > 1)} of the prior predictive"
+        return [
+            f"Expected widths of 95% intervals, from {draws}:",
+            Table(head, rows, "Expected widths"),
+            *[f"... and {more} more: forecast.widths"] * (more > 0),
+        ]
 
 
 def _mean_width(runs: Sequence[Intervals]) -> Tensor:

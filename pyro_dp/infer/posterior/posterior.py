@@ -41,21 +41,11 @@ class Posterior(Summary, MultivariateNormal):
     :param status: whether the intervals can be published.
     :raises ArithmeticError: it is not finite, or no Gaussian.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSEP, Noise, PrivacyAccountant
-    >>> def model(y):
-    ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, noise=Noise(source=0))
-    >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
-    >>> posterior = sep.posterior()
-    >>> lower, upper = posterior.quantiles([0.025, 0.975])["height"]
-    >>> print(f"{lower:.2f} to {upper:.2f}, {posterior.status}")
-    1.69 to 1.71, ok
+    >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
+    >>> result = sep.run(heights, progress=False)
+    >>> lower, upper = sep.posterior().quantiles([0.025, 0.975])["height"]
+    >>> print(f"{lower:.2f} to {upper:.2f}")
+    1.69 to 1.71
     """
 
     def __init__(

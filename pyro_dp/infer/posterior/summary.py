@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pyro_dp.utils import display
-from pyro_dp.utils.display import MOST_ROWS, first_of, with_rows
+from pyro_dp.utils.display import MOST_ROWS, first_of, numbers, with_rows
+from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.validation import require_number
 
 OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
@@ -122,7 +122,7 @@ def element_names(site: str, shape: Sequence[int]) -> list[str]:
     return [f"{site}[{', '.join(map(str, place))}]" for place in places]
 
 
-class Summary(abc.ABC):
+class Summary(Displayed):
     """Intervals, tables and plots from quantiles with and without the noise: a mixin."""
 
     @property
@@ -184,29 +184,20 @@ class Summary(abc.ABC):
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
 
-    def __repr__(self) -> str:
-        rows, below = self._table()
-        return "\n".join([*display.aligned(rows), *below])
-
-    def _repr_html_(self) -> str:
-        """As it prints, for notebooks."""
-        (head, *rows), below = self._table()
-        return display.table("Posterior", head, rows) + display.remarks(below)
-
-    def _table(self) -> tuple[list[tuple[str, ...]], list[str]]:
-        """Names of the columns, and a row for each element; the lines below."""
+    def _blocks(self) -> list[Table | str]:
+        """A row for each element, and the status."""
         lines = self._lines(_LEVEL)
         shown = lines[:MOST_LINES]
-        rows: list[tuple[str, ...]] = [("", "median", f"{_LEVEL:.0%} interval", "privacy")]
+        rows, head = [], ("", "median", f"{_LEVEL:.0%} interval", "privacy")
         includes = self.status.is_ok or any(line.plain != line.aware for line in lines)
-        medians = display.numbers([line.median for line in shown])
-        ends = display.numbers([end for line in shown for end in line.aware])
+        medians = numbers([line.median for line in shown])
+        ends = numbers([end for line in shown for end in line.aware])
         for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
             privacy = f"{line.privacy:.0%}" if includes else "-"
             rows.append((line.name, median, f"{low} to {high}", privacy))
         more = len(lines) - len(shown)
         below = [f"... and {more} more: posterior.intervals()"] * (more > 0)
-        return rows, [*below, *self.status.lines]
+        return [Table(head, rows, "Posterior"), *below, *self.status.lines]
 
     def _lines(self, level: float) -> list[Line]:
         """Lines of all elements, site by site."""

@@ -222,7 +222,6 @@ class RowAdam:
     :param eps: added to the root of the second moment, > 0.
     :raises ConfigurationError: a setting is out of range.
 
-    >>> from pyro_dp import RowAdam
     >>> RowAdam(lr=0.1)  # DPSVI(model, guide, RowAdam(lr=0.1), ...)
     RowAdam(lr=0.1, betas=(0.9, 0.999), eps=1e-08)
     """

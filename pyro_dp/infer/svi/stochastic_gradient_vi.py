@@ -377,17 +377,9 @@ class PaperDPSVI(StochasticGradientVI, InPlaceOfSVI):
         ``None`` is subsample_size / size of the plate.
     :raises ConfigurationError: as :class:`DPSVI`; or there is no ``optim``.
 
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import PaperDPSVI, PrivacyAccountant
-    >>> def model(y):
-    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> accountant, adam = PrivacyAccountant(epsilon=1.0), pyro.optim.Adam({"lr": 0.1})
-    >>> svi = PaperDPSVI(model, AutoNormal(model), adam, accountant=accountant, num_steps=10)
-    >>> svi.run(torch.linspace(-2.0, 2.0, 500), progress=False).steps
+    >>> adam = pyro.optim.Adam({"lr": 0.1})
+    >>> svi = PaperDPSVI(model, guide, adam, accountant=accountant, num_steps=10)
+    >>> svi.run(heights, progress=False).steps
     10
     """
 

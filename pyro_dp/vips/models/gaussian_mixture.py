@@ -72,17 +72,10 @@ class GaussianMixture(ConjugateModel):
         ball's radius.
     :param start: means at the beginning, (K, D), from public knowledge.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
-    >>> from pyro_dp.vips import GaussianMixture
-    >>> made_up = torch.Generator().manual_seed(0)
-    >>> x = 0.05 * torch.randn(5000, 1, generator=made_up) + 0.5
-    >>> x[::2] -= 1.0  # half of them about -1/2, half about 1/2
-    >>> start = torch.tensor([[-0.5], [0.5]])
-    >>> model = GaussianMixture(components=2, dim=1, radius=1.0, start=start)
-    >>> accountant = PrivacyAccountant(epsilon=4.0)
-    >>> vips = VIPS(model, accountant=accountant, num_steps=60, noise=Noise(source=0))
-    >>> result = vips.run(x, progress=False)
+    >>> start = torch.tensor([[-0.4], [0.4]])
+    >>> mixture = GaussianMixture(components=2, dim=1, radius=1.0, start=start)
+    >>> vips = VIPS(mixture, accountant=accountant, num_steps=60, noise=Noise(source=0))
+    >>> result = vips.run(torch.tensor([[-0.5], [0.5]]).repeat(2500, 1), progress=False)
     >>> [f"{mean:.1f}" for mean in vips.posterior()["means"].mean.flatten().tolist()]
     ['-0.5', '0.5']
     """

@@ -195,18 +195,11 @@ class LatentDirichletAllocation(ConjugateModel):
     :param eta: concentration of the topics, > 0; ``None`` for 1 / topics.
     :param iterations: number of iterations of the E-step for each document.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
-    >>> from pyro_dp.vips import LatentDirichletAllocation
-    >>> counts = torch.zeros(4000, 6)  # words of a public list, in 4,000 documents
-    >>> counts[::2, :3] = 4.0
-    >>> counts[1::2, 3:] = 4.0
-    >>> model = LatentDirichletAllocation(topics=2, words=6, length=12.0)
-    >>> accountant = PrivacyAccountant(epsilon=8.0)
-    >>> vips = VIPS(model, accountant=accountant, num_steps=10, noise=Noise(source=0))
+    >>> counts = 4.0 * torch.eye(2).repeat_interleave(3, 1).repeat(2000, 1)  # in 4,000 documents
+    >>> topics = LatentDirichletAllocation(topics=2, words=6, length=12.0)
+    >>> vips = VIPS(topics, accountant=accountant, num_steps=10, noise=Noise(source=0))
     >>> result = vips.run(counts, progress=False)
-    >>> topics = vips.posterior()["topics"].mean
-    >>> topics.shape
+    >>> vips.posterior()["topics"].mean.shape
     torch.Size([2, 6])
     """
 

@@ -164,16 +164,12 @@ class SigmoidBeliefNetwork(ConjugateModel):
     :param bias_scale: > 0.
     :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
-    >>> import torch
-    >>> from pyro_dp import VIPS, Noise, PrivacyAccountant
-    >>> from pyro_dp.vips import SigmoidBeliefNetwork
-    >>> images = (torch.arange(2000)[:, None] % 2 == torch.arange(4) % 2).float()
-    >>> model = SigmoidBeliefNetwork(pixels=4, units=1)
-    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=4.0), num_steps=5,
-    ...             noise=Noise(source=0))
+    >>> images = torch.tensor([[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]]).repeat(1000, 1)
+    >>> network = SigmoidBeliefNetwork(pixels=4, units=1)
+    >>> vips = VIPS(network, accountant=accountant, num_steps=5, noise=Noise(source=0))
     >>> result = vips.run(images, progress=False)
-    >>> sorted(vips.posterior())
-    ['biases', 'hidden_biases', 'precisions', 'rates', 'scales', 'spread', 'weights']
+    >>> vips.posterior()["weights"].mean.shape
+    torch.Size([4, 1])
     """
 
     def __init__(

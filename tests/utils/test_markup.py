@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pyro_dp import ConfigurationError
-from pyro_dp.accounting.markup import Bullets, Facts, Paragraph, Picture, Pictures, Table, rendered
+from pyro_dp.utils.markup import Bullets, Facts, Paragraph, Picture, Pictures, Table, rendered
 
 TEXTS = [
     "<script>alert('x')</script>",

@@ -1,8 +1,9 @@
-"""Documents of paragraphs, lists, tables and pictures, as Markdown or HTML.
+"""Documents of paragraphs, lists, tables and pictures, as text, Markdown or HTML.
 
 The templates lie in ``pages``. Texts are plain: all their characters appear as they are.
 """
 
+import abc
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -44,11 +45,22 @@ class Table:
     kept: Sequence[int] = ()
     kind: ClassVar[str] = "table"
 
+    def lines(self) -> list[str]:
+        """A line for each row: its name to the left, other cells to the right of their columns."""
+        rows = [self.head, *self.rows]
+        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        right = [map(str.rjust, cells, widths) for _, *cells in rows]
+        return ["  ".join([row[0].ljust(first), *c]) for row, c in zip(rows, right, strict=True)]
+
 
 @dataclass(frozen=True)
 class Facts:
     pairs: Sequence[tuple[str, str]]
+    caption: str = ""
     kind: ClassVar[str] = "facts"
+
+    def lines(self) -> list[str]:
+        return [self.caption, *(f"  {name}: {value}" for name, value in self.pairs)]
 
 
 Ticks = list[tuple[float, str]]
@@ -97,12 +109,33 @@ def rendered(title: str, sections: Mapping[str, Sequence[Block]], format: str) -
     return text
 
 
+class Displayed(abc.ABC):
+    """An object that notebooks display as it prints."""
+
+    @abc.abstractmethod
+    def _blocks(self) -> Sequence[Table | Facts | str]:
+        """Tables, facts and sentences, in their order."""
+
+    def __repr__(self) -> str:
+        blocks = ([x] if isinstance(x, str) else x.lines() for x in self._blocks())
+        return "\n".join(line for lines in blocks for line in lines)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self._blocks())
+
+
+def in_notebook(blocks: Sequence[Table | Facts | str]) -> str:
+    """Their HTML."""
+    text: str = _environment(True).get_template("notebook.html").render(blocks=blocks)
+    return text
+
+
 @functools.cache
 def _environment(escapes: bool) -> Any:
     import jinja2
 
     found = jinja2.Environment(
-        loader=jinja2.PackageLoader("pyro_dp.accounting", "pages"),
+        loader=jinja2.PackageLoader("pyro_dp.utils", "pages"),
         autoescape=escapes,
         finalize=_plain if escapes else None,
         undefined=jinja2.StrictUndefined,
