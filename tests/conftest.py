@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def fixed_outcomes(monkeypatch):
-    """Outcomes that centre residuals follow from a record's own numbers, so neighbours share them."""
+    """Outcomes that centre residuals follow from a record's own numbers: neighbours share them."""
 
     def gradients(family, numbers, rest, count):
         levels = torch.linspace(-1.0, 3.0, count).reshape(-1, *(1,) * numbers.dim())

@@ -70,7 +70,8 @@ _DAMAGED = "the accountant's state is damaged or not one: "
 # Remarks about the guarantee that a report reads again.
 SEEDED = (
     "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
-    "the seed. Leave the seed out of runs whose results you publish."
+    "the seed. Nor is it if results of other data with that seed are published: these may have the "
+    "same noise, which a difference removes. Leave the seed out of runs whose results you publish."
 )
 SECURE = (
     "A run was in secure mode: its noise and sampling come from the operating system's "
@@ -78,6 +79,8 @@ SECURE = (
     "ledger may not."
 )
 _FORMER = {  # as older versions wrote these remarks
+    "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
+    "the seed. Leave the seed out of runs whose results you publish.": SEEDED,
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
     "can guess the seed.": SEEDED,
     "secure=True was used: noise and sampling from the operating system's cryptographic generator, "

@@ -311,7 +311,21 @@ def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
         columns.append(rows)
     if len({len(rows) for rows in columns}) > 1:
         raise ConfigurationError(f"{name} must have equally many rows in each entry.")
+    if _alike(data, columns).any():
+        raise ConfigurationError(
+            f"{name}: a canary equals the record that it replaces. Data with and without it are "
+            "the same, and no audit finds a fault: choose another."
+        )
     return columns
+
+
+def _alike(data: Sequence[Column], canaries: Sequence[Column]) -> np.ndarray:
+    """Which canaries equal the records that they replace, (m,)."""
+    found = np.ones(len(canaries[0]), dtype=bool)
+    for column, rows in zip(data, canaries, strict=True):
+        same = np.asarray(column[: len(rows)] == rows)
+        found &= same.reshape(len(rows), -1).all(axis=1)
+    return found
 
 
 def _with_canaries(

@@ -55,7 +55,7 @@ class _Constant:
 
 
 class _Kept:
-    """The former state of a tensor.
+    """The former state of a tensor and its gradient.
 
     :param whole: with its numbers; else only where they are, and how often they were changed.
     """
@@ -64,9 +64,13 @@ class _Kept:
         self.tensor = tensor
         self._memory, self._version = tensor.data, version(tensor)
         self._numbers = tensor.detach().clone() if whole else None
+        self._gradient = tensor.grad if tensor.is_leaf else None
+        self._of_gradient = None if self._gradient is None else _Kept(self._gradient, whole)
 
     @property
     def changed(self) -> bool:
+        if self._has_other_gradient or (self._of_gradient and self._of_gradient.changed):
+            return True
         if self._numbers is not None:
             return not _same_numbers(self.tensor.data, self._numbers)
         return self._is_elsewhere or version(self.tensor) != self._version
@@ -76,6 +80,14 @@ class _Kept:
             self._memory.copy_(self._numbers)
         if self._is_elsewhere:
             self.tensor.data = self._memory
+        if self._has_other_gradient:
+            self.tensor.grad = self._gradient
+        if self._of_gradient:
+            self._of_gradient.put_back()
+
+    @property
+    def _has_other_gradient(self) -> bool:
+        return self.tensor.is_leaf and self.tensor.grad is not self._gradient
 
     @property
     def _is_elsewhere(self) -> bool:

@@ -113,6 +113,36 @@ class Slots(Attributes):
         return lambda name: getattr(self.owner, name, None)
 
 
+class ScriptAttributes(Attributes):
+    """Attributes of a module of TorchScript, which hands out copies: equal ones are the same."""
+
+    write: Callable = staticmethod(setattr)
+
+    def __init__(self, label: str, owner: Any):
+        super().__init__(label, owner)
+        self._last: dict[str, Any] = {}
+
+    def values(self) -> dict[str, Any]:
+        for name, (_, is_parameter) in self.owner._concrete_type.get_attributes().items():
+            value = getattr(self.owner, name)
+            if not (is_parameter or _is_equal(value, self._last.get(name, MISSING))):
+                self._last[name] = value
+        return dict(self._last)
+
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        return lambda name: self.values().get(name)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if one is other or isinstance(one, Tensor):
+        return one is other
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # collections of other tensors
+        return False
+
+
 class Cell(Place):
     """A variable that a function captures."""
 

@@ -8,10 +8,12 @@ libraries' own caches are left out.
 import collections
 import dis
 import functools
+import gc
 import inspect
 import random
 import sys
 import types
+import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -33,6 +35,7 @@ from pyro_dp.graphs.places import (
     Names,
     ParameterStore,
     Place,
+    ScriptAttributes,
     Slots,
     slots_of,
 )
@@ -79,6 +82,7 @@ _WITHOUT_BUFFERS = (torch.nn.Module, torch.nn.Sequential, PyroModule)
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 _MOST_THINGS = 50_000
+_LONG = 1000  # characters of a text that may be a table
 LONGEST = 10_000  # elements of a container that a graph may have as constants
 _TOO_MANY = (
     "{label} has too many objects to see whether they hold or keep data: model, guide and all that "
@@ -94,6 +98,7 @@ class References:
     Handlers of Pyro within which they run belong to it.
 
     :param roots: these; or (label, thing).
+    :param without: classes of objects that are not looked at.
     :ivar parameters: those of Pyro.
     :ivar places: holders of Python values; Pyro's parameters come first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
@@ -103,7 +108,7 @@ class References:
     :ivar generators: (label, generator of random numbers), without the global ones.
     """
 
-    def __init__(self, *roots: Callable | tuple[str, Any]):
+    def __init__(self, *roots: Callable | tuple[str, Any], without: tuple[type, ...] = ()):
         self.parameters = ParameterStore()
         self.places: list[Place] = [self.parameters]
         self.tensors: list[tuple[str, Tensor]] = []
@@ -122,7 +127,9 @@ class References:
             thing, self._last, users = self._waiting.popleft()
             if isinstance(thing, (float, np.floating)):
                 self.floats[self._last].append(float(thing))
-            elif not isinstance(thing, _PLAIN) and id(thing) not in self._seen:
+            elif _is_long(thing):
+                self.held.append((self._last, thing))
+            elif not isinstance(thing, (*_PLAIN, *without)) and id(thing) not in self._seen:
                 self._seen[id(thing)] = thing
                 self._look_at(thing, self._last, users)
 
@@ -140,6 +147,9 @@ class References:
                 self.held.append((label, thing))
         elif isinstance(thing, np.ndarray) or _is_frame(thing) or _is_column(thing):
             self.held.append((label, thing))
+            if isinstance(thing, np.ndarray) and thing.dtype.kind == "O":
+                for each in thing.flat:
+                    self._wait(each, label, users)
         elif isinstance(thing, Trace):  # its values are public, changes may not be
             self.places.append(Attributes(label, thing))
             self.places += [Place(label, each) for each in (thing.nodes, *thing.nodes.values())]
@@ -169,6 +179,12 @@ class References:
             self._wait(thing.fget, label)
         elif isinstance(thing, (staticmethod, classmethod)):
             self._wait(thing.__func__, label)
+        elif isinstance(thing, types.MappingProxyType):
+            (mapping,) = gc.get_referents(thing)
+            if "__module__" not in mapping:  # a class's attributes are looked at with it
+                self._wait(mapping, label, users)
+        elif isinstance(thing, weakref.ref):
+            self._wait(thing(), label, users)
         elif not isinstance(thing, types.ModuleType):
             if _is_generator(thing):
                 self.generators.append((label, thing))
@@ -188,13 +204,18 @@ class References:
             self._wait(thing.default_factory, label)
         if is_users(type(thing)):
             self._look_at_object(thing, label, users)
+        for key in thing if isinstance(thing, dict) else ():
+            if isinstance(key, float) or not isinstance(key, _PLAIN):
+                self._wait(key, f"a key of {label}", users)
         items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)
         fixed = isinstance(thing, (tuple, frozenset))
         for key, value in items:
             own = f"element {key!r} of {label}" if type(key) is str else label
             if type(value) is tuple and all(isinstance(each, _PLAIN) for each in value):
                 self._look_at_container(value, own, users)  # it keeps nothing, and is not counted
-            elif not isinstance(value, _PLAIN) or (fixed and isinstance(value, float)):
+            elif _is_long(value) or not isinstance(value, _PLAIN):
+                self._wait(value, own, users)
+            elif fixed and isinstance(value, float):
                 self._wait(value, own, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
@@ -263,8 +284,7 @@ class References:
         values = dict(attributes)
         own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
         if isinstance(thing, torch.jit.ScriptModule):
-            for name, value in [*thing.named_parameters(), *thing.named_buffers()]:
-                self._wait(value, f"attribute {name!r} {owner}", users=False)
+            self._look_at_script(thing, values, owner, users)
             return
         if isinstance(thing, torch.nn.Module):
             self._look_at_module(thing, values, owner, users)
@@ -281,6 +301,20 @@ class References:
                 theirs = users and not (library and name.startswith("_"))
                 self._wait(value, f"attribute {name!r} {owner}", theirs)
         self._wait(type(thing), type(thing).__name__)
+
+    def _look_at_script(
+        self, module: torch.jit.ScriptModule, values: dict, owner: str, held: bool
+    ) -> None:
+        """A module of TorchScript keeps attributes of its own beside those of Python."""
+        label = f"an attribute {owner}"
+        own = ScriptAttributes(label, module)
+        self.places += [own, Attributes(label, module)]
+        for name, value in (values | own.values()).items():
+            self._wait(value, f"attribute {name!r} {owner}", held and not name.startswith("_"))
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            self._wait(value, f"attribute {name!r} {owner}", users=False)
+        for name, child in module.named_children():
+            self._wait(child, f"module {name!r} {owner}", held)
 
     def _look_at_module(
         self, module: torch.nn.Module, values: dict, owner: str, held: bool
@@ -336,6 +370,11 @@ def _globals_of(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
 def sentence(label: str) -> str:
     """A label at the beginning of a message."""
     return label[:1].upper() + label[1:]
+
+
+def _is_long(thing: Any) -> bool:
+    """Whether it is a text that may be a table, or bytes, which may be numbers."""
+    return isinstance(thing, bytes) or (isinstance(thing, str) and len(thing) >= _LONG)
 
 
 def _is_frame(thing: Any) -> bool:

@@ -16,14 +16,17 @@ from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.graphs.references import References
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.nonprivate import Readable
 from pyro_dp.mechanism.reservation import Reservation
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
-from pyro_dp.records.first_look import first_look
+from pyro_dp.records.first_look import first_look, refuse_captured_data, refuse_rows
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.record_term import RecordTerm
@@ -42,6 +45,13 @@ _EARLIER = (
     "a new guide."
 )
 
+_HAVE_DATA = (IterativeMechanism, Readable, PrivacyAccountant)  # and callbacks may use them
+_IN_A_CALLBACK = (
+    "callbacks: {error} If one of them read the data, the number of steps would reveal them. Write "
+    "a function that refers to no data of these people, and to no object that has them. It may use "
+    "step.value (a private loss, with Clip.loss) and the posterior."
+)
+
 P = TypeVar("P", bound=Prepared)
 
 
@@ -51,6 +61,7 @@ class Preparation(Generic[P]):
     :param model: Pyro's.
     :param jit: "none", "trace" or "compile".
     :ivar prepared: None before the first look.
+    :ivar callbacks: those of a run that begins, until they are looked at.
     """
 
     def __init__(self, model: Callable, jit: str):
@@ -62,6 +73,7 @@ class Preparation(Generic[P]):
         self.prepared: P | None = None
         self._first: Records | None = None  # the first step's
         self._handlers: list[Any] = []  # those around the last build
+        self.callbacks: Sequence[Callable] = ()
 
     def current(self, args: tuple, kwargs: dict) -> P | None:
         """The objects for these arguments; None if these, traced code or parameters are new."""
@@ -70,7 +82,10 @@ class Preparation(Generic[P]):
             return None
         if len(_PYRO_STACK) != len(handlers) or not all(map(operator.is_, _PYRO_STACK, handlers)):
             return None
-        return None if self.traces_left and self._watched and self._watched.changed else known
+        if self.traces_left and self._watched and self._watched.changed:
+            return None
+        self.look_at_callbacks(known.records)
+        return known
 
     def first(self, steps: int) -> Records | None:
         return self._first if steps else None
@@ -80,6 +95,18 @@ class Preparation(Generic[P]):
             self._first = prepared.records
         self.prepared, self._handlers = prepared, list(_PYRO_STACK)
         return prepared
+
+    def look_at_callbacks(self, records: Records) -> None:
+        """:raises ModelError: one of them holds the data; names it."""
+        if not self.callbacks:
+            return
+        found = References(*self.callbacks, without=_HAVE_DATA)
+        try:
+            refuse_rows(found, records.plate.size)
+            refuse_captured_data(found, records)
+        except ModelError as error:
+            raise ModelError(_IN_A_CALLBACK.format(error=error)) from None
+        self.callbacks = ()
 
     def traced(self, trace: Callable[[Compiler], Any], term: RecordTerm, *users: Callable) -> Any:
         """The result of tracing; None, with a warning, if no graph can be had.
@@ -187,6 +214,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             )
             if self._releases.peers.own_ledgers:
                 records.require_no_rows_beside()
+            self._kept.look_at_callbacks(records)
             first = self._kept.first(self._steps)
             if first is not None:
                 first.require_same_data(records)

@@ -97,6 +97,7 @@ class IterativeMechanism(abc.ABC):
         if not peers.counts:
             accountant.follow()
 
+    _kept: Any = None  # what is prepared for the data, if anything
     last_run: RunResult | None = None
     """The result of the last :meth:`run`, even if it was interrupted; None before the first.
 
@@ -161,8 +162,8 @@ class IterativeMechanism(abc.ABC):
         :param progress: show a progress bar.
         :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
             each step. They see released and public numbers, and must not read the data: the number
-            of steps would reveal them. If one of them returns True, the run stops after this step,
-            as if it were the last. ``run`` goes on later.
+            of steps would reveal them. One that holds the data is refused. If one returns True, the
+            run stops after this step, as if it were the last. ``run`` goes on later.
         :returns: the sequence of the steps' return values, if these are numbers, with noise,
             clipping, times, and why it stopped.
         :raises ConfigurationError: ``num_steps`` is missing and cannot be chosen, or all steps are
@@ -170,6 +171,8 @@ class IterativeMechanism(abc.ABC):
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         require_callbacks(callbacks)
+        if self._kept is not None:
+            self._kept.callbacks = callbacks
         peers, interrupts = self._releases.peers, self._releases.interrupts
         plan, name = self._reservation.plan, self._reservation.inference
         with peers.together():

@@ -123,7 +123,7 @@ def private_selection(
     """
     trials = TruncatedNegativeBinomial(mean=10.0) if trials is None else trials
     declared = _declared(run, candidates, releases, accountant)
-    settings, have_moved = _copies(candidates), _watch(run)
+    settings, have_moved = _copies(candidates), _watch(run, candidates)
     delta = accountant.delta / 2 if delta is None else delta
     epsilon = selection_epsilon(
         declared, trials=trials, delta=delta, neighboring=accountant.neighboring
@@ -254,9 +254,13 @@ def _unseen(private: np.random.Generator) -> Iterator[None]:
         yield
 
 
-def _watch(run: Callable) -> Callable[[], bool]:
-    """Whether tensors to which ``run`` refers, such as a module's parameters, have moved since."""
-    tensors = [x for _, x in References(("run", run)).tensors if not is_lazy(x)]
+def _watch(run: Callable, candidates: Sequence[Any]) -> Callable[[], bool]:
+    """Whether tensors to which these refer, such as a module's parameters, have moved since.
+
+    A copy of a setting shares what its functions capture.
+    """
+    found = References(("run", run), ("candidates", list(candidates)))
+    tensors = [x for _, x in found.tensors if not is_lazy(x)]
     versions = [version(x) for x in tensors]
     # Some optimizers write into parameters without a new version.
     numbers = [(x, x.detach().clone()) for x in tensors if x.requires_grad]

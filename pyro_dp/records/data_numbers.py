@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from pyro_dp.records.column import Column
+from pyro_dp.utils.errors import PrivacyWarning, warn_user
 
+_STANDARD = 1e-5  # rounding of a mean and a standard deviation
+_STANDARDISED = (
+    "{label} has numbers of mean 0 and standard deviation 1. If it was standardised by its own "
+    "moments, each record moved all others, and epsilon does not cover that. Standardise by public "
+    "constants, or by a DPStandardScaler. (This message depends on the data: it is for the curator "
+    "only.)"
+)
 _CHANCE = 1e-4  # with which an innocent number may look like one of the data's
 _CACHED = 2**16  # numbers
 _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
@@ -26,6 +34,8 @@ class DataNumbers:
 
     def found_in(self, value: Tensor) -> str | None:
         """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
@@ -53,6 +63,40 @@ class DataNumbers:
             for column in self._columns
             for what, numbers in _statistics_of(column)
         ]
+
+
+class Scale:
+    """Sees whether columns, read a part at a time, have a mean of 0 and a standard deviation of 1.
+
+    :param label: names them.
+    """
+
+    def __init__(self, label: str):
+        self._label, self._count = label, 0
+        self._sum = self._squares = self._apart = torch.zeros(())
+
+    def add(self, rows: Tensor) -> None:
+        """:param rows: (B, ...), of floats."""
+        self._count += len(rows)
+        self._sum = self._sum + rows.sum(0).double()
+        squares = rows.square()
+        self._squares = self._squares + squares.sum(0).double()
+        # Codes of groups, -1 and 1, may have these moments by design.
+        self._apart = self._apart + (squares[:1] - 1).abs().sum(0)
+
+    def warn(self) -> None:
+        """Warn the curator of such moments, which are no chance.
+
+        The ledger has no note of them: data without one of the records would have other moments.
+        """
+        if self._count < 3:
+            return
+        mean = self._sum / self._count
+        spread = self._squares / self._count - mean.square()
+        sds = [(spread * self._count / (self._count - k)).sqrt() for k in (0, 1)]
+        one = torch.stack([(sd - 1).abs() for sd in sds]).amin(0) <= _STANDARD
+        if (one & (mean.abs() <= _STANDARD) & (self._apart > _STANDARD)).any():
+            warn_user(PrivacyWarning(_STANDARDISED.format(label=self._label)))
 
 
 @dataclass

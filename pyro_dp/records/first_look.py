@@ -5,6 +5,7 @@ beside the arguments are refused by name: they would reach the release unclipped
 parameter that starts at them is public.
 """
 
+import array
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,6 +60,7 @@ _NUMBERS = (
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
 _KINDS = ("rows", "columns")
+_ENDS = ("\n", ",", "],", "},")  # what ends a record in a text
 _WAYS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),
     True: (Reading.WHOLE, Reading.COUNTED),
@@ -86,13 +88,11 @@ def refuse_captured_data(references: References, records: Records) -> None:
     for label, tensor in references.tensors:
         if tensor.numel() and address(tensor) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
-    arrays = [(label, x) for label, x in references.held if isinstance(x, np.ndarray)]
-    tables = [(label, _numeric(x)) for label, x in references.held if is_table(x)]
-    for label, array in arrays:
-        if array.size and _base(array) in memory:
+    for label, thing in references.held:
+        if isinstance(thing, np.ndarray) and thing.size and _base(thing) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
-    arrays += tables
-    floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind == "f"]
+    arrays = [(label, each) for label, x in references.held for each in _arrays_of(x)]
+    floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind in "fc"]
     for label, tensor in [*references.tensors, *((n, torch.from_numpy(x)) for n, x in floats)]:
         _refuse(label, tensor, records)
     numbers = [(place.label, place.floats()) for place in references.places]
@@ -113,6 +113,15 @@ def _refuse(label: str, value: Tensor, records: Records) -> None:
         raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
 
 
+def _arrays_of(thing: Any) -> list[np.ndarray]:
+    """The arrays in a thing: those of a structured array's fields, and of a table's numbers."""
+    if isinstance(thing, (array.array, memoryview)):
+        thing = np.asarray(thing)
+    if isinstance(thing, np.ndarray):
+        return [thing[name] for name in thing.dtype.names] if thing.dtype.names else [thing]
+    return [_numeric(thing)] if is_table(thing) else []
+
+
 def _numeric(table: Any) -> np.ndarray:
     """The columns of numbers of a frame, or a series of numbers; of others none."""
     columns = [table.iloc[:, j] for j in range(table.shape[1])] if table.ndim == 2 else [table]
@@ -120,23 +129,36 @@ def _numeric(table: Any) -> np.ndarray:
     return np.concatenate(found or [np.empty(0)])
 
 
-def _base(array: Any) -> int:
+def _base(thing: Any) -> int:
     """The address of the memory that an array and its views share; -1 for other objects."""
-    if not isinstance(array, np.ndarray):
+    if not isinstance(thing, np.ndarray):
         return -1
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array.__array_interface__["data"][0]
+    while isinstance(thing.base, np.ndarray):
+        thing = thing.base
+    return thing.__array_interface__["data"][0]
 
 
 def _elements(thing: Any, size: int) -> str:
     """Which elements of a thing are as many as there are records; an empty text if none are."""
+    if isinstance(thing, (str, bytes)):
+        return _KINDS[0] if size > 1 and _lists(thing, size) else ""
     shape = () if isinstance(thing, Tensor) and thing.requires_grad else _shape(thing)
     if size > 1 and shape[:1] == (size,):
         return _KINDS[0]
     # A public constant of this length may be the only row.
     turned = size > 1 and len(shape) == 2 and shape[0] > 1 and shape[1] == size
     return _KINDS[1] if turned else ""
+
+
+def _lists(text: str | bytes, size: int) -> bool:
+    """Whether a text has a line, or an element of JSON, for each record, and perhaps a head. Bytes
+    may have as many numbers of four or eight bytes each.
+    """
+    whole = text.decode(errors="replace") if isinstance(text, bytes) else text
+    if isinstance(text, bytes) and len(text) % (4 * size) == 0:
+        return True
+    counts = {whole.strip().count(end) + 1 for end in _ENDS}
+    return bool(counts & {size, size + 1})
 
 
 def _shape(thing: Any) -> tuple[int, ...]:

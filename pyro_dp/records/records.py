@@ -33,7 +33,7 @@ from pyro_dp.records.column import (
     equal,
     has_rows,
 )
-from pyro_dp.records.data_numbers import DataNumbers
+from pyro_dp.records.data_numbers import DataNumbers, Scale
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
@@ -201,6 +201,22 @@ class Records:
         for label, leaf in self.constants:
             if has_rows(leaf) and len(leaf) in (self.count, self.plate.size):
                 raise ModelError(_BESIDE.format(label=label))
+
+    def checked(self, count: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Indices and rows of all records that are here, so many at a time.
+
+        :raises ModelError: a number is not finite; names the argument only.
+        """
+        scales = [Scale(f"Argument {name!r}") for name in self.names]
+        for chosen in self.blocks(count):
+            rows = self.rows(chosen)
+            self.require_finite(rows)
+            for scale, values in zip(scales, rows, strict=True):
+                if values.is_floating_point():
+                    scale.add(values.detach())
+            yield chosen, rows
+        for scale in scales:
+            scale.warn()
 
     def require_finite(self, rows: Sequence[Tensor]) -> None:
         """

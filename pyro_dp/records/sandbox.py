@@ -111,6 +111,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
       user code. The message quotes its text for placeholders, and withholds it for data: Pyro's and
       torch's messages quote values. The text is removed from the original as well, which stays the
       new one's ``__context__``.
+      So is ``SystemExit``: one record must not end the program.
     * Warnings are withheld where exceptions are.
     * Integers and floats may meet in products and likelihoods
       (:mod:`pyro_dp.records.vectorised`).
@@ -144,7 +145,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         if text == str(error):
             raise
         raise type(error)(text) from None  # without what Pyro appended: the shapes of all sites
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text, where = str(error).split("Trace Shapes:")[0].strip(), _location(error)
         advice = _advice(error, hint) if public else hint
         error.args, error.__cause__, error.__context__ = (), None, None
@@ -210,7 +211,7 @@ def _together() -> bool:
     return tracing() or any(each.key() == TransformType.Vmap for each in levels)
 
 
-def _location(error: Exception) -> str:
+def _location(error: BaseException) -> str:
     """The Pyro site and the line of user code that an exception came from."""
     site = line = ""
     trace = error.__traceback__
@@ -228,14 +229,14 @@ def _location(error: Exception) -> str:
     return site + line
 
 
-def _plate_of(error: Exception) -> str:
+def _plate_of(error: BaseException) -> str:
     """The plate whose own code raised the exception; an empty text if that is elsewhere."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     own = frame.f_locals.get("self")
     return own.name if isinstance(own, pyro.plate) else ""
 
 
-def _advice(error: Exception, hint: str) -> str:
+def _advice(error: BaseException, hint: str) -> str:
     """Advice: the certain diagnosis of an exception, the hint, or a possible diagnosis."""
     text = str(error)
     if isinstance(error, ZeroDivisionError) and (plate := _plate_of(error)):

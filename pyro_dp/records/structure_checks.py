@@ -257,9 +257,7 @@ def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
     :param size: records in one pass
     """
     records, support = term.records, _Support.of(term, particle)
-    for chosen in records.blocks(size):
-        rows = records.rows(chosen)
-        records.require_finite(rows)
+    for chosen, rows in records.checked(size):
         if support and support.vectorizes:
             support.check(chosen, rows)
     if support and not support.vectorizes:  # one at a time is slow: a part of them

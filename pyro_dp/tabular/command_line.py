@@ -195,6 +195,9 @@ def _told(what: object, code: int) -> int:
     return code
 
 
+_TIME = r"(?:[01]\d|2[0-3])(?::?[0-5]\d(?::?[0-5]\d(?:[.,]\d+)?)?)?"
+_ZONE = r"(?:Z|[+-]\d\d(?::?\d\d)?)"
+_DATE = rf"^\s*(\d{{4}}(?:[-/]\d\d?(?:[-/]\d\d?)?|\d{{4}})?)(?:[T ]{_TIME}\s*{_ZONE}?)?\s*$"
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -229,13 +232,9 @@ def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
         return _levels(texts, column)
     filled = texts.str.strip() != ""
     if isinstance(column, Date):
-        try:
-            read = pd.to_datetime(texts, format="ISO8601", errors="coerce")
-        except ValueError:  # whose text may show a value
-            raise SchemaError(
-                f"Column {name!r} holds times of several time zones: write dates as 2026-12-31. "
-                f"{CURATOR}"
-            ) from None
+        # Pandas reads all times as finely as the finest one. Far dates would become missing.
+        dates = texts.str.extract(_DATE, expand=False)
+        read = pd.to_datetime(dates, format="ISO8601", errors="coerce")
     else:
         read = pd.to_numeric(texts.where(filled, "nan"), errors="coerce").astype("float64")
     if not column.missing and bool((filled & read.isna()).any()):

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from pyro_dp.records.data_numbers import Scale
 from pyro_dp.tabular import series as of_pandas
 from pyro_dp.tabular.column import LARGEST, Bins, Column
 from pyro_dp.utils.errors import ConfigurationError
@@ -49,6 +51,9 @@ class RangeColumn(Column):
 
     def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         values, observed = of_pandas.numbers(series, name)
+        scale = Scale(f"Column {name!r}")
+        scale.add(torch.from_numpy(values[observed & np.isfinite(values)].astype(np.float64)))
+        scale.warn()
         return self._bounded(np.where(observed, values, self.fill)), observed
 
     @property

@@ -16,6 +16,7 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
 from pyro_dp.tabular.column import (
+    LARGEST,
     Column,
     possible_codes,
     possible_values,
@@ -26,7 +27,7 @@ from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
 from pyro_dp.tabular.expressions import evaluated, require_derived
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import row_model
-from pyro_dp.tabular.ranges import Count, Date, Number
+from pyro_dp.tabular.ranges import Count, Date, Number, RangeColumn
 from pyro_dp.tabular.series import CURATOR
 from pyro_dp.tabular.suggest import drafted
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
@@ -192,6 +193,7 @@ class Schema:
             A ``Count``, or the codes of a ``Category`` or ``Binary``, are int64. With missing
             values, ``name_observed`` marks the observed ones, and the others have the column's
             public ``fill``. With a unit column, ``row_observed`` says which slots hold a row.
+        :raises ConfigurationError: bounds are beyond torch's default dtype.
         :raises SchemaError: the frame does not fit; the text names the column, and shows no value.
         """
         read, slots = self._read(frame)
@@ -201,10 +203,9 @@ class Schema:
             if slots:
                 values = slots.place(values, column.fill)
                 observed = slots.place(observed, False)
-            floats = values.dtype.kind == "f"
-            tensors[name] = torch.tensor(
-                values, dtype=torch.get_default_dtype() if floats else torch.int64
-            )
+            dtype = torch.get_default_dtype() if values.dtype.kind == "f" else torch.int64
+            _require_within(name, column, dtype)
+            tensors[name] = torch.tensor(values, dtype=dtype)
             if column.missing:
                 tensors[f"{name}_observed"] = torch.tensor(observed)
         if slots:
@@ -390,6 +391,16 @@ def _require_declarations(columns: Mapping[str, Column], unit: Any, constant: An
     if clash or len(set(made)) < len(made):
         raise ConfigurationError(
             f"{(clash or made)[0]!r} is a name that encode() adds: rename the column."
+        )
+
+
+def _require_within(name: str, column: Column, dtype: torch.dtype) -> None:
+    """:raises ConfigurationError: a number within the bounds would be infinite."""
+    limit = torch.finfo(dtype).max if dtype.is_floating_point else LARGEST
+    if isinstance(column, RangeColumn) and max(map(abs, column.bounds)) > limit:
+        raise ConfigurationError(
+            f"Column {name!r} has bounds beyond {limit:.2g}, the largest {dtype}. Declare "
+            "it in larger units, or write torch.set_default_dtype(torch.float64)."
         )
 
 

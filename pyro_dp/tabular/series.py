@@ -76,7 +76,7 @@ def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarra
     :raises SchemaError: it has another dtype than one of dates.
     """
     if kind(series) != "dates":
-        advice = f"pass pd.to_datetime(df[{name!r}], format='ISO8601', errors='coerce')"
+        advice = f"pass pd.to_datetime(df[{name!r}].str[:10], format='ISO8601', errors='coerce')"
         raise refuse_kind(series, name, "dates", advice)
     if str(series.dtype).startswith("date32"):
         series = series.astype("timestamp[s][pyarrow]")

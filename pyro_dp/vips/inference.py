@@ -296,6 +296,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         known = self._kept.current(args, kwargs)
         if self._releases.must_look(known is None, self.sampling.rate):
             records = _checked(self, args, kwargs)
+            self._kept.look_at_callbacks(records)
             size, rate = records.plate.size, self.sampling.rate
             assert rate is not None
             sampler = RecordSampler(self.sampling.kind, size, rate, records.count)
@@ -359,9 +360,7 @@ def _checked(vips: VIPS, given: tuple, kwargs: dict) -> Records:
         state = _state(vips.model)
     refuse_captured_data(state.references, records)
     with state.pristine() as kept:
-        for chosen in records.blocks(records.block):
-            rows = records.rows(chosen)  # copies: it may write into them
-            records.require_finite(rows)
+        for _, rows in records.checked(records.block):  # copies: it may write into them
             vips.model.check(*rows)
     require_no_changes(kept)
     return records

@@ -363,6 +363,15 @@ def test_refuses(settings, named):
         audit(**arguments | settings, progress=False)
 
 
+def test_refuses_a_canary_that_is_the_record():
+    """It finds no fault, whatever the noise is."""
+    zeros = [np.zeros((4, 2))]
+    with pytest.raises(ConfigurationError, match="canary equals the record"):
+        audit(np.sum, zeros, [[0.0, 0.0]], num_trials=100, score=float, progress=False)
+    with pytest.raises(ConfigurationError, match="canary equals the record"):
+        audit_one_run(np.copy, zeros, [np.eye(3, 2)], lambda x: x[:3, 0])
+
+
 @pytest.mark.parametrize(
     "canaries", [(np.ones((6, 2)), np.ones(6)), (np.ones((2, 2)), np.ones(3)), (np.ones(2), 1.0)]
 )

@@ -15,7 +15,12 @@ from torch import nn
 
 from pyro_dp import ModelError
 from pyro_dp.graphs import references
-from pyro_dp.graphs.captured_state import CapturedState, alike, require_same_changes
+from pyro_dp.graphs.captured_state import (
+    CapturedState,
+    alike,
+    require_no_changes,
+    require_same_changes,
+)
 from pyro_dp.graphs.references import LONGEST, References
 
 TOTALS = {"sum": 0.0}
@@ -341,6 +346,24 @@ def test_tensors_that_are_changed_in_place(way, named):
     if way not in ("behind the version", "stored"):  # which has no trace in version or address
         with pytest.raises(ModelError, match=named), state.preserved():
             model(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("before", [None, torch.zeros(2)])
+def test_gradients_are_put_back_and_refused(before):
+    """As of a model that calls backward() on a network that it captures."""
+    weights = nn.Parameter(torch.ones(2))
+    weights.grad = before if before is None else before.clone()
+    kept = weights.grad
+
+    def model(x):
+        (weights @ x).backward()
+
+    state = CapturedState(model)
+    with state.pristine() as changes:
+        model(torch.ones(2))
+    assert weights.grad is kept and (kept is None or torch.equal(kept, before))
+    with pytest.raises(ModelError, match="Variable 'weights'"):
+        require_no_changes(changes)
 
 
 def test_a_counter_is_no_difference():

@@ -14,13 +14,16 @@ import pytest
 import torch
 from problems import handwritten_guide, logistic, new_paper_dpsvi, regression_data, values
 from pyro import distributions as dist
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 from run_contract import ctrl_c, same
 
 from pyro_dp import (
+    DPSEP,
     DPSVI,
+    VIPS,
     ConfigurationError,
     ConvergenceWarning,
+    ModelError,
     Noise,
     PaperDPSEP,
     PaperDPSVI,
@@ -31,8 +34,9 @@ from pyro_dp import (
 from pyro_dp.infer.svi.optimizers import PublicOptimizer
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.peers import Alone
-from pyro_dp.mechanism.run_result import ReleasedStep
+from pyro_dp.mechanism.run_result import DONE, ReleasedStep
 from pyro_dp.utils.interrupts import Interrupts
+from pyro_dp.vips import LogisticRegression
 
 
 def scheduled(num_steps=6, **options):
@@ -51,6 +55,30 @@ def test_a_scheduler_has_stepped_when_callbacks_are_called():
     svi, found = scheduled(), []
     svi.run(*regression_data(), progress=False, callbacks=[lambda step: found.append(rates(svi))])
     assert found == pytest.approx([0.1 * 0.5**n for n in range(1, 7)])
+
+
+@pytest.mark.parametrize("make", [DPSVI, DPSEP, VIPS])
+def test_a_callback_that_holds_the_data_is_refused(make):
+    """It could stop the run by a number of the data. Inferences and released numbers it may use."""
+    data, accountant, found = regression_data(), PrivacyAccountant(epsilon=5.0), []
+    if make is VIPS:
+        inference = VIPS(LogisticRegression(2), accountant=accountant, num_steps=3)
+    else:
+        inference = make(logistic, AutoNormal(logistic), accountant=accountant)
+
+    def fits(step):
+        return bool((data[0] @ torch.ones(2)).abs().mean() > 1.0)
+
+    for _ in range(2):
+        with pytest.raises(ModelError, match="callbacks: Variable 'data'.*of steps would reveal"):
+            inference.run(*data, progress=False, callbacks=[fits])
+        assert accountant.num_releases == 0
+    look = lambda step: found.append(inference.accountant.get_epsilon())  # noqa: E731
+    inference.run(*data, progress=False, callbacks=[look, lambda step: step.step == 1])
+    assert len(found) == 1
+    if inference.last_run.stopped != DONE:
+        with pytest.raises(ModelError, match="callbacks"):
+            inference.run(*data, progress=False, callbacks=[fits])
 
 
 @pytest.mark.parametrize("stage", ["step", "step_scheduler"])

@@ -9,6 +9,7 @@ import functools
 import sys
 import threading
 import types
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,27 @@ def with_peak(thing):
     return thing
 
 
+class Peaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.peak = PEAK
+
+    def forward(self, y):
+        return y / self.peak
+
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(Peaks())
+
+
+def with_a_gradient():
+    kept = torch.zeros((), requires_grad=True)
+    kept.grad = torch.tensor(PEAK)
+    return kept
+
+
 def attribute(make):
     return make, lambda kept: kept.peak, lambda kept, y: setattr(kept, "peak", y)
 
@@ -70,6 +92,12 @@ THINGS = {
     "a thread local": attribute(lambda: with_peak(threading.local())),
     "a library module": attribute(lambda: with_peak(nn.Linear(1, 1))),
     "a subclass of dict": attribute(Dictionary),
+    "a module of TorchScript": attribute(scripted),
+    "a gradient": (
+        with_a_gradient,
+        lambda kept: float(kept.grad),
+        lambda kept, y: kept.grad.fill_(y),
+    ),
     "an array": element(lambda: np.array([PEAK])),
     "a long list": element(lambda: [PEAK] * 20_000),
     "a tensor": (tensor, float, lambda kept, y: kept.fill_(y)),

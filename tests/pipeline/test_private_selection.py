@@ -246,18 +246,28 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
     assert bars and all(bars)
 
 
-@pytest.mark.parametrize("shared", ["guide", "optimizer", "module"])
+def with_layer(layer):
+    """A copy of this model has the same layer."""
+
+    def own(x):
+        pyro.module("layer", layer)
+        model(x + layer(torch.ones(1)))
+
+    return own
+
+
+@pytest.mark.parametrize("shared", ["guide", "optimizer", "module", "module of a candidate"])
 def test_trials_do_not_go_on_from_each_other(shared):
     """Objects that outlive run make a chain of runs, and only one is charged."""
     x, guide, optim = torch.randn(200), AutoNormal(model), pyro.optim.Adam({"lr": 0.1})
     layer = torch.nn.Linear(1, 1)
 
-    def of_module(x):
-        pyro.module("layer", layer)
-        model(x + layer(torch.ones(1)))
+    of_module = with_layer(layer)
 
     def run(setting, accountant):
         own_model = of_module if shared == "module" else model
+        if shared == "module of a candidate":
+            own_model, setting = setting["model"], 0.1
         own = guide if shared == "guide" else AutoNormal(own_model)
         # Whose steps give parameters no new version.
         new_optim = pyro.optim.ClippedAdam({"lr": setting})
@@ -266,8 +276,9 @@ def test_trials_do_not_go_on_from_each_other(shared):
         return own, 0.0
 
     accountant, trials = PrivacyAccountant(), TruncatedNegativeBinomial(20.0, 20.0)
+    candidate = {"model": with_layer(torch.nn.Linear(1, 1))} if "candidate" in shared else 0.1
     with pytest.raises(PrivacyError, match="inside run"):
-        select(run, [0.1], accountant, releases=_FITTED, trials=trials, generator=0)
+        select(run, [candidate], accountant, releases=_FITTED, trials=trials, generator=0)
     assert accountant.num_releases == 1  # paid
 
 

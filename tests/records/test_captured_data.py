@@ -3,6 +3,9 @@
 import array
 import collections
 import functools
+import types
+import warnings
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +23,7 @@ from torch import nn
 
 from pyro_dp import ModelError, PaperDPSVI, PrivacyAccountant
 from pyro_dp.graphs import references
+from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.references import References
 from pyro_dp.records.first_look import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
@@ -199,6 +203,101 @@ def test_an_element_per_record_of_any_kind(thing):
 def test_collections_of_public_length():
     check(capturing([range(SIZE), ["1"] * 3, "x" * SIZE, bare(torch.zeros(SIZE + 1))]))
     check(capturing([[len] * SIZE, [nn.ReLU()] * SIZE, {"a": [dist.Normal(0.0, 1.0)] * SIZE}]))
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda number: types.MappingProxyType({"mean": number}),
+        lambda number: weakref.ref(Named(number)),
+        lambda number: weakref.WeakValueDictionary({"mean": Named(number)}),
+        lambda number: {Named(number): "mean"},
+        lambda number: dict.fromkeys(number.tolist()),
+        lambda number: np.array([*number.tolist(), "text"], dtype=object),
+        lambda number: np.array(number.tolist(), dtype=[("mean", float)]),
+        lambda number: array.array("d", number.tolist()),
+        lambda number: memoryview(number.numpy()),
+        lambda number: torch.complex(number, 0 * number),
+        lambda number: scripted(number),
+    ],
+    ids=[
+        *("a read-only mapping", "a weak reference", "a weak dictionary", "a key", "keys"),
+        *("objects", "a structure", "an array of Python's", "a view", "complex", "TorchScript"),
+    ],
+)
+def test_numbers_behind_other_objects(hide):
+    check(capturing(hide(X.mean(0) + 0.01)))
+    with pytest.raises(ModelError, match="numbers of the data .means"):
+        check(capturing(hide(X.mean(0))))
+
+
+class Named:
+    """It stays alive, as an object of the user's does."""
+
+    alive = []
+
+    def __init__(self, number):
+        self.number = number
+        self.alive.append(self)
+
+
+class Scripted(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.peak, self.peaks = number, 0.0, [0.0]
+
+    def forward(self, x):
+        self.peak = float(x.max())
+        self.peaks = [self.peak]
+        return x + self.number.sum()
+
+
+def scripted(number):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(Scripted(number))
+
+
+def test_attributes_of_torch_script_are_put_back():
+    model = scripted(torch.zeros(2))
+    state = CapturedState(model)
+    for x, peak in ((torch.zeros(2), 0.0), (torch.ones(2), 1.0)):
+        with state.pristine() as changes:
+            assert model(x).sum() == 2 * peak
+        assert {name for _, name in changes} == ({"peak", "peaks"} if peak else set())
+        assert model.peak == 0.0 and model.peaks == [0.0]
+
+
+def test_attributes_of_python_beside_those_of_torch_script_are_put_back():
+    net = scripted(torch.zeros(2))
+    net.kept = {}
+
+    def model(x):
+        net.kept["x"] = net.latest = x
+
+    with CapturedState(model).pristine():
+        model(torch.ones(2))
+        assert net.kept and hasattr(net, "latest")
+    assert not net.kept and not hasattr(net, "latest")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda rows: rows.to_csv(),
+        lambda rows: rows.to_csv(index=False, header=False),
+        lambda rows: rows.to_json(orient="values"),
+        lambda rows: rows.to_json(orient="records").encode(),
+        lambda rows: rows.to_numpy(np.float32).tobytes(),
+        lambda rows: {"csv": rows.to_csv()},
+    ],
+    ids=["csv", "without a head", "lists", "encoded", "bytes", "an element"],
+)
+def test_a_table_as_text(write):
+    rows = pd.DataFrame(np.tile(X.numpy(), 4))
+    with pytest.raises(ModelError, match="'thing', which model.*30 rows|'csv'.*30 rows"):
+        check(capturing(write(rows)))
+    check(capturing([write(rows[:-3]), "word " * 1000]))
 
 
 def test_an_array_of_an_arrow_table():

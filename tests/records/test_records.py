@@ -4,7 +4,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_dp import ModelError
+from pyro_dp import ModelError, PrivacyWarning
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Reading, Records
 
@@ -104,6 +104,33 @@ def test_missing_values_name_the_argument(change, named):
     {"x": args[0], "z": args[2]["z"], "y": kwargs["y"]}[change][3] = torch.nan
     with pytest.raises(ModelError, match=named):
         require_finite(Records(model, PLATE, args, kwargs, Reading.BY_INDEX))
+
+
+def standardised(x, correction=1):
+    return (x - x.mean(0)) / x.std(0, correction=correction)
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_data_with_moments_of_their_own(dtype, correction):
+    """Each record has moved all others. The ledger is public, and has no note of it."""
+    x = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 0] = standardised(x[:, 0], correction)
+    with pytest.warns(PrivacyWarning, match="Argument 'x' has .*curator"):
+        assert checked(x.to(dtype)) == 2000
+    for public in (standardised(x)[:-1], x + 1e-3):
+        assert checked(public.to(dtype)) == len(public)
+
+
+def checked(x):
+    """How many records."""
+    seen = Records(lambda x: None, PrivatePlate("p", len(x), len(x)), (x,), {}, Reading.BY_INDEX)
+    return sum(len(chosen) for chosen, _ in seen.checked(300))
+
+
+def test_codes_of_balanced_groups_are_no_moments():
+    codes = torch.tensor([-1.0, 1.0]).repeat(100_000)
+    assert checked(codes) == len(codes)
 
 
 def test_no_data():

@@ -1,6 +1,7 @@
 """Bad input: a typed error that names what is wrong, before any budget is spent."""
 
 import math
+import sys
 import threading
 import warnings
 from functools import partial
@@ -52,6 +53,7 @@ from pyro_dp.mechanism.contributions import Block
 from pyro_dp.records import initial_values
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
+from pyro_dp.records.sandbox import guarded
 
 SECRET = 123456.789  # a data value; it must not appear in any error
 
@@ -929,6 +931,16 @@ def test_a_record_on_which_the_model_fails_counts_as_zero():
         svi._kept.prepared.step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
         sums.append(exact_sums(clipped)[0])
     torch.testing.assert_close(*sums)
+
+
+def test_a_record_does_not_end_the_program():
+    def check(age):
+        sys.exit(f"bad age: {age}")
+
+    with pytest.raises(ModelError, match="model raised SystemExit.*in check") as error:
+        with guarded("The model"):
+            check(1234.5)
+    assert "1234.5" not in str(error.value)
 
 
 def test_global_site_that_reads_local_latents():

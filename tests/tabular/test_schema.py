@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSVI, ConfigurationError, PrivacyAccountant, SchemaError
+from pyro_dp import DPSVI, ConfigurationError, PrivacyAccountant, PrivacyWarning, SchemaError
 from pyro_dp.tabular import Binary, Category, Count, Date, Number, Schema
 
 COLUMNS = {
@@ -84,6 +84,29 @@ def test_nothing_shows_numbers_of_the_data():
 
 
 MANY = Schema(COLUMNS, unit="person", max_rows=2)
+
+
+def test_bounds_beyond_the_dtype_are_refused_for_all_data():
+    """One infinite number would be refused later, and another data set not."""
+    schema, own = Schema({"mass": Number(0, 1e39)}), pd.DataFrame({"mass": [1.0, 2.0]})
+    schema.encode(own)  # in float64
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ConfigurationError, match="'mass' has bounds beyond 3.4e.38.*set_default"):
+        schema.encode(own)
+    Schema({"mass": Number(0, 3e38)}).encode(own)
+
+
+def test_numbers_with_moments_of_their_own():
+    """Those that are missing or infinite do not count, and bounds do not hide them."""
+    age = np.linspace(20.0, 80.0, 500)
+    scores = (age - age.mean()) / age.std()
+    schema = Schema({"score": Number(-1, 1, missing=True)})
+    for found in (scores, np.append(scores, [np.nan, np.inf])):
+        for read in (schema.encode, schema.codes):
+            with pytest.warns(PrivacyWarning, match="Column 'score' has .*curator"):
+                read(pd.DataFrame({"score": found}))
+    schema.encode(pd.DataFrame({"score": scores[1:]}))
+    schema.encode(pd.DataFrame({"score": [np.nan, np.nan]}))
 
 
 def persons():

@@ -30,6 +30,7 @@ from pyro_dp import (
     PoissonSampling,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
+    PrivacyWarning,
     SubsampledGaussian,
 )
 from pyro_dp.vips import LinearRegression, LogisticRegression, Statistic
@@ -313,6 +314,16 @@ def test_bad_data(name, data, said):
     for use in (vips.posterior, vips.guide):
         with pytest.raises(ConfigurationError, match="first step"):
             use()
+
+
+def test_data_with_moments_of_their_own():
+    x = torch.rand(300, 2)
+    x, y = (x - x.mean(0)) / x.std(0), torch.zeros(300)
+    accountant = PrivacyAccountant()
+    vips = VIPS(LogisticRegression(2), accountant=accountant, num_steps=2, noise=5.0)
+    with pytest.warns(PrivacyWarning, match="Argument 'x' has numbers of mean 0"):
+        vips.run(x, y, progress=False)
+    assert not accountant.notes and "mean 0" not in accountant.report()
 
 
 def test_data_of_later_steps():

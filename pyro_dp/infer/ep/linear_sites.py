@@ -29,6 +29,7 @@ from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
 
+_OUTCOMES = 8  # simulated for a record
 _ROOM = 1 + 1e-12  # rounding may add this to a row's norm when Q turns it
 
 
@@ -37,21 +38,16 @@ class LinearSites:
     :param moments: moments with a design.
     :param mean: the cavity's mean, (d,).
     :param covariance: the cavity's covariance, (d, d).
-    :param root: W of the frame in which the sites are released, (d, d); None: the latents' own.
-    :param outcomes: how many to simulate for a record. They centre residuals.
+    :param root: W of the frame in which the sites are released, (d, d). Outcomes of the model are
+        simulated, too, which centre residuals. None: in the latents' own coordinates, without.
     """
 
     def __init__(
-        self,
-        moments: LinearMoments,
-        mean: Tensor,
-        covariance: Tensor,
-        root: Tensor | None,
-        outcomes: int = 0,
+        self, moments: LinearMoments, mean: Tensor, covariance: Tensor, root: Tensor | None
     ):
         assert moments.design is not None
         self._moments, self._design = moments, moments.design
-        self._outcomes = outcomes if moments.residuals in CENTRED else 0
+        self._outcomes = _OUTCOMES if root is not None and moments.residuals in CENTRED else 0
         self._mean, self._covariance = mean, covariance
         self._axes = Axes.of(covariance, root)
         self._product = self._design.along(self._axes.basis)

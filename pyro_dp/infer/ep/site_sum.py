@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +38,6 @@ class SiteSum:
     :param num_blocks: blocks of a release; a second one is the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
-
-    _outcomes: ClassVar[int] = 0  # to simulate for a record
 
     problem: EPProblem
     structure: Structure
@@ -118,7 +116,7 @@ class SiteSum:
             return None
         root = rest[0] if rest else None
         if isinstance(self._moments, LinearMoments):
-            return LinearSites(self._moments, mean, dense(spread), root, self._outcomes)
+            return LinearSites(self._moments, mean, dense(spread), root)
         return SteinSites(self._moments, mean, spread, root)
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
@@ -209,8 +207,6 @@ class WhitenedSum(SiteSum):
     Both blocks are one Gaussian release.
     """
 
-    _outcomes = 8
-
     structure: Full
 
     def _public(self, at: Any) -> Public:
@@ -255,8 +251,6 @@ class OpeningSum(WhitenedSum):
     The score of a count that equals its mean is zero. So if the outcome decides the score's size,
     the expected squared score is added to the squared norm.
     """
-
-    _outcomes = 0
 
     def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
         groups = self.problem.groups
