@@ -412,6 +412,14 @@ def test_parts_cut_off_agree_less_in_more_dimensions(residuals, ratio):
     assert many / few == pytest.approx(ratio)
 
 
+def test_centred_parts_point_to_one_side_if_the_model_is_wrong():
+    """A dispersion of 2 or more is a tail that no outcome of the model explains."""
+    plan = LookPlan(3, 5000, 1.0, Residuals.CENTRED)
+    found = [3 * plan.squared_bias(1.0, dispersion=each) for each in (0.0, 1.0, 1.5, 2.0, 9.0)]
+    assert found == pytest.approx([1 / 4, 1 / 4, 9 / 16, 1.0, 1.0])
+    assert 3 * plan.squared_bias(0.0, 1.0) == pytest.approx(1.0)
+
+
 def test_parts_that_agree_less_are_clipped_more():
     norms = Norms.of(np.geomspace(1.0, 40.0, 50), np.geomspace(1000.0, 1.0, 50))
     kinds = Residuals.OTHER, Residuals.SUMMED

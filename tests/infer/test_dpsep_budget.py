@@ -292,7 +292,7 @@ def require_bounds(sums, places, broken=(), unread=()):
 @pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_record_moves_each_block_by_its_bound_at_most(family):
+def test_a_record_moves_each_block_by_its_bound_at_most(family, fixed_outcomes):
     """Outliers, adversarial outcomes, and numbers that are not finite; in looks and the opening."""
     likelihood, outcomes, odd = FAMILIES[family]
     model, x, y = glm(likelihood), torch.randn(SIZE, DIM), outcomes()
@@ -308,7 +308,7 @@ def test_a_record_moves_each_block_by_its_bound_at_most(family):
 
 @pytest.mark.long
 @pytest.mark.every_case
-def test_a_record_beside_an_unknown_scale_does_so_too():
+def test_a_record_beside_an_unknown_scale_does_so_too(fixed_outcomes):
     """The opening has a histogram of the coefficients' scores, and one of the scale's."""
     x, y = torch.randn(SIZE, DIM), torch.randn(SIZE)
     x[1], x[2], y[3], y[4] = 1e3 * x[1].sign(), 1e-9, 1e6, -1e80

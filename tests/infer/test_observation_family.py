@@ -119,6 +119,38 @@ def test_the_density_at_many_numbers_at_once(name):
     torch.testing.assert_close(together, alone)
 
 
+DRAWN = (
+    "Poisson",
+    "Gamma",
+    "StudentT",
+    "NegativeBinomial, both",
+    "Binomial",
+    "Normal, loc and scale",
+)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_gradients_at_outcomes_of_the_model_have_mean_zero(name):
+    """Within six standard errors, and the observed value does not matter."""
+    make, value, _ = FAMILIES[name]
+    family, numbers, rest = check(lambda: observe(make(w()), value))
+    *constant, observed, weight = rest
+    found = []
+    for other in (observed, torch.full_like(observed, torch.nan)):
+        torch.manual_seed(1)
+        found.append(family.simulated_gradients(numbers, [*constant, other, weight], 20_000))
+    assert torch.equal(*found)
+    assert (found[0].mean(0).abs() < 6 * found[0].std(0) / 20_000**0.5).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 1e300])
+def test_a_broken_record_does_not_fail_the_others_outcomes(bad):
+    make, value, _ = FAMILIES["Poisson"]
+    family, numbers, rest = check(lambda: observe(make(w()), value))
+    numbers[1] = bad
+    assert family.simulated_gradients(numbers, rest, 3).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -57,6 +57,26 @@ def test_low_rank_is_dense(rank):
         torch.testing.assert_close(each.weighted_precision(weights), total)
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_centred_residuals_that_are_clipped_have_mean_zero(rank):
+    """Exponential outcomes are skewed. The limit is six standard errors."""
+    count, bound = 200_000, torch.tensor(1.2)
+    draws = 1 - torch.distributions.Exponential(torch.ones(2 * count, rank)).sample()
+    simulated, fresh = draws.split(count)
+    jacobian = torch.randn(rank, 4)
+    jacobian = jacobian / jacobian.norm()
+    parts = jacobian[None], torch.zeros(1, rank, rank), torch.zeros(1, rank)
+    sites = LowRank(*parts, simulated=simulated.unsqueeze(1))
+    shift = sites.centred(torch.zeros(1, 1), bound).residual  # (1, 4), from a residual of zero
+
+    def clipped(rows):
+        return rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
+
+    limit = 6 * math.sqrt(2 / count) * bound
+    assert clipped(fresh @ jacobian).mean(dim=0).norm() > 4 * limit
+    assert clipped(fresh @ jacobian + shift).mean(dim=0).norm() < limit
+
+
 @pytest.mark.parametrize("gap", [0.0, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1.0])
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
 def test_the_norm_is_never_below_the_true_one(gap, size):

@@ -19,7 +19,6 @@ from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import LEAST_SHARE, MOST_LOOKS, MOST_WITHOUT_NOISE
-from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
 from pyro_dp.infer.posterior.evidence import Evidence
@@ -49,7 +48,6 @@ _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
 _LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
 _TOO_NARROW = 1.5  # variance of the estimate, relative to the posterior's
-_LARGEST_SCORE = 10.0  # norm of a score, over the root of the curvature; few are larger
 _NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
 _CURVED = (
     "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
@@ -92,7 +90,7 @@ def status(state: EPState) -> Status:
             return Status(CHECK, reason, CLIPPING)
         reason = f"the search may have missed the mean by {share:.1f} standard deviations"
         return Status(CHECK, reason, STEPS)
-    dispersion = _dispersion(state)
+    dispersion = state.dispersion
     varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
     if varies > _TOO_NARROW:
         ratios = {"dispersion": dispersion, "ratio": math.sqrt(varies)}
@@ -100,26 +98,6 @@ def status(state: EPState) -> Status:
     if state.problem.moments.turns and state.plan.multiplier > 0:
         return Status(CHECK, _CURVED.format(dim=state.plan.dim), STEPS)
     return Status()
-
-
-def _dispersion(state: EPState) -> float:
-    """At least so large is the scores' variance, relative to the curvature.
-
-    If the model holds, the two are equal (the information identity; White 1982). Norms of
-    bounded residuals do not depend on the outcome, and say nothing.
-
-    Records' curvatures count as if they were all alike. In a mixture or an integral they are not,
-    and cancel in the sum.
-    """
-    says_little = state.plan.residuals == Residuals.BOUNDED or not state.problem.moments.concave
-    if not state.seen.histograms or says_little:
-        return 0.0
-    frame, pooled = state.required_frame, state.seen.required_pooled
-    point = state.posterior.mean[state.problem.places]
-    curvature = (frame.root @ pooled.curvature @ frame.root).trace().item() / state.plan.size
-    squared = state.seen.histogram(point).least_mean_square(_LARGEST_SCORE * math.sqrt(curvature))
-    scores = squared - frame.counted**2 - (frame.weight * curvature) ** 2
-    return scores / curvature
 
 
 def _num_convex(state: EPState) -> int:

@@ -38,6 +38,7 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import dense, inverse, restricted
 
+_LARGEST_SCORE = 10.0  # norm of a score, over the root of the curvature; few are larger
 _FIRST_SD = 0.1  # largest standard deviation of the first q
 _SHORTEST_STEP = 1e-12
 _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
@@ -252,7 +253,8 @@ class EPState:
         point = self.posterior.mean[self.problem.places]
         norms = self.seen.norms(point)
         root = self.plan.root(precision, pooled.curvature_noise, norms, scale, bound)
-        bound = self.plan.bound(norms, scale, self.seen.extremes_near(point))
+        near = self.seen.extremes_near(point)
+        bound = self.plan.bound(norms, scale, near, self.dispersion)
         frame = Frame.of(root, scale, bound, pooled.relative_noise)
         gain = math.inf if shortened else 0.5 * (step @ precision @ step).item()
         share = self._next_share(frame, precision, gain)
@@ -327,7 +329,28 @@ class EPState:
     @property
     def squared_bias(self) -> float:
         """As :meth:`SeenLooks.squared_bias`."""
-        return self.seen.squared_bias(self.required_frame.bound)
+        return self.seen.squared_bias(self.required_frame.bound, self.dispersion)
+
+    @property
+    def dispersion(self) -> float:
+        """At least so large is the scores' variance, relative to the curvature.
+
+        If the model holds, the two are equal (the information identity; White 1982). Norms of
+        bounded residuals do not depend on the outcome, and say nothing.
+
+        Records' curvatures count as if they were all alike. In a mixture or an integral they are
+        not, and cancel in the sum.
+        """
+        says_little = self.plan.residuals == Residuals.BOUNDED or not self.problem.moments.concave
+        if not self.seen.histograms or says_little:
+            return 0.0
+        frame, pooled = self.required_frame, self.seen.required_pooled
+        point = self.posterior.mean[self.problem.places]
+        curvature = (frame.root @ pooled.curvature @ frame.root).trace().item() / self.plan.size
+        most = _LARGEST_SCORE * math.sqrt(curvature)
+        squared = self.seen.histogram(point).least_mean_square(most)
+        scores = squared - frame.counted**2 - (frame.weight * curvature) ** 2
+        return scores / curvature
 
     def noise_parts(self) -> dict[str, Tensor]:
         """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from pyro_dp.infer.ep.element_sites import element_sites
 from pyro_dp.infer.ep.linear_design import Axes, Numbers, rounding, where_possible
+from pyro_dp.infer.ep.observation_family import CENTRED
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
 
+_OUTCOMES = 8  # simulated for a record
 _ROOM = 1 + 1e-12  # rounding may add this to a row's norm when Q turns it
 
 
@@ -36,7 +38,8 @@ class LinearSites:
     :param moments: moments with a design.
     :param mean: the cavity's mean, (d,).
     :param covariance: the cavity's covariance, (d, d).
-    :param root: W of the frame in which the sites are released, (d, d); None: the latents' own.
+    :param root: W of the frame in which the sites are released, (d, d). Outcomes of the model are
+        simulated, too, which centre residuals. None: in the latents' own coordinates, without.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class LinearSites:
     ):
         assert moments.design is not None
         self._moments, self._design = moments, moments.design
+        self._outcomes = _OUTCOMES if root is not None and moments.residuals in CENTRED else 0
         self._mean, self._covariance = mean, covariance
         self._axes = Axes.of(covariance, root)
         self._product = self._design.along(self._axes.basis)
@@ -72,7 +76,7 @@ class LinearSites:
         along = self._product(rows)  # (B, R, d)
         squares = times(self._weights, along.square().flatten(0, 1).mT)
         lengths, variances = squares.unflatten(1, along.shape[:2])  # (B, R) each
-        sites, start = [], 0
+        sites, simulated, start = [], [], 0
         for family, (numbers, rest) in zip(self._moments.families, here, strict=True):
             shape, stop = numbers.shape, start + numbers.shape[1:].numel()
             if family.rank == 1:
@@ -81,6 +85,9 @@ class LinearSites:
                 own = along[:, start:stop].reshape(*shape, -1)
                 variance = (own * self._axes.variances) @ own.mT
             sites.append(element_sites(family, numbers, variance, rest))
+            if self._outcomes:
+                own = family.simulated_gradients(numbers, rest, self._outcomes)
+                simulated.append(own.flatten(2))
             start = stop
         parts = [along, *joined(sites)]
         straight = self._design.straight[indices]
@@ -94,7 +101,8 @@ class LinearSites:
                 lengths = lengths.index_put((~straight,), parts[0][~straight].square().sum(dim=2))
         along, precision, residual, largest = parts
         lengths = lengths * _ROOM
-        return LowRank(along, precision, residual, largest, lengths, self._axes.turn)
+        drawn = torch.cat(simulated, dim=2) if simulated else residual.new_zeros(0)
+        return LowRank(along, precision, residual, largest, lengths, self._axes.turn, drawn)
 
     def _are_straight(
         self, here: Numbers, along: Tensor, lengths: Tensor, indices: Tensor, rows: list[Tensor]

@@ -39,8 +39,9 @@ class _Kind(NamedTuple):
 
     :param aligned: squared alignment of the parts that clipping cuts off; 1 if all of them point to
         one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
-        Symmetric residuals cancel if the model is right. If a spread is unknown, far records decide
-        it, and noise may hide two thirds of what is cut off.
+        Symmetric and centred residuals cancel if the model is right. If a spread is unknown, far
+        records decide it, and noise may hide two thirds of what is cut off.
+    :param extremes: the same of the parts of extreme records, which the model does not explain.
     :param directions: parts cut off lie in all d directions. Above this d, the alignment falls as
         1 / d. Infinite where they may agree: in a wrong model, or in a mixture's component.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
@@ -52,6 +53,7 @@ class _Kind(NamedTuple):
     """
 
     aligned: float
+    extremes: float
     doubted: float
     bend: float
     longest: float
@@ -59,13 +61,16 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    Residuals.BOUNDED: _Kind(1 / 8_000, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf),
-    Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
-    Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
-    Residuals.LABELS: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.INTEGRATED: _Kind(aligned=9.0, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.SUMMED: _Kind(1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
-    Residuals.OTHER: _Kind(aligned=1.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.BOUNDED: _Kind(
+        1 / 8_000, 0.0, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf
+    ),
+    Residuals.NORMAL: _Kind(1 / 8, 1 / 8, doubted=0.3, bend=2.5, longest=1.0),
+    Residuals.SCALED: _Kind(1 / 8, 1 / 8, doubted=4.0, bend=2.5, longest=0.5),
+    Residuals.CENTRED: _Kind(1 / 4, 1.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.LABELS: _Kind(1 / 8, 1 / 8, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.INTEGRATED: _Kind(9.0, 9.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.SUMMED: _Kind(1.0, 1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
+    Residuals.OTHER: _Kind(1.0, 1.0, doubted=4.0, bend=2.5, longest=1.0),
 }
 
 
@@ -116,9 +121,14 @@ class LookPlan:
     def kind(self) -> _Kind:
         return _KINDS[self.residuals]
 
+    def _aligned(self, dispersion: float) -> float:
+        """A dispersion is a tail that the model does not explain."""
+        most = max(self.kind.aligned, self.kind.extremes)
+        return self._spread * min(most, self.kind.aligned * max(1.0, dispersion) ** 2)
+
     @property
-    def _aligned(self) -> float:
-        return self.kind.aligned * min(1.0, self.kind.directions / self.dim)
+    def _spread(self) -> float:
+        return min(1.0, self.kind.directions / self.dim)
 
     @property
     def bend(self) -> float:
@@ -163,7 +173,13 @@ class LookPlan:
         values = (values / values.mean()).clamp(min=1e-12)
         return (vectors / values.sqrt()) @ vectors.mT
 
-    def bound(self, norms: Norms, scale: float, extremes: Sequence[ExtremeCounts] = ()) -> float:
+    def bound(
+        self,
+        norms: Norms,
+        scale: float,
+        extremes: Sequence[ExtremeCounts] = (),
+        dispersion: float = 0.0,
+    ) -> float:
         """C, at which noise, bias and lost information together cost least.
 
         Let v be the records' mean curvature and w their mean weight. The noise costs
@@ -172,6 +188,7 @@ class LookPlan:
 
         :param norms: the parts' norms before weights.
         :param extremes: numbers of extreme records, which no histogram shows.
+        :param dispersion: at least so large is the scores' variance, relative to the model's.
         """
         least = norms.norms[norms.counts.cumsum() > _LOWEST * self.size][0]
         most = max([norms.norms[-1], *(_FARTHEST * each.bound for each in extremes)])
@@ -179,19 +196,19 @@ class LookPlan:
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
         excess = norms.excess(bounds) + self.sure_excess(extremes, norms, bounds)
-        cost = cost + self._aligned * self.dim * excess**2 / unit
+        cost = cost + self._aligned(dispersion) * self.dim * excess**2 / unit
         if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
     @property
     def _one_sided(self) -> bool:
-        return self.kind.aligned >= 1
+        return self.kind.extremes >= 1
 
     def excess(self, norms: Norms, bounds: Floats) -> Floats:
         """Norms beyond each bound, as a bias counts them.
 
-        Noise can hide a tail. If all of it may point to one side, the bias has all readings in it.
+        Noise can hide a tail. If extremes may point to one side, the bias has all readings in it.
         """
         return norms.rms_excess(bounds) if self._one_sided else norms.excess(bounds)
 
@@ -200,15 +217,21 @@ class LookPlan:
     ) -> Floats:
         """Norms beyond each bound of records that are surely extreme.
 
-        It is zero if all of what is cut off may point to one side. A larger bound would leave a
+        It is zero if their parts may point to one side. A larger bound would leave a
         bias that intervals do not include: it would only make them narrower.
         """
         found = extreme_excess(extremes, norms, bounds, _SURE)
         return np.zeros(len(bounds)) if self._one_sided else found
 
-    def squared_bias(self, excess: float) -> float:
+    def squared_bias(
+        self, excess: float, of_extremes: float = 0.0, dispersion: float = 0.0
+    ) -> float:
         """Squared bias of the score in a direction by clipping.
 
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
+        :param of_extremes: the same of extreme records that no histogram shows.
+        :param dispersion: as of :meth:`bound`.
         """
-        return self._aligned * excess**2 / self.dim
+        bias = math.sqrt(self._aligned(dispersion)) * excess
+        bias += math.sqrt(self._spread * self.kind.extremes) * of_extremes
+        return bias**2 / self.dim

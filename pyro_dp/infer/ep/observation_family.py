@@ -39,6 +39,7 @@ from pyro_dp.utils.errors import PrivacyError
 from pyro_dp.utils.gauss_hermite import Derivatives, by_autodiff
 
 MAX_RANK = 2
+_FARTHEST = 30.0  # number at which outcomes are drawn: rates of 1e13 fit into integers
 _CONCAVE = Bernoulli, Binomial, NegativeBinomial, Normal, Poisson
 
 
@@ -48,10 +49,14 @@ class Residuals:
     BOUNDED = "bounded"  # there are finitely many outcomes
     NORMAL = "normal"  # symmetric, from a quadratic log density
     SCALED = "scaled"  # normal, with an unknown scale
+    CENTRED = "centred"  # by outcomes that the model draws
     SUMMED = "summed"  # over latents of records, as in a mixture
     LABELS = "labels"  # finitely many outcomes, integrated over latents of records
     INTEGRATED = "integrated"  # over latents of records, whose spread may be unknown
     OTHER = "other"
+
+
+CENTRED = Residuals.CENTRED, Residuals.SCALED  # those that outcomes of the model centre
 
 
 class NotLinear(PrivacyError):
@@ -148,6 +153,26 @@ class Family:
         :param rest: as :meth:`read` gives it, each (..., E).
         """
         *constant, value, weight = rest
+        with pyro.validation_enabled(False):  # a broken record would raise for all
+            log_prob = self._made(numbers, constant).log_prob(value)
+        return torch.where(weight == 0, 0.0, log_prob) * weight
+
+    def simulated_gradients(self, numbers: Tensor, rest: list[Tensor], count: int) -> Tensor:
+        """Gradients of the log density at outcomes of the model, (count, ..., E, r).
+
+        Outcomes come from torch's global generator, which a private stream stands in for. The
+        arguments are those of :meth:`log_prob`. The observed value does not matter.
+        """
+        *constant, _, weight = rest
+        near = numbers.detach().nan_to_num(0.0).clamp(-_FARTHEST, _FARTHEST)
+        with pyro.validation_enabled(False), torch.enable_grad():
+            a = near.expand(count, *near.shape).clone().requires_grad_()
+            outcomes = self._made(a.detach(), constant).sample()
+            found = self.log_prob(a, [*constant, outcomes.to(weight), weight]).sum()
+            (gradient,) = torch.autograd.grad(found, a)
+        return gradient.nan_to_num(0.0, 0.0, 0.0)
+
+    def _made(self, numbers: Tensor, constant: Sequence[Tensor]) -> Any:
         parameters = dict(zip(self.constants, constant, strict=True))
         if self._categorical:
             last = torch.zeros_like(numbers[..., :1])
@@ -155,9 +180,7 @@ class Family:
         else:
             for name, number in zip(self._varying, numbers.unbind(-1), strict=True):
                 parameters[name] = self._transforms[name](number)
-        with pyro.validation_enabled(False):  # a broken record would raise for all
-            log_prob = self.distribution(**parameters).log_prob(value)
-        return torch.where(weight == 0, 0.0, log_prob) * weight
+        return self.distribution(**parameters)
 
     def derivatives(self, numbers: list[Tensor], rest: list[Tensor]) -> Derivatives:
         """Derivatives of :meth:`log_prob`: in closed form where :func:`closed_form` has one.

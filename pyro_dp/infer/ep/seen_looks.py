@@ -107,17 +107,19 @@ class SeenLooks:
         """The counts of looks near a point: far away, other records are extreme."""
         return self._near(self.extremes, [look.point for look in self.looks], point)
 
-    def squared_bias(self, bound: float) -> float:
+    def squared_bias(self, bound: float, dispersion: float = 0.0) -> float:
         """Squared bias of the score in a direction by clipping, in coordinates M^1/2 z.
 
         :param bound: C.
+        :param dispersion: at least so large is the scores' variance, relative to the model's.
         """
         if bound == math.inf:
             return 0.0
         point, bounds = self.looks[-1].point, np.array([bound])
         norms, near = self.norms(point), self.extremes_near(point)
-        excess = self.plan.excess(norms, bounds) + extreme_excess(near, norms, bounds)
-        return self.plan.squared_bias(excess.item() / self.weight)
+        found = self.plan.excess(norms, bounds), extreme_excess(near, norms, bounds)
+        own, extreme = (each.item() / self.weight for each in found)
+        return self.plan.squared_bias(own, extreme, dispersion)
 
     @property
     def required_pooled(self) -> PooledLooks:

@@ -21,6 +21,7 @@ from pyro_dp.mechanism.contributions import Rows, counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacked
 
 _TINY = torch.finfo(torch.float64).tiny
+_REPETITIONS = 3
 _NOTHING = torch.zeros(0, dtype=torch.float64)
 
 
@@ -37,6 +38,7 @@ class LowRank:
     :param lengths: squared norms of the rows of J, (B, R), if they were computed before.
     :param turn: an orthogonal matrix that turns sums into the coordinates they are meant in; None:
         J is in those.
+    :param simulated: residuals at K outcomes that the model draws, (K, B, R); (0,): there are none.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class LowRank:
         largest: Tensor | None = None,
         lengths: Tensor | None = None,
         turn: Tensor | None = None,
+        simulated: Tensor = _NOTHING,
     ):
         self._jacobian, self._precision = jacobian, precision
+        self.simulated = simulated
         self._inner, self._largest, self._turn = residual, largest, turn
         lengths = jacobian.square().sum(dim=2) if lengths is None else lengths
         self._lengths = lengths + _TINY  # squares that underflow do not count as zero
@@ -73,6 +77,32 @@ class LowRank:
         """J T for a basis T (d, d), and A, residuals, and their largest values."""
         assert self._largest is not None and self._turn is None
         return [self._jacobian @ basis, self._precision, self._inner, self._largest]
+
+    def centred(self, norms: Tensor, bound: Tensor) -> "LowRank":
+        """The same sites, whose residuals have mean zero once they are clipped, if the model holds.
+
+        Let f(r) be the factor that brings a record of residual r to the bound. The centre c solves
+        E f(r - c) (r - c) = 0 over the model's outcomes, where r has mean zero (Kuensch, Stefanski
+        & Carroll 1989). So c = -E (1 - f) r / E f, which is found by repetition.
+
+        :param norms: norms of the records' parts, (B, 1).
+        :param bound: C.
+        """
+        others = (norms[:, 0].square() - self._squared(self._inner)).clamp(min=0.0)
+        centre = torch.zeros_like(self._inner)
+        for _ in range(_REPETITIONS):
+            longest = (self._squared(self.simulated - centre) + others).sqrt().unsqueeze(2)
+            kept = (bound / longest).clamp(max=1.0)
+            centre = -((1 - kept) * self.simulated).mean(0) / kept.mean(0)
+        own = self._jacobian, self._precision, self._inner - centre, self._largest, self._lengths
+        return LowRank(*own, self._turn)
+
+    def _squared(self, residuals: Tensor) -> Tensor:
+        """Squared norms of J' times these, (..., B), from (..., B, R)."""
+        if self._jacobian.shape[1] == 1:
+            return residuals.square()[..., 0] * self._lengths[:, 0]
+        gram = product(self._jacobian, self._jacobian.mT)
+        return ((gram @ residuals.unsqueeze(-1)).squeeze(-1) * residuals).sum(dim=-1)
 
     def largest_residual(self) -> Tensor:
         """Squared norm that the residual can reach for other outcomes, (B,)."""

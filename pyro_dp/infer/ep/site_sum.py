@@ -194,6 +194,9 @@ class WhitenedSum(SiteSum):
     """What a look of DPSEP releases in the coordinates of a
     :class:`~pyro_dp.infer.ep.look_plan.Frame`.
 
+    **Bias.** If outcomes decide the norms, residuals are centred before they are clipped, see
+    :meth:`~pyro_dp.infer.ep.site_factors.LowRank.centred`.
+
     **Sensitivity.** A record's part (W s, kappa W H W, tau) is shortened by the factor
     min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
     does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
@@ -221,6 +224,9 @@ class WhitenedSum(SiteSum):
             squared = sites.largest_residual() + weight**2 * sites.squared_norm() + counted**2
             size = squared.sqrt().unsqueeze(1)
         longest = size.maximum(norms)
+        if len(sites.simulated):
+            part = self._part(sites.centred(norms, bound), public)
+            longest = norms = part.norms()
         weighted: Measured = Kept(part, norms, (bound / longest).clamp(max=1.0))
         if self.num_blocks == 1:
             return [weighted]

@@ -36,7 +36,7 @@ from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree, cholesky, product, spectra
-from pyro_dp.utils.torch_state import rows_in_cache, rows_on
+from pyro_dp.utils.torch_state import forked_rng, rows_in_cache, rows_on
 
 _NUM_DRAWS = 16
 _FEWER_DRAWS = 8  # if latents are integrated out; widths were those of 16 draws, to 1 in 500
@@ -111,6 +111,18 @@ class LinearMoments:
             size = min(most, records.plate.size)
             self.design = LinearDesign.find(likelihood, self.families, self._predictors, z, size)
             self.microbatch_size = most if self.design else self.microbatch_size
+        if self.residuals == Residuals.OTHER and self.design and self._simulates(here):
+            self.residuals = Residuals.CENTRED
+
+    def _simulates(self, here: list[tuple]) -> bool:
+        """Whether outcomes of a placeholder can be drawn."""
+        try:
+            with forked_rng():
+                for family, numbers, _, rest in here:
+                    family.simulated_gradients(numbers, rest, 1)
+        except Exception:  # the row is public
+            return False
+        return True
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: these records do not behave like placeholders."""
