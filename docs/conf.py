@@ -44,7 +44,7 @@ include_patterns = [
     "SECURITY.md",
 ]
 
-# Folders in which Sphinx need not look: environments have a hundred thousand files.
+# Sphinx need not search these: environments have a hundred thousand files.
 exclude_patterns = [".*", "build", "tests"]
 
 nitpicky = True
