@@ -2,8 +2,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Each worker would compile all tests anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# What is imported is compiled then, which is a small part of what is installed.
+INSTALL := pip install --quiet --no-compile
 
 .PHONY: demo docs lint quick test test-ci test-all test-lowest browser release slides tutorials
 
@@ -13,8 +19,7 @@ demo: $(VENV)/.demo
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python tests/prose.py
+	$(BIN)/python tests/prose.py & $(BIN)/mypy; status=$$?; wait $$! && exit $$status
 
 # A ladder: one case of each test but no fits; fits, too; a fourth of the cases, slow tests, too; all.
 quick: lint
@@ -71,10 +76,15 @@ test-lowest: $(LOWEST)/.test
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses 2 \
 		--dist worksteal --rung ci $(CORE)
 
-$(LOWEST)/.test: pyproject.toml constraints-lowest.txt
+$(LOWEST)/.test: pyproject.toml $(LOWEST)/.pins
+	$(LOWEST)/bin/python -m $(INSTALL) --constraint constraints-lowest.txt --editable ".[test]"
+	touch $@
+
+# These do not need the package: they are installed while $(VENV) is.
+$(LOWEST)/.pins: constraints-lowest.txt
 	$(OLDEST) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
-	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[test]"
+	$(LOWEST)/bin/python -m $(INSTALL) --requirement constraints-lowest.txt
 	touch $@
 
 # One stamp per set of extras: the environment is remade when the pins or the package change.
@@ -84,6 +94,6 @@ $(VENV)/.test: EXTRAS := demo,docs,test,tutorials
 $(VENV)/.demo $(VENV)/.docs $(VENV)/.test: pyproject.toml constraints.txt
 	@echo "Installing pyro_dp and its $(EXTRAS) packages in $(VENV). This takes minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m $(INSTALL) --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/python -m $(INSTALL) --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@

@@ -44,6 +44,9 @@ include_patterns = [
     "SECURITY.md",
 ]
 
+# Sphinx need not search these: environments have a hundred thousand files.
+exclude_patterns = [".*", "build", "tests"]
+
 nitpicky = True
 # Both are of an optional extra.
 nitpick_ignore = [("py:class", "ClientApp"), ("py:class", "ServerApp")]

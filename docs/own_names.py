@@ -5,6 +5,7 @@ Links for public names, in whichever module they are defined. A name that does n
 broken reference, which fails the build.
 """
 
+import functools
 import importlib
 import pkgutil
 import re
@@ -51,13 +52,20 @@ def _resolved(app, env, node, contnode):
     return contnode
 
 
+@functools.cache
 def _found(target, module, owner):
     """The object of a reference, from its module or class, or from anywhere."""
     places = [module, f"{module}.{owner}"] if owner else [module]
-    places += [name for name in sys.modules if name.split(".")[0] == "pyro_dp"]
+    places += _modules()
     names = [target, *(f"{place}.{target}" for place in places if place)]
     ours = (found for found in map(_at, names) if found is not None and _is_ours(found))
     return next(ours, None)
+
+
+@functools.cache
+def _modules():
+    """The names of all, as :func:`_import_all` imported them."""
+    return [name for name in sys.modules if name.split(".")[0] == "pyro_dp"]
 
 
 def _is_ours(found):

@@ -25,8 +25,9 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rung",
         choices=LEFT_OUT,
-        help="ci: every fourth case of a test that has four or more, one of two or three if it is "
-        "in_turns; test: one case, without slow tests; quick: the same without long ones",
+        help="ci: every fourth case (n-th if it is one_in(n)) of a test that has four or more, one "
+        "of two or three if it is in_turns; test: one case, without slow tests; quick: the same "
+        "without long ones",
     )
 
 
@@ -66,7 +67,9 @@ def pytest_collection_modifyitems(config, items):
     kept = set()
     for each in cases.values():
         count, has = len(each), each[0].get_closest_marker
-        step = min(count, 4) if count >= 4 or has("in_turns") else 1
+        sparse = has("one_in")
+        most = sparse.args[0] if sparse else 4
+        step = min(count, most) if count >= 4 or has("in_turns") else 1
         step = 1 if has("every_case") else step if rung == "ci" else count
         # Each test begins at another case, so that no model is left out everywhere.
         name = each[0].nodeid.split("[")[0]

@@ -61,7 +61,7 @@ def equal(one, other):
 ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @law(20)
 @given(ledgers(), st.randoms(use_true_random=False))
 def test_order_does_not_matter(ledger, random):
@@ -102,7 +102,7 @@ def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
 
 
 @pytest.mark.in_turns
-@pytest.mark.long
+@pytest.mark.slow
 @ENGINES
 @law(25)
 @given(ledgers(kinds=2), st.data())

@@ -98,6 +98,7 @@ def test_the_second_opinion(event, neighboring):
         assert found == pytest.approx(own, rel=TOLERANCE)
 
 
+@pytest.mark.long
 @EACH
 def test_a_report_has_it(event):
     accountant = PrivacyAccountant()

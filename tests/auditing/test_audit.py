@@ -49,6 +49,7 @@ class TestRepeatedRuns:
         assert 0.3 * claim.get_epsilon() < result.bound <= claim.get_epsilon()
         assert not result.contradicts_claim
 
+    @pytest.mark.long
     def test_finds_half_the_noise(self):
         claim = gaussian(1.0)[1]
         mechanism, _ = gaussian(0.5)
@@ -100,6 +101,7 @@ class TestRepeatedRuns:
     def test_nothing_to_see(self):
         assert run(lambda x, y: 0.0).bound == 0.0
 
+    @pytest.mark.long
     @pytest.mark.parametrize("dim", [1, 30])
     def test_is_wrong_as_often_as_stated(self, dim):
         """If nothing can be seen, any bound is wrong. Thresholds and direction were fitted.

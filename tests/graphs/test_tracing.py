@@ -5,7 +5,6 @@ import warnings
 import pyro
 import pytest
 import torch
-import torch._inductor
 from compilers import needs_compiler
 
 from pyro_dp.graphs import tracing
@@ -162,7 +161,7 @@ def test_untraced_results_are_constants():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @needs_compiler
 def test_compiled():
     """The graph's numbers, in silence."""
@@ -183,9 +182,9 @@ def test_without_a_compiler(monkeypatch, missing):
         raise RuntimeError("no g++ in /usr/bin")
 
     if missing == "compiler":
-        monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
+        monkeypatch.setattr("torch._inductor.standalone_compile", broken)
     else:  # as in an older torch
-        monkeypatch.delattr(torch._inductor, "standalone_compile")
+        monkeypatch.delattr("torch._inductor.standalone_compile")
     inputs = [torch.ones(4, 3), torch.zeros(3)]
     graph = trace(objective, inputs)
     with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:

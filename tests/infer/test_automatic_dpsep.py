@@ -363,6 +363,7 @@ def test_the_first_q_keeps_its_correlations():
     assert torch.equal(ep_state._narrowed(small), small)
 
 
+@pytest.mark.long
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))
@@ -556,6 +557,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     assert accountant.get_epsilon() == sep.accountant.get_epsilon()
 
 
+@pytest.mark.long
 def test_too_many_latents_are_refused_before_anything_is_spent():
     def wide(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1201]).to_event(1))
@@ -631,6 +633,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
     assert 0.01 < lower < upper < 3.0  # a's standard deviations are 0.68 and 0.37
 
 
+@pytest.mark.long
 def test_the_posterior_follows_from_the_evidence_alone():
     """An early look may lose the scale, and its posterior is no start for a later one."""
     clinic, y = torch.arange(1200) % 6, torch.poisson(torch.linspace(0.5, 2.0, 1200))

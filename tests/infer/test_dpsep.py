@@ -246,6 +246,7 @@ def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
     assert torch.dot(eta / eta.norm(), x[7] / x[7].norm()).abs().item() == pytest.approx(1.0)
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
@@ -376,6 +377,7 @@ def with_hyperprior(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+@pytest.mark.long
 def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
     """Their coordinates are not released; the prior alone connects or moves them."""
     seen, noise = Releases(monkeypatch), Noise(5.0, source=0)

@@ -86,7 +86,7 @@ def outcomes(model, data):
 # Which method.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("model", "guide"),
@@ -123,6 +123,7 @@ def test_the_report_has_the_status(model, loop):
     )
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("model", "reason"),
@@ -226,6 +227,7 @@ def test_records_unlike_the_placeholders_are_an_error():
     assert type(svi._inference) is Looks and svi.accountant.num_releases == 0
 
 
+@pytest.mark.long
 def test_after_a_release_the_method_stays():
     """A model that is no longer linear is an error, and not another method."""
     curved = False

@@ -107,6 +107,7 @@ def test_what_is_read_otherwise():
         read(two, without_parameters, DATA)
 
 
+@pytest.mark.long
 def test_a_guide_that_cannot_hold_the_posterior_says_so():
     view = read(two, fixed, DATA)
     view.write(MEAN, COVARIANCE / 100)

@@ -155,6 +155,7 @@ def test_a_picture():
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options, said",
     [

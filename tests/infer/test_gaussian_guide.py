@@ -163,6 +163,7 @@ DIAGONAL = ("AutoNormal", "AutoDiagonalNormal", "Normal", "module")
 CORRELATED = ("AutoMultivariateNormal", "AutoLowRankMultivariateNormal", "MultivariateNormal")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_what_is_written_is_read_and_drawn(name):
     model, guide = GUIDES[name]()

@@ -180,7 +180,7 @@ def fitted(model, guide, *data, method=DPSVI):
     return found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_posterior_and_rows():
     """Rows of the guide end at each record's own posterior, which is Normal here.
 
@@ -215,6 +215,7 @@ def test_posterior_and_rows():
     assert (again - rows["locs"]).abs().mean() < 0.1
 
 
+@pytest.mark.long
 def test_a_graph_gives_the_gradients_of_pyro_code(monkeypatch):
     """They are those of whole passes, and of records that do not fill one."""
     y, guide = persons_data(), AutoNormal(persons)
@@ -238,6 +239,7 @@ def refused(*given, **options):
     raise NotTraceable("it is refused")
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])
 def test_guides_of_global_latents(method):
@@ -374,6 +376,7 @@ def test_dpsep_says_why():
         DPSEP(persons, AutoNormal(persons), accountant=budget()).step(persons_data())
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("settings", [{}, {"clip": 1.0}])
 def test_a_second_run_takes_up_rows(settings):

@@ -156,7 +156,7 @@ def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
 # Other guides.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):

@@ -172,6 +172,7 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     assert len(used) == 2 and used[0] != used[1]
 
 
+@pytest.mark.long
 @pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
@@ -224,6 +225,7 @@ def test_private_loss(monkeypatch, particles):
     assert fixture.svi.step(*data) == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_adaptive_clip(monkeypatch):
     """The bound follows the quantile of the norms."""
     fixture = Fixture(

@@ -205,6 +205,7 @@ def far_from_the_prior():
     return Evidence((Latent("w", torch.Size([8]), real, 0, 8),), (part,))
 
 
+@pytest.mark.long
 def test_far_evidence_is_found():
     """Noise of the curvature flattens the likelihood far away."""
     evidence = far_from_the_prior()

@@ -67,6 +67,7 @@ def problem_of(family):
     return Problem(model, guide, (torch.randn(24),))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_guide_of_each_family(name):
     """Equal to SVI on the same seed, and traced."""

@@ -121,6 +121,7 @@ def test_close_to_the_truth(monkeypatch, make, options, source):
     assert error < (0.02 if source else 0.003)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [0.02, 1.0])
 def test_standard_error(rate):
     """Over 4,000 runs, errors in standard errors have sd 1 to 6%, which is 5.4 of its own sds."""

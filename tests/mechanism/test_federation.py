@@ -225,7 +225,7 @@ class TestShamirSums:
         with pytest.raises(ConfigurationError, match="dropouts must be 0"):
             channel.begin(2, 1)
 
-    @pytest.mark.long
+    @pytest.mark.slow
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes certificates")
     def test_a_certificate_is_that_of_one_holder(self):
         """With two parts a holder would see the last one's upload."""

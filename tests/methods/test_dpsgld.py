@@ -93,6 +93,7 @@ def test_step_is_a_langevin_step(monkeypatch, jit):
     assert len({len(batch) for batch in taken}) > 2
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("ratio", [0.5, 4.0])
 def test_noise_is_topped_up(monkeypatch, ratio):

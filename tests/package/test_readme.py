@@ -1,5 +1,6 @@
 """Examples run as printed, README's with its output, and links lead somewhere."""
 
+import math
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from pyro_dp import Noise
 
 ROOT = Path(__file__).parents[2]
 NUMBER = r"-?\d+\.?\d*"
+# Effects of variance 1 flatten a logistic curve by this factor (Zeger, Liang & Albert 1988).
+WIDER = (1 + (16 * 3**0.5 / (15 * math.pi)) ** 2) ** 0.5
 pytestmark = pytest.mark.every_case
 # In reading order: all continue with the data of the first.
 PAGES = (
@@ -42,13 +45,18 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     scope = {}
     for code in codes:
         pyro.clear_param_store()
-        exec(re.sub(r"run\((.*), y\b([^)]*)\)", r"run(\1, y\2, progress=False)", code), scope)
+        truth = torch.tensor([1.0, -0.5, 0.0, 0.3])
+        code = re.sub(r"run\((.*), y\b([^)]*)\)", r"run(\1, y\2, progress=False)", code)
+        if "def random_effects" in code:  # a step takes a second for all 20,000 people
+            code = code.replace("run(x, y", "run(x[:8000], y[:8000]")
+            truth *= WIDER
+        exec(code, scope)
         assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
         assert "1000" not in capsys.readouterr().err
         w = scope["w"].mean / 2 if "VIPS" in code else scope["guide"].median()["w"]
         if "report" in code:
             assert "0.9" in scope["report"] and (tmp_path / "study.journal").exists()
-        assert (w - torch.tensor([1.0, -0.5, 0.0, 0.3])).abs().max() < 0.3
+        assert (w - truth).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("page", ["README.md", FRAMES[0]])

@@ -245,6 +245,7 @@ def test_all_at_once_is_the_loop():
     assert math.isfinite(found.losses.sum())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @JIT

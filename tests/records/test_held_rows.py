@@ -74,6 +74,7 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
         assert same(result(svi), wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [

@@ -197,6 +197,7 @@ def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
         assert fixture.released[0][0].numel() == (3 if privatize == "latents" else globals_)
 
 
+@pytest.mark.long
 def test_nested_plates_and_other_dimensions(monkeypatch):
     """The private dimension is not always the first; constraints of events change shapes."""
 
@@ -234,6 +235,7 @@ def test_nested_plates_and_other_dimensions(monkeypatch):
         assert moved.nonzero().flatten().tolist() == BATCH
 
 
+@pytest.mark.long
 def test_parameters_of_the_model(monkeypatch):
     """Effects without a prior."""
 
@@ -492,6 +494,7 @@ class _FixedDraws(TorchFunctionMode):
 _NORMALS = torch.linspace(-2, 2, SIZE, dtype=torch.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
 def test_equals_svi(monkeypatch, name, privatize):
@@ -580,6 +583,7 @@ def test_microbatches_change_nothing(monkeypatch):
             torch.testing.assert_close(other[name], value)
 
 
+@pytest.mark.long
 def test_particles_are_averaged(monkeypatch):
     """Without draws, K particles are one."""
     runs, data = [], regression_data()
@@ -644,6 +648,7 @@ def _tensors(value):
     return []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("private", [True, False])
 def test_state_round_trip(monkeypatch, private):
     """A curator's state continues the rows; a public one starts them afresh."""
@@ -793,6 +798,7 @@ def test_a_cleared_store_starts_afresh(monkeypatch):
     assert pyro.param("own_loc").unconstrained() is leaves(svi)["own_loc"]
 
 
+@pytest.mark.long
 def test_new_arguments_keep_the_moments(monkeypatch):
     svi, data = new(monkeypatch, sampling=FullBatch()).svi, regression_data()
     svi.step(*data)

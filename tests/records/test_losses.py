@@ -142,6 +142,7 @@ def test_own_loss_of_latents_per_record(loss):
     assert svi._kept.prepared.term.vectorizes  # and was compared
 
 
+@pytest.mark.long
 def test_the_loss_is_what_it_is_now():
     """Annealing by an attribute, with graphs and without."""
     for jit in ("none", "trace"):

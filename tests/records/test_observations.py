@@ -206,6 +206,7 @@ def test_missing_outcomes(name):
     assert (gradients[seen].abs().amax(-1) > 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["discrete, summed out", "discrete, summed out, whole", "discrete, guide"]
 )

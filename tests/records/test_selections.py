@@ -136,6 +136,7 @@ def batch(x, y):
     return Batch(torch.arange(len(x)), [x, y])
 
 
+@pytest.mark.long
 @JIT
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_svi(model, jit):
@@ -145,6 +146,7 @@ def test_equals_svi(model, jit):
         torch.testing.assert_close(ours[name], value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_a_graph(model):
     svi = new(model, execution=Execution(jit="trace"))
@@ -185,6 +187,7 @@ def test_other_functions_take_records_one_by_one(model, name):
         svi.step(*data())
 
 
+@pytest.mark.long
 @JIT
 def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):
     """Its gradient is zero, and others keep theirs."""

@@ -488,6 +488,7 @@ def test_a_result_is_read_again_without_the_data(name, tmp_path):
     assert json.loads(path.read_text()) == state
 
 
+@pytest.mark.long
 def test_a_file_of_another_model_is_refused(tmp_path):
     glm = private(schema("age", "visits"), "visits ~ age", family="poisson", epsilon=30.0)
     path = tmp_path / "result.json"

@@ -405,6 +405,7 @@ def test_the_report_has_the_status():
     assert f"| {vips.posterior().status} |" in vips.accountant.report()
 
 
+@pytest.mark.long
 def test_steps_that_have_not_arrived_are_to_check():
     data, _ = simulated("logistic", 4000, seed=5)
     few = noisy(MODELS["logistic"](), data, num_steps=2, noise=Noise(0.1, source=0))

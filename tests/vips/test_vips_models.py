@@ -56,6 +56,7 @@ def polya_gamma_vb(x, y, a0, b0, sweeps):
     return mean, covariance, alpha
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("a0", "b0"), [(1.0, 1.0), (0.1, 2.0), (1e6, 1e6)])
 def test_logistic_regression_is_polya_gamma_variational_bayes(a0, b0):
     x, y = logistic_data(size=300, dim=4, scale=4.0)
@@ -232,6 +233,7 @@ def test_the_mixture_is_variational_bayes():
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("private", [False, True])
 def test_the_mixture_recovers_its_components(private):
     data = mixture_data(size=20_000)
@@ -259,6 +261,7 @@ def test_the_mixture_recovers_its_components(private):
         torch.testing.assert_close(precisions.rsqrt(), SDS, rtol=0.0, atol=0.03)
 
 
+@pytest.mark.long
 def test_the_mixture_starts_where_it_is_told():
     start = MEANS.flip(0) + 0.5
     model = GaussianMixture(3, 2, radius=6.0, start=start)
@@ -351,6 +354,7 @@ def test_other_precisions_of_the_data_change_little(name):
         torch.testing.assert_close(rounded[key].mean, q.mean, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["logistic", "documents", "images"])
 def test_whole_numbers_may_be_of_any_type(name):
     """Also of types without a ``round`` of their own."""
@@ -392,6 +396,7 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma", [1.0, 100.0, 1e6])
 @pytest.mark.parametrize("name", [*PROBLEMS, "documents"])
 def test_nothing_explodes_under_noise(name, sigma):

@@ -417,7 +417,7 @@ def test_the_pyro_model():
 def test_the_guide_has_the_joint_covariance_of_weights_and_biases():
     images, _ = images_of(200)
     vips = fitted(model_of(), (images,), 5)
-    samples = Predictive(vips.guide, num_samples=2000)(images)
+    samples = Predictive(vips.guide, num_samples=2000)(images[:1])
     found = torch.cat([samples["weights"], samples["biases"].unsqueeze(-1)], dim=-1)
     covariance = vips._found.posterior.covariance
     scale = covariance.diagonal(dim1=1, dim2=2).sqrt()
@@ -426,7 +426,7 @@ def test_the_guide_has_the_joint_covariance_of_weights_and_biases():
         assert (errors.abs() < 8 / math.sqrt(2000) * torch.outer(scale[j], scale[j])).all()
 
 
-@pytest.mark.parametrize("units", [1, 3, 8])
+@pytest.mark.parametrize("units", [1, 3, 5])
 @pytest.mark.parametrize("sigma", [0.0, 1.0, 100.0, 1e6])
 def test_nothing_explodes(sigma, units):
     """Under noise; and without it, with more hidden units than the images can tell."""

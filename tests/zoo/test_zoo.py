@@ -78,6 +78,7 @@ def fit(name, private):
     return values()
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ZOO)
 def test_equals_svi(name):
@@ -138,6 +139,7 @@ def outlier(table):
         table[RECORD] = 1e6
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_first_step_with_nothing_set(name):
