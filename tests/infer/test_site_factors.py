@@ -57,14 +57,14 @@ def test_low_rank_is_dense(rank):
         torch.testing.assert_close(each.weighted_precision(weights), total)
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("rank", [1, 2, 5])
 def test_centred_residuals_that_are_clipped_have_mean_zero(rank):
     """Exponential outcomes are skewed. The limit is six standard errors."""
     count, bound = 200_000, torch.tensor(1.2)
     draws = 1 - torch.distributions.Exponential(torch.ones(2 * count, rank)).sample()
     simulated, fresh = draws.split(count)
     jacobian = torch.randn(rank, 4)
-    jacobian = jacobian / jacobian.norm()
+    jacobian = rank * jacobian / jacobian.norm()
     parts = jacobian[None], torch.zeros(1, rank, rank), torch.zeros(1, rank)
     sites = LowRank(*parts, simulated=simulated.unsqueeze(1))
     shift = sites.centred(torch.zeros(1, 1), bound).residual  # (1, 4), from a residual of zero

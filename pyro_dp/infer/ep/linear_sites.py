@@ -29,7 +29,7 @@ from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
 
-_OUTCOMES = 8  # simulated for a record
+_OUTCOMES = 4  # simulated for a record
 _ROOM = 1 + 1e-12  # rounding may add this to a row's norm when Q turns it
 
 

@@ -165,12 +165,22 @@ class Family:
         """
         *constant, _, weight = rest
         near = numbers.detach().nan_to_num(0.0).clamp(-_FARTHEST, _FARTHEST)
-        with pyro.validation_enabled(False), torch.enable_grad():
-            a = near.expand(count, *near.shape).clone().requires_grad_()
-            outcomes = self._made(a.detach(), constant).sample()
-            found = self.log_prob(a, [*constant, outcomes.to(weight), weight]).sum()
-            (gradient,) = torch.autograd.grad(found, a)
-        return gradient.nan_to_num(0.0, 0.0, 0.0)
+        near = near.expand(count, *near.shape)
+        with pyro.validation_enabled(False):
+            outcomes = self._made(near, constant).sample().to(weight)
+        shape = outcomes.shape
+        rest = [x.expand(shape).flatten(0, 1) for x in (*constant, outcomes, weight)]
+        gradient = self._gradient(near.flatten(0, 1), rest)
+        return gradient.reshape(*shape, self.rank).nan_to_num(0.0, 0.0, 0.0)
+
+    def _gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
+        """The gradient of :meth:`log_prob`, (..., E, r)."""
+        if self._closed is not None:
+            return torch.stack(self.derivatives(list(numbers.unbind(-1)), rest).gradient, dim=-1)
+        with torch.enable_grad():
+            a = numbers.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.log_prob(a, rest).sum(), a)
+        return gradient
 
     def _made(self, numbers: Tensor, constant: Sequence[Tensor]) -> Any:
         parameters = dict(zip(self.constants, constant, strict=True))

@@ -22,6 +22,7 @@ from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacke
 
 _TINY = torch.finfo(torch.float64).tiny
 _REPETITIONS = 3
+_FEW = 3  # rows, whose products are slower than sums of elements
 _NOTHING = torch.zeros(0, dtype=torch.float64)
 
 
@@ -88,21 +89,25 @@ class LowRank:
         :param norms: norms of the records' parts, (B, 1).
         :param bound: C.
         """
-        others = (norms[:, 0].square() - self._squared(self._inner)).clamp(min=0.0)
+        gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
+        rows = range(len(gram[0]))
+
+        def squared(residuals: Tensor) -> Tensor:
+            """Squared norms of J' times these, (..., B), from (..., B, R)."""
+            if len(rows) > _FEW:
+                turned = (gram @ residuals.unsqueeze(-1)).squeeze(-1)
+                return (residuals * turned).sum(dim=-1)
+            each, zero = residuals.unbind(-1), torch.zeros_like(residuals[..., 0])
+            return sum((each[i] * gram[:, i, j] * each[j] for i in rows for j in rows), zero)
+
+        others = (norms[:, 0].square() - squared(self._inner)).clamp(min=0.0)
         centre = torch.zeros_like(self._inner)
         for _ in range(_REPETITIONS):
-            longest = (self._squared(self.simulated - centre) + others).sqrt().unsqueeze(2)
+            longest = (squared(self.simulated - centre) + others).sqrt().unsqueeze(2)
             kept = (bound / longest).clamp(max=1.0)
             centre = -((1 - kept) * self.simulated).mean(0) / kept.mean(0)
         own = self._jacobian, self._precision, self._inner - centre, self._largest, self._lengths
         return LowRank(*own, self._turn)
-
-    def _squared(self, residuals: Tensor) -> Tensor:
-        """Squared norms of J' times these, (..., B), from (..., B, R)."""
-        if self._jacobian.shape[1] == 1:
-            return residuals.square()[..., 0] * self._lengths[:, 0]
-        gram = product(self._jacobian, self._jacobian.mT)
-        return ((gram @ residuals.unsqueeze(-1)).squeeze(-1) * residuals).sum(dim=-1)
 
     def largest_residual(self) -> Tensor:
         """Squared norm that the residual can reach for other outcomes, (B,)."""
