@@ -348,12 +348,11 @@ def test_tensors_that_are_changed_in_place(way, named):
             model(torch.ones(3, 2))
 
 
-@pytest.mark.parametrize("before", [None, torch.zeros(2)])
-def test_gradients_are_put_back_and_refused(before):
+@pytest.mark.parametrize("has_one", [False, True])
+def test_gradients_are_put_back_and_refused(has_one):
     """As of a model that calls backward() on a network that it captures."""
     weights = nn.Parameter(torch.ones(2))
-    weights.grad = before if before is None else before.clone()
-    kept = weights.grad
+    weights.grad = kept = torch.zeros(2) if has_one else None
 
     def model(x):
         (weights @ x).backward()
@@ -361,7 +360,7 @@ def test_gradients_are_put_back_and_refused(before):
     state = CapturedState(model)
     with state.pristine() as changes:
         model(torch.ones(2))
-    assert weights.grad is kept and (kept is None or torch.equal(kept, before))
+    assert weights.grad is kept and (kept is None or not kept.any())
     with pytest.raises(ModelError, match="Variable 'weights'"):
         require_no_changes(changes)
 

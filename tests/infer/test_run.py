@@ -62,7 +62,7 @@ def test_a_callback_that_holds_the_data_is_refused(make):
     """It could stop the run by a number of the data. Inferences and released numbers it may use."""
     data, accountant, found = regression_data(), PrivacyAccountant(epsilon=5.0), []
     if make is VIPS:
-        inference = VIPS(LogisticRegression(2), accountant=accountant, num_steps=3)
+        inference = VIPS(LogisticRegression(3), accountant=accountant, num_steps=3)
     else:
         inference = make(logistic, AutoNormal(logistic), accountant=accountant)
 

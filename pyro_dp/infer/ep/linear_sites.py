@@ -47,7 +47,9 @@ class LinearSites:
     ):
         assert moments.design is not None
         self._moments, self._design = moments, moments.design
-        self._outcomes = _OUTCOMES if root is not None and moments.residuals in CENTRED else 0
+        skewed = not all(family.is_symmetric for family in moments.families)
+        centres = skewed and root is not None and moments.residuals in CENTRED
+        self._outcomes = _OUTCOMES if centres else 0
         self._mean, self._covariance = mean, covariance
         self._axes = Axes.of(covariance, root)
         self._product = self._design.along(self._axes.basis)

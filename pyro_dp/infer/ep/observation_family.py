@@ -40,6 +40,7 @@ from pyro_dp.utils.gauss_hermite import Derivatives, by_autodiff
 
 MAX_RANK = 2
 _FARTHEST = 30.0  # number at which outcomes are drawn: rates of 1e13 fit into integers
+_SYMMETRIC = "Cauchy", "Laplace", "Normal", "StudentT"
 _CONCAVE = Bernoulli, Binomial, NegativeBinomial, Normal, Poisson
 
 
@@ -219,6 +220,12 @@ class Family:
     def is_scaled(self) -> bool:
         """Whether it is a Normal whose location and scale both depend on the latents."""
         return self.residuals == Residuals.SCALED and self._varying == ["loc", "scale"]
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether its residual is as likely as minus it, so that clipping causes no bias."""
+        own = (getattr(dist, each) for each in _SYMMETRIC)
+        return self.distribution in own and self._varying == ["loc"]
 
     @property
     def is_smooth(self) -> bool:

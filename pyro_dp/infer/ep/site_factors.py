@@ -83,8 +83,9 @@ class LowRank:
         """The same sites, whose residuals have mean zero once they are clipped, if the model holds.
 
         Let f(r) be the factor that brings a record of residual r to the bound. The centre c solves
-        E f(r - c) (r - c) = 0 over the model's outcomes, where r has mean zero (Kuensch, Stefanski
-        & Carroll 1989). So c = -E (1 - f) r / E f, which is found by repetition.
+        E f(r - c) (r - c) = 0 over the model's outcomes (Kuensch, Stefanski & Carroll 1989). There
+        r has mean zero, so c = cov(f, r) / E f, which is found by repetition. Few
+        outcomes are enough: c is zero if f is the same for all.
 
         :param norms: norms of the records' parts, (B, 1).
         :param bound: C.
@@ -105,7 +106,9 @@ class LowRank:
         for _ in range(_REPETITIONS):
             longest = (squared(self.simulated - centre) + others).sqrt().unsqueeze(2)
             kept = (bound / longest).clamp(max=1.0)
-            centre = -((1 - kept) * self.simulated).mean(0) / kept.mean(0)
+            mean = kept.mean(dim=0)
+            total = ((kept - mean) * self.simulated).sum(dim=0)
+            centre = total / (len(self.simulated) - 1) / mean
         own = self._jacobian, self._precision, self._inner - centre, self._largest, self._lengths
         return LowRank(*own, self._turn)
 
