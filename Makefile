@@ -8,8 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# What is imported is compiled then, which is a small part of what is installed.
-INSTALL := pip install --quiet --no-compile
+INSTALL := pip install --quiet
 
 .PHONY: demo docs lint quick test test-ci test-all test-lowest browser release slides tutorials
 
