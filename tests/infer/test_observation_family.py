@@ -166,6 +166,16 @@ def test_a_broken_record_does_not_fail_the_others_outcomes(bad):
     assert family.simulated_gradients(numbers, rest, 3).isfinite().all()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_broken_constant_ends_no_others_outcomes(bad):
+    """The draw of a binomial whose count is NaN never ends."""
+    make, value, _ = FAMILIES["Binomial"]
+    family, numbers, rest = check(lambda: observe(make(w()), value))
+    counts = rest[0].clone()
+    counts[1] = bad
+    assert family.simulated_gradients(numbers, [counts, *rest[1:]], 3).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "name",
     [

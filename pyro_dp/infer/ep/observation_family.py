@@ -165,6 +165,8 @@ class Family:
         arguments are those of :meth:`log_prob`. The observed value does not matter.
         """
         *constant, _, weight = rest
+        # torch's draw never ends if a binomial's count is NaN.
+        constant = [x.nan_to_num(1.0, 1.0, 1.0) for x in constant]
         near = numbers.detach().nan_to_num(0.0).clamp(-_FARTHEST, _FARTHEST)
         near = near.expand(count, *near.shape)
         with pyro.validation_enabled(False):
