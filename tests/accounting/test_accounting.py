@@ -55,14 +55,9 @@ def test_calibration_uses_the_budget(relation, sampling, steps, rate):
 
 
 @pytest.mark.long
-def test_calibration_reference_and_engines():
+def test_calibration_reference():
     sigma = PrivacyAccountant(1.0).noise_multiplier(num_steps=1000, sample_rate=0.01)
     assert sigma == pytest.approx(1.4146, rel=2e-3)
-    accountant = PrivacyAccountant(1.0, engine="rdp")
-    other = accountant.noise_multiplier(num_steps=1000, sample_rate=0.01)
-    assert other > sigma
-    accountant.record(SubsampledGaussian(other, 0.01), 1000)
-    assert 0.995 <= accountant.get_epsilon() <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -487,21 +482,14 @@ def test_runs_of_a_later_version_load():
     assert told(again) == told(accountant)
 
 
-@pytest.mark.parametrize(
-    "name, wrong",
-    [
-        ("title", "two\nlines"),
-        ("dataset", 3),
-        ("purpose", "x" * 1001),
-        ("units", 0),
-        ("units", 1.5),
-    ],
-)
-def test_descriptions_are_lines(name, wrong):
+def test_descriptions_are_lines():
     accountant = with_runs()
     before = accountant.description
-    with pytest.raises(ConfigurationError, match=name):
-        accountant.describe(**{"controller": "new", name: wrong})
+    wrong = {"title": ("two\nlines",), "dataset": (3,), "purpose": ("x" * 1001,), "units": (0, 1.5)}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ConfigurationError, match=name):
+                accountant.describe(**{"controller": "new", name: value})
     assert accountant.description == before
 
 

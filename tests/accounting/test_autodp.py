@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from autodp import calibrator_zoo, converter, mechanism_zoo, transformer_zoo
 from autodp.autodp_core import Mechanism
-from dp_accounting.pld import privacy_loss_distribution as theirs
 from ledgers import ledger, reopened
 from scipy.optimize import brentq
 from scipy.special import logsumexp
@@ -85,26 +84,6 @@ def test_laplace_noise_against_brute_force(case):
     else:
         assert most - 1e-4 <= found <= most + stated
     assert composition.epsilon_bound(ledger, DELTA, ADD, "pld") >= found * (1 - 1e-9)
-
-
-def test_laplace_noise_against_dp_accounting():
-    """Alone, and beside a run at epsilon 1: thirty counts cost 4 by addition."""
-    run = SubsampledGaussian(PrivacyAccountant(1.0, DELTA).noise_multiplier(num_steps=1))
-    for rest, count in (({}, 1), ({}, 30), ({run: 1}, 30)):
-        ledger = {Laplace(10.0, "a count"): count} | rest
-        found = composition.epsilon(ledger, DELTA, ADD, "pld")
-        whole = theirs.from_laplace_mechanism(10.0, value_discretization_interval=1e-3)
-        whole = whole.self_compose(count)
-        if rest:
-            noise = theirs.from_gaussian_mechanism(
-                run.noise_multiplier, value_discretization_interval=1e-3
-            )
-            whole = whole.compose(noise)
-            assert found <= 2.42
-        assert found == pytest.approx(whole.get_epsilon_for_delta(DELTA), rel=3e-3)
-        opinion, source = second_opinion(ledger, DELTA, ADD)
-        assert source == "PLD" and opinion == pytest.approx(found, rel=TOLERANCE)
-        assert third_opinion(ledger, DELTA, ADD) >= found * (1 - TOLERANCE)
 
 
 def test_moments_against_autodp():

@@ -24,7 +24,6 @@ from pyro_dp import (
     Execution,
     FullBatch,
     Noise,
-    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     SubsampledGaussian,
@@ -304,20 +303,3 @@ class TestWholeRuns:
         make_run(*records()[0])
         result = run(ten_of_each(make_run), accountants[0], num_trials=100, score=None)
         assert result.contradicts_claim
-
-    @pytest.mark.slow
-    def test_dpsep_without_noise(self, monkeypatch):
-        """All of 80 guesses are right, which shows 2.4."""
-        monkeypatch.setattr(releases, "release", with_noise(0.0))
-        accountants = []
-
-        def make_run(x, y):
-            pyro.clear_param_store()
-            accountants.append(PrivacyAccountant(1.0))
-            guide = AutoDiagonalNormal(model)
-            settings = dict(num_steps=1, clip=1.0, noise=Noise(source=0))
-            PaperDPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
-            return guide.loc.numpy(force=True)
-
-        make_run(*records()[0])
-        assert run(ten_of_each(make_run), accountants[0], num_trials=100).contradicts_claim

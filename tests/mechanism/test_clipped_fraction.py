@@ -142,12 +142,16 @@ def test_standard_error(rate):
 
 
 def test_fraction_is_a_fraction():
-    """Noise may have carried the estimate beyond 0 or 1."""
+    """Noise may have carried the estimate beyond 0 or 1; what it hides is no number."""
     for total, fraction in ((700.0, 0.0), (-700.0, 1.0)):
         fractions = ClippedFractions(0.01)
         assert fractions.mean() is None
         fractions.add([torch.tensor([total])], RecordSampler("full", 1000, 1.0), 2.0)
         assert fractions.mean().fraction == fraction
+    assert str(ClippedFraction(0.125, 0.01)) == "12% +- 1.0%"
+    assert str(ClippedFraction(0.0, 4.6)) == "hidden by the noise"
+    # A quarter is exceeded by three standard errors.
+    assert ClippedFraction(0.53, 0.09).is_large and not ClippedFraction(0.51, 0.09).is_large
 
 
 @pytest.mark.parametrize("sampling", [PoissonSampling(), FullBatch()])
@@ -256,13 +260,3 @@ def test_settings():
     with pytest.raises(ConfigurationError, match="the bit of being clipped"):
         new_svi(clip=Clip(loss=1.0, loss_share=0.995))
     new_svi(clip=Clip(loss=1.0, loss_share=0.995, report=False))
-
-
-def test_noise_alone_is_not_warned_of():
-    """A quarter is exceeded by three standard errors."""
-    assert ClippedFraction(0.53, 0.09).is_large and not ClippedFraction(0.51, 0.09).is_large
-
-
-def test_a_fraction_that_noise_hides_is_no_number():
-    assert str(ClippedFraction(0.125, 0.01)) == "12% +- 1.0%"
-    assert str(ClippedFraction(0.0, 4.6)) == "hidden by the noise"
