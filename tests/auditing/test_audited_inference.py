@@ -15,6 +15,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from ledgers import ledger
+from problems import logistic
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 from sums import exact_sums
@@ -59,12 +60,6 @@ def records():
     return (x, torch.ones(SIZE)), (torch.eye(DIM)[0] * LONG, 1.0)
 
 
-def model(x, y):
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("people", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
 class OneStep:
     """One step of plain gradient ascent from zero: the new location is the release.
 
@@ -96,7 +91,7 @@ class OneStep:
         noise = Noise(self._noise_multiplier, source=self._generator)
         how = dict(noise=noise, sampling=FullBatch(), execution=Execution(jit="trace"))
         optim, accountant = pyro.optim.SGD({"lr": 1.0}), PrivacyAccountant()
-        return PaperDPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **how), loc
+        return PaperDPSVI(logistic, guide, optim, Trace_ELBO(), accountant=accountant, **how), loc
 
 
 def first(location):
@@ -259,8 +254,10 @@ class TestLook:
     def sums(self, x, y):
         """Sums of a look that follows an opening. The empty first record is nobody's."""
         pyro.clear_param_store()
-        guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)}))
-        sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
+        guide = AutoDiagonalNormal(
+            logistic, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})
+        )
+        sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=1.0)
         prepared = sep._look_at((x, y), {})
         root = torch.eye(DIM) + 0.3
         known = replace(sep._fit.approximation, frame=Frame(root, 0.5, 0.8, 0.1))

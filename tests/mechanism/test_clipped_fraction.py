@@ -30,6 +30,9 @@ from pyro_dp import (
 )
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.clipped_fraction import ClippedFractions
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block, Rows, with_bit
+from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.sampling import RecordSampler
 
 
@@ -212,22 +215,15 @@ def test_many_clipped_records_are_warned_of(make, jit):
     assert "clipped='0% +- 0.0%'" in repr(inference)
 
 
-def test_a_broken_record_is_no_bit(monkeypatch):
-    """A record whose gradient is NaN, in eager code; graphs are in test_traced_step."""
-    sums = []
-    for broken in (False, True):
-        fixture = Fixture(monkeypatch, location, delta(location), sampling=FullBatch())
-        y = torch.arange(20.0) / 10
-        fixture.svi._look_at((y,), {})
-        y[4] = math.nan
-        clipped = fixture.svi._releases.sum_type(fixture.svi._moves.policy.blocks(1), "cpu")
-        batch = torch.tensor([i for i in range(20) if broken or i != 4])
-        step = fixture.svi._kept.prepared.step
-        step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))
+@pytest.mark.parametrize("sum_type", [ClippedSum, FixedPointSum])
+def test_a_broken_record_is_no_bit(sum_type):
+    """Of whole inferences the contract says so; graphs are in test_traced_step."""
+    blocks, sums = [Block(1, 0.7, 0.99), *ClippedFractions(0.01).blocks], []
+    for rows in ([[0.1], [5.0], [math.nan]], [[0.1], [5.0]]):
+        clipped = sum_type(blocks)
+        clipped.add(*with_bit(Rows(torch.tensor(rows)), 0.7))
         sums.append(exact_sums(clipped))
-        pyro.clear_param_store()
-    for one, other in zip(*sums, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*sums)
 
 
 @pytest.mark.long
