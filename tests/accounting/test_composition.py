@@ -75,18 +75,6 @@ def test_order_does_not_matter(ledger, random):
 
 @pytest.mark.long
 @law(60)
-@given(ledgers(), st.data())
-def test_counts_may_be_split_and_events_merged(ledger, data):
-    relation, delta, entries = ledger
-    pieces = []
-    for event, count in entries:
-        first = data.draw(st.integers(0, count))
-        pieces = [(event, first), *pieces, (event, count - first)]
-    assert cost(pieces, relation, delta) == pytest.approx(cost(entries, relation, delta), rel=1e-12)
-
-
-@pytest.mark.long
-@law(60)
 @given(ledgers(kinds=2, approximate=False), st.data())
 def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
     """They are composed one by one, where equal ones are taken to a power."""

@@ -217,7 +217,7 @@ def test_many_clipped_records_are_warned_of(make, jit):
 
 @pytest.mark.parametrize("sum_type", [ClippedSum, FixedPointSum])
 def test_a_broken_record_is_no_bit(sum_type):
-    """Of whole inferences the contract says so; graphs are in test_traced_step."""
+    """The contract tests whole inferences, and test_traced_step tests graphs."""
     blocks, sums = [Block(1, 0.7, 0.99), *ClippedFractions(0.01).blocks], []
     for rows in ([[0.1], [5.0], [math.nan]], [[0.1], [5.0]]):
         clipped = sum_type(blocks)

@@ -298,7 +298,7 @@ def test_flower_with_a_holder_that_is_killed():
     found = flower_runs.sums(10, 1000, killed=[1])
     for index, rounds in enumerate(found):
         assert len(rounds) == (5 if index == 1 else 10)
-        for step, (first, last, _) in enumerate(rounds):
+        for step, (first, last) in enumerate(rounds):
             there = [0, 1, 2] if step < 5 else [0, 2]
             sums = sum(flower_runs.message(each, step, 1000) for each in there)
             assert [first, last] == [int(sums[0]), int(sums[-1])]
