@@ -173,7 +173,7 @@ def equality() -> dict[str, Any]:
         return found
 
     one = started(1, lambda index: all_of(0, None, data()))()[0].value
-    return {"one process": one, "holders": [each.value for each in holders(3, body)]}
+    return {"one process": one, "ranks": [each.value for each in holders(3, body)]}
 
 
 def uploads() -> dict[str, Any]:

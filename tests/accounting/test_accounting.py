@@ -17,7 +17,7 @@ from ledgers import a_run, in_threads, ledger, loaded, record, told
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, RenyiDP, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import Description, Ledger, to_line
 from pyro_dp.utils.display import spent_and_left
@@ -166,6 +166,7 @@ def test_ledger_merges_and_empty_and_noiseless():
 
 
 NO_NUMBERS = (math.nan, -1.0, True, "1", None, torch.tensor(1.0))
+NO_CURVES = ([0.1] * 86, [math.nan] * 87, [0.2] + [0.1] * 86, "x" * 87, None)
 REFUSED = [
     (SubsampledGaussian, "noise_multiplier", (*NO_NUMBERS, math.inf)),
     (lambda rate: SubsampledGaussian(1.0, rate), "sample_rate", (*NO_NUMBERS, 0.0, 1.1)),
@@ -176,6 +177,7 @@ REFUSED = [
     (lambda name: ApproximateDP(1.0, 0.0, name), "name", ("", None, 3, "two\nlines", "x" * 201)),
     (lambda what: OURS.record_nonprivate(what), "what", ("", None, 3, "two\nlines", "x" * 201)),
     (lambda time: NonPrivateLook("loss", time), "time", (None,)),
+    (lambda curve: RenyiDP(curve, None, "x"), "divergences", NO_CURVES),
     (lambda epsilon: PrivacyAccountant(epsilon or 0.0), "epsilon", (*NO_NUMBERS, math.inf)),
     (lambda delta: PrivacyAccountant(1.0, delta), "delta", (*NO_NUMBERS, 0.0, 1.0)),
     (lambda relation: PrivacyAccountant(neighboring=relation), "neighboring", ("swap",)),

@@ -61,18 +61,6 @@ def equal(one, other):
 ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 
 
-@pytest.mark.slow
-@law(20)
-@given(ledgers(), st.randoms(use_true_random=False))
-def test_order_does_not_matter(ledger, random):
-    relation, delta, entries = ledger
-    shuffled = list(entries)
-    random.shuffle(shuffled)
-    for engine in composition.ENGINES:
-        one, other = (cost(each, relation, delta, engine) for each in (entries, shuffled))
-        assert one == pytest.approx(other, rel=1e-12)
-
-
 @pytest.mark.long
 @law(60)
 @given(ledgers(kinds=2, approximate=False), st.data())

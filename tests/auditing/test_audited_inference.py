@@ -7,7 +7,6 @@ be missed written beside it. benchmarks/audit.py has longer audits.
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -17,11 +16,8 @@ import torch
 from ledgers import ledger
 from problems import logistic
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
-from sums import exact_sums
 
 from pyro_dp import (
-    DPSEP,
     Execution,
     FullBatch,
     Noise,
@@ -31,7 +27,6 @@ from pyro_dp import (
     audit,
     audit_one_run,
 )
-from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, releases
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
@@ -210,61 +205,6 @@ class TestRelease:
         data = (torch.zeros(1, 1),), ([3.0],)
         result = run(make_run, claim, data, num_trials=trials, score=float)
         assert result.contradicts_claim == (scale == 0.5)
-
-
-class TestLook:
-    """A look of DPSEP: its two blocks, each by itself the Gaussian sum that the ledger says."""
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("block", [0, 1], ids=["sites", "histogram"])
-    @pytest.mark.parametrize(
-        "scale, trials", [(1.0, 5_000), pytest.param(0.5, 50_000, marks=pytest.mark.slow)]
-    )
-    def test_half_the_noise(self, block, scale, trials, monkeypatch):
-        """As for :class:`TestRelease`: claimed epsilon is 1, that with half the noise 2.2."""
-        claim, sigma = claimed(1.0)
-        sums = [self.sums(*data) for data in (records()[0], self.with_canary())]
-        share = sums[0].blocks[block].share
-        event, accountant = SubsampledGaussian(sigma * share**0.5, 1.0, "full"), PrivacyAccountant()
-        noisy, stream = ClippedSum._noisy, np.random.default_rng(0)
-
-        def louder(self, sigmas, noise):
-            sigmas = [s * (scale if n == block else 1.0) for n, s in enumerate(sigmas)]
-            return noisy(self, sigmas, noise)
-
-        monkeypatch.setattr(ClippedSum, "_noisy", louder)
-        without, with_it = (exact_sums(each)[block] for each in sums)
-        way = with_it - without
-        assert way.norm() > 0.9 * sums[0].blocks[block].bound
-
-        def make_run(x, y):
-            clipped = sums[int(x[0].any())]
-            released = releases.release(clipped, accountant=accountant, event=event, noise=stream)
-            return (way @ released[block]).item()
-
-        result = run(make_run, claim, num_trials=trials, score=float)
-        assert result.contradicts_claim == (scale == 0.5)
-
-    def with_canary(self):
-        (x, y), (features, label) = records()
-        x, y = x.clone(), y.clone()
-        x[0], y[0] = features, 1.0 - label  # a surprise, at the bound
-        return x, y
-
-    def sums(self, x, y):
-        """Sums of a look that follows an opening. The empty first record is nobody's."""
-        pyro.clear_param_store()
-        guide = AutoDiagonalNormal(
-            logistic, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})
-        )
-        sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=1.0)
-        prepared = sep._look_at((x, y), {})
-        root = torch.eye(DIM) + 0.3
-        known = replace(sep._fit.approximation, frame=Frame(root, 0.5, 0.8, 0.1))
-        batch = torch.arange(0 if x[0].any() else 1, len(x))
-        clipped = ClippedSum(known.blocks)
-        prepared.sites.add(clipped, known.at(len(x)), batch, np.random.default_rng(0))
-        return clipped
 
 
 def ten_of_each(make_run):
