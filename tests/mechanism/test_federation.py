@@ -253,7 +253,7 @@ def test_the_example(tmp_path):
 
 class TestShares:
     @pytest.mark.parametrize(
-        ("holders", "dropouts", "colluders"), [(3, 1, 1), (5, 2, 1), (4, 0, 2)]
+        ("holders", "dropouts", "colluders"), [(4, 1, 1), (5, 2, 1), (4, 0, 2)]
     )
     def test_what_is_left_hides_a_record(self, holders, dropouts, colluders):
         """With the drop-outs' shares missing, and the colluders' subtracted."""
