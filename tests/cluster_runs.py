@@ -376,22 +376,18 @@ def differences() -> dict[str, Any]:
     def earlier_releases(rank, svi, x, y):
         svi.step(x, y)
 
-    def draws_between_steps(rank, svi, x, y):
-        torch.rand(rank)  # rank 0 draws none
+    def no_draws_between_steps(rank, svi, x, y, draws=0, copies=False):
+        torch.rand(draws * rank)  # rank 0 draws none
         for _ in range(3):
-            svi.step(x, y)
-            torch.rand(1 + rank)
+            svi.step(x.clone() if copies and rank else x, y)
+            torch.rand(draws * (1 + rank))
         return found(svi)
 
-    def no_draws_between_steps(rank, svi, x, y):
-        for _ in range(3):
-            svi.step(x, y)
-        return found(svi)
+    def draws_between_steps(*given):
+        return no_draws_between_steps(*given, draws=1)
 
-    def new_arguments(rank, svi, x, y):
-        for _ in range(3):
-            svi.step(x.clone() if rank else x, y)
-        return found(svi)
+    def new_arguments(*given):
+        return no_draws_between_steps(*given, copies=True)
 
     def stopped_by_one(rank, svi, x, y):
         stop = [lambda step: step.step == 2] if rank else []

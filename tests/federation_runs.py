@@ -173,26 +173,7 @@ def equality() -> dict[str, Any]:
         return found
 
     one = started(1, lambda index: all_of(0, None, data()))()[0].value
-    return {"one process": one, "holders": [each.value for each in holders(3, body)]}
-
-
-def nothing_set() -> list[dict[str, Any]]:
-    """DPSEP, which chooses bound, number of steps and noise."""
-
-    def body(index: int, line: PipeLine) -> Any:
-        federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
-        accountant = PrivacyAccountant(epsilon=1.0)
-        sep = make("sep", accountant, federation, noise=SECURE)
-        values = list(sep.run(*shard(index, CUTS), progress=False))
-        federation.leave()
-        return {
-            "found": [*cluster_runs.found(sep), *values],
-            "releases": accountant.num_releases,
-            "epsilon": accountant.get_epsilon(),
-            "noise factor": sep._releases.in_sums(1.0),
-        }
-
-    return [each.value for each in holders(3, body, dropouts=1)]
+    return {"one process": one, "ranks": [each.value for each in holders(3, body)]}
 
 
 def uploads() -> dict[str, Any]:
@@ -531,7 +512,7 @@ def _outcome(
     return [said, accountant.num_releases, vips._steps]
 
 
-TRIALS = (equality, nothing_set, uploads, dropouts, resumed, looks_resumed, refusals, shamir)
+TRIALS = (equality, uploads, dropouts, resumed, looks_resumed, refusals, shamir)
 WITH_OPENSSL = (certificates,)
 
 if __name__ == "__main__":

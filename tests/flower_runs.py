@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes of Flower on the loopback: ``python flower_runs.py`` times rounds.
+"""A SuperLink and SuperNodes of Flower on the loopback; run as a script, this is a holder.
 
 It ends its processes by process group; all waiting has an end.
 """
@@ -142,7 +142,7 @@ def sums(rounds: int, size: int, killed: Sequence[int] = ()) -> list[list[list[f
     """Three holders, each a process, send arrays of ``size`` and get their sum back.
 
     :param killed: these end themselves before the message in the middle.
-    :returns: by holder and round, the first and last number of the sum, and the round's seconds.
+    :returns: by holder and round, the first and last number of the sum.
     :raises RuntimeError: a holder that was not killed failed.
     """
     with flower(3) as started:
@@ -191,10 +191,8 @@ def _hold(index: int, line: str, path: str, rounds: int, size: int, end: int) ->
         for step in range(rounds):
             if step == end:
                 os.kill(os.getpid(), signal.SIGKILL)
-            begun = time.monotonic()
             total = np.frombuffer(opened.ask(message(index, step, size).tobytes()), np.int64)
-            row = [int(total[0]), int(total[-1]), time.monotonic() - begun]
-            print(json.dumps(row), file=found, flush=True)
+            print(json.dumps([int(total[0]), int(total[-1])]), file=found, flush=True)
 
 
 def _wait_for(port: int) -> None:
@@ -210,14 +208,5 @@ def _is_open(port: int) -> bool:
         return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _print_times() -> None:
-    for size in (10, 1_000_000, 6_000_000):
-        times = [seconds for *_, seconds in sums(6, size)[0]][1:]  # the first waits for Flower
-        print(f"{8 * size / 1e6:6.1f} MB: " + " ".join(f"{each:.1f}" for each in times) + " s")
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        _hold(int(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:]))
-    else:
-        _print_times()
+    _hold(int(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:]))

@@ -11,23 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import cluster_runs
 import pyro
-import pyro.distributions as dist
 import torch
-from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import Execution, PaperDPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
+from pyro_dp import PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.mechanism import releases
 
 EVENT = SubsampledGaussian(5.0, 0.5)
 KILLS_PER_JOURNAL = 10
-
-
-def model(x):
-    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-    with pyro.plate("people", len(x), subsample_size=10) as idx:
-        pyro.sample("x", dist.Normal(mean, 1.0), obs=x[idx])
 
 
 def train(folder, steps):
@@ -43,21 +35,15 @@ def train(folder, steps):
     releases.release = release
     accountant = PrivacyAccountant()
     accountant.journal(folder / "journal")
-    svi = PaperDPSVI(
-        model,
-        AutoNormal(model),
-        pyro.optim.Adam({"lr": 0.1}),
-        Trace_ELBO(),
-        accountant=accountant,
-        noise=EVENT.noise_multiplier,
-        execution=Execution(jit="none"),
+    svi = cluster_runs.make(
+        "svi with an optim", accountant, None, "none", num_steps=None, noise=5.0, sampling=0.5
     )
     checkpoint, written = folder / "checkpoint", folder / "checkpoint.new"
     if checkpoint.exists():
         svi.load_state_dict(torch.load(checkpoint, weights_only=True))
-    x = torch.arange(20.0) / 10
+    data = cluster_runs.data()
     for _ in range(steps):
-        svi.step(x)
+        svi.step(*data)
         if svi._steps % 3 == 0:
             torch.save(svi.state_dict(), written)
             os.replace(written, checkpoint)
@@ -160,6 +146,7 @@ def shared_journals(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
     folder = Path(sys.argv[1])
     (folder / "first").mkdir()
     exact = releases.release

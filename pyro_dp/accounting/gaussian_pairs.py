@@ -246,27 +246,21 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def step_divergences(step: DominatingPair) -> Floats:
     """Rényi divergences of one step at :data:`ORDERS`."""
     from autodp import mechanism_zoo, transformer_zoo
-    from autodp.autodp_core import Mechanism
 
     noise = min(step.noise, LARGEST)  # its square must be a number
     with np.errstate(all="ignore"):
         if step.kind == "replace":
-            mechanism = Mechanism()
-            mechanism.neighboring = "replace_one"
-            mechanism.propagate_updates(functools.partial(replacement_divergence, step), "RDP")
-        else:
-            mechanism = mechanism_zoo.GaussianMechanism(noise, approxDP_off=True)
-            if step.rate < 1.0:
-                poisson = step.kind == "remove"
-                mechanism.neighboring = "add_remove" if poisson else "replace_one"
-                # A new one for every step: autodp caches on (function, rate) only.
-                amplify = transformer_zoo.AmplificationBySampling(PoissonSampling=poisson)
-                # A Gaussian meets the conditions of both sharper theorems: Zhu & Wang 2019,
-                # Theorem 8, and Wang, Balle & Kasiviswanathan 2019, Theorem 27.
-                mechanism = amplify(mechanism, step.rate, improved_bound_flag=True)
+            return np.array([replacement_divergence(step, order) for order in ORDERS])
+        mechanism = mechanism_zoo.GaussianMechanism(noise, approxDP_off=True)
+        if step.rate < 1.0:
+            poisson = step.kind == "remove"
+            mechanism.neighboring = "add_remove" if poisson else "replace_one"
+            # A new one for every step: autodp caches on (function, rate) only.
+            amplify = transformer_zoo.AmplificationBySampling(PoissonSampling=poisson)
+            # A Gaussian meets the conditions of both sharper theorems: Zhu & Wang 2019,
+            # Theorem 8, and Wang, Balle & Kasiviswanathan 2019, Theorem 27.
+            mechanism = amplify(mechanism, step.rate, improved_bound_flag=True)
         found = np.array([float(mechanism.get_RDP(order)) for order in ORDERS])
-    if step.kind == "replace":
-        return found
     # The theorem for subsets is not tight near rate 1. Sampling never costs more than all records
     # do, as the divergence of mixtures is at most the largest of its parts (quasi-convexity).
     bounded: Floats = np.minimum(found, ORDERS / (2.0 * noise**2))

@@ -124,6 +124,7 @@ class Journal:
 
     :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
     :param ours: the accountant's ledger, which the file's must contain. It gets missing notes.
+    :ivar digest: that of the last line, and through it of the whole file.
     :ivar ledger: the content of the file.
     :ivar resumed: whether there was a file.
     """
@@ -139,7 +140,7 @@ class Journal:
         self.path = Path(os.path.abspath(path))
         self.ledger = Ledger()
         self._lines = _Lines(self.ledger, settings["neighboring"])
-        self._digest, self._size = "", 0  # the last line's digest, and where it ends
+        self.digest, self._size = "", 0  # the last line's, and where it ends
         self._problem: str | None = None  # why nothing can be recorded any more
         self.resumed = True
         if not self.path.exists():
@@ -160,11 +161,6 @@ class Journal:
             self.close()
             raise
         _OPEN.add(self)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the last line, and through it of the whole file."""
-        return self._digest
 
     def enter(self, event: Event, count: int, source: Source | None) -> None:
         """Write a release. When this returns, it is on the disk.
@@ -241,12 +237,12 @@ class Journal:
 
     def _append(self, value: Any, origin: Origin | None = None) -> None:
         self.require_usable()
-        line, digest = line_of(value, self._digest)
+        line, digest = line_of(value, self.digest)
         # If anything ends this early, nothing may be appended: the line may be only begun, and
         # later ones refer to its number.
         self._problem = "could not be written"
         _write(self._file, line)
-        self._digest, self._size = digest, self._size + len(line)
+        self.digest, self._size = digest, self._size + len(line)
         self._lines.take(value, origin)
         self._problem = None
 
@@ -258,7 +254,7 @@ class Journal:
             raise self._damaged(1, "it is not complete")
         for number, line in enumerate(lines, start=1):
             try:
-                value, self._digest = value_of(line, self._digest)
+                value, self.digest = value_of(line, self.digest)
                 if number > 1:
                     self._lines.take(value)
                 elif value.pop("journal") != VERSION or set(value) != set(settings):
@@ -278,7 +274,7 @@ class Journal:
         os.fsync(self._file)
         for line in (torn, torn[:-1]):
             try:
-                value, _ = value_of(line, self._digest)
+                value, _ = value_of(line, self.digest)
             except ValueError:
                 continue
             self._append(value)

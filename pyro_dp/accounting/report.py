@@ -264,7 +264,7 @@ def _second_opinion(
 def _third_opinion(
     accountant: Accountant, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
-    """An opinion by the engine "rdp". Theorems of the teaching engines may be looser than that."""
+    """An opinion by the engine "rdp" on the other one."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None or accountant.engine != "pld":
         return []

@@ -1,11 +1,8 @@
 """A cluster: processes that work on one data set together, and the steps of one inference there.
 
 The engine is ``torch.distributed``. A launcher (``torchrun``, Spark, Ray, a scheduler) makes the
-processes.
-
-In a step without failures, each rank computes its sums. All agree that they have them, at the same
-step with the same settings, parameters and public draws. Rank 0 adds up the sums, enters the ledger
-and journal, adds noise and sends the release to all. Three collectives.
+processes. A step without failures has three collectives: the agreement, the sum on rank 0, and the
+release.
 """
 
 import contextlib

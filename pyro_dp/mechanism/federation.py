@@ -1,11 +1,7 @@
 """A federation: owners who fit one model together, and show each other only releases.
 
-In a step without failures, each holder computes its sums and checks its budget. All agree that they
-are at the same step with the same settings, parameters and public draws. Each enters the release in
-its ledger and journal, and uploads its sums with its share of the noise. The total goes to all. Two
-rounds.
-
-Others learn that a holder failed, and not why, because errors are for the owner of the data.
+A step without failures has two rounds: the agreement, and the uploads. Others learn that a holder
+failed, and not why, because errors are for the owner of the data.
 """
 
 import contextlib

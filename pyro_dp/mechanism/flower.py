@@ -17,13 +17,14 @@ from pyro_dp.mechanism.flower_relay import (
     ANSWER,
     BEGIN,
     FAILED,
+    INDEX_BYTES,
     LAST,
     LONGEST,
     NAME,
     content,
-    deliver,
     left,
     receive,
+    send,
 )
 from pyro_dp.mechanism.trusted_aggregator import TrustedAggregator
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
@@ -137,7 +138,7 @@ class FlowerLine:
 
     def _deliver(self, message: bytes, deadline: float) -> None:
         assert self._relay is not None
-        deliver(self._relay, self.index, message, deadline)
+        send(self._relay, self.index.to_bytes(INDEX_BYTES, "big") + message, deadline)
 
     def _hang_up(self) -> None:
         if self._relay is not None:

@@ -22,7 +22,7 @@ NAME = "line"  # the key in a Flower message
 # A relay asks for the first message, or brings an answer, the last one, or the cause of none.
 BEGIN, ANSWER, LAST, FAILED = b"B", b"A", b"L", b"F"
 LONGEST = 2**31 - 2**16  # bytes: Flower carries objects below 2 GiB
-_INDEX_BYTES = 8
+INDEX_BYTES = 8  # before a holder's message
 
 
 def client_app() -> "ClientApp":
@@ -71,12 +71,7 @@ def carry(address: str, kind: bytes, answer: bytes, timeout: float) -> tuple[int
         if kind in (LAST, FAILED):
             return 0, b""
         found = receive(line, deadline)
-    return int.from_bytes(found[:_INDEX_BYTES], "big"), found[_INDEX_BYTES:]
-
-
-def deliver(line: socket.socket, index: int, message: bytes, deadline: float) -> None:
-    """Give a waiting relay the next message of a holder."""
-    send(line, index.to_bytes(_INDEX_BYTES, "big") + message, deadline)
+    return int.from_bytes(found[:INDEX_BYTES], "big"), found[INDEX_BYTES:]
 
 
 def send(line: socket.socket, said: bytes, deadline: float) -> None:

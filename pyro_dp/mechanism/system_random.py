@@ -31,9 +31,9 @@ _DIGITS = decimal.Context(prec=70)
 
 
 class SystemGenerator:
-    """Uniform words, and the two distributions by which records are sampled.
+    """Uniform numbers, and the two distributions by which records are sampled.
 
-    :meth:`binomial` and :meth:`choice` are what a ``numpy.random.Generator`` calls by these names.
+    :meth:`integers`, :meth:`binomial` and :meth:`choice` are what they are in numpy.
     """
 
     def words(self, count: int, dtype: type[np.unsignedinteger] = np.uint64) -> np.ndarray:
@@ -53,6 +53,9 @@ class SystemGenerator:
             words = self.words(spare, dtype) & dtype(2**bits - 1)
             found = np.concatenate([found, words[words < limit]])
         return found[:count]
+
+    def integers(self, limit: int) -> int:
+        return int(self.below(limit, 1)[0])
 
     def binomial(self, n: int, p: float) -> int:
         """How many of ``n`` come up, each with probability ``p`` in (0, 1).

@@ -1,8 +1,4 @@
-"""private_selection: choose among settings at a bounded privacy cost.
-
-Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy" (arXiv 2110.03620);
-the cost is in :mod:`pyro_dp.pipeline.trials`.
-"""
+"""private_selection: choose among settings; its cost is in :mod:`pyro_dp.pipeline.trials`."""
 
 import contextlib
 import copy
@@ -29,7 +25,6 @@ from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.pld import RATES, renyi_epsilon
 from pyro_dp.graphs.references import References
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.pipeline.trials import NOTE, TrialAccountant, Trials, TruncatedNegativeBinomial
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.torch_state import private_rng, version
@@ -140,10 +135,10 @@ def private_selection(
     draws = randomness.stream("sampling", position)
     private = randomness.stream("local", position)
     best = _Trial(None, error="no trial was drawn")
-    uniform = _below(2**53, draws) * 2.0**-53
+    uniform = int(draws.integers(2**53)) * 2.0**-53
     for number in range(trials.draw(uniform)):
-        index = _below(len(candidates), draws)
-        start = _below(2**63, draws) << 64 | _below(2**63, draws)
+        index = int(draws.integers(len(candidates)))
+        start = int(draws.integers(2**63)) << 64 | int(draws.integers(2**63))
         own = TrialAccountant(declared[index], accountant, start)
         if have_moved():
             raise PrivacyError(_GOES_ON)
@@ -202,13 +197,6 @@ def selection_epsilon(
     epsilon = renyi_epsilon(RATES, trials.moments(base), delta * (1.0 - 1e-6))
     slack = math.log1p(math.exp(-epsilon)) + math.log(max(lost * trials.mean, 1e-300)) + epsilon
     return epsilon if slack <= math.log(1e-6 * delta) else math.inf
-
-
-def _below(limit: int, draws: Stream) -> int:
-    """A uniform integer in [0, limit)."""
-    if isinstance(draws, SystemGenerator):
-        return int(draws.below(limit, 1)[0])
-    return int(draws.integers(limit))
 
 
 class _Trial(NamedTuple):

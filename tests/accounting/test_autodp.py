@@ -1,6 +1,5 @@
 """Mechanisms of autodp in the ledger: their costs, the refusals, and the faults of autodp."""
 
-import json
 import math
 
 import autodp_zoo
@@ -8,8 +7,7 @@ import numpy as np
 import pytest
 from autodp import calibrator_zoo, converter, mechanism_zoo, transformer_zoo
 from autodp.autodp_core import Mechanism
-from dp_accounting.pld import privacy_loss_distribution as theirs
-from ledgers import ledger, reopened
+from ledgers import ledger
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import laplace
@@ -85,26 +83,6 @@ def test_laplace_noise_against_brute_force(case):
     else:
         assert most - 1e-4 <= found <= most + stated
     assert composition.epsilon_bound(ledger, DELTA, ADD, "pld") >= found * (1 - 1e-9)
-
-
-def test_laplace_noise_against_dp_accounting():
-    """Alone, and beside a run at epsilon 1: thirty counts cost 4 by addition."""
-    run = SubsampledGaussian(PrivacyAccountant(1.0, DELTA).noise_multiplier(num_steps=1))
-    for rest, count in (({}, 1), ({}, 30), ({run: 1}, 30)):
-        ledger = {Laplace(10.0, "a count"): count} | rest
-        found = composition.epsilon(ledger, DELTA, ADD, "pld")
-        whole = theirs.from_laplace_mechanism(10.0, value_discretization_interval=1e-3)
-        whole = whole.self_compose(count)
-        if rest:
-            noise = theirs.from_gaussian_mechanism(
-                run.noise_multiplier, value_discretization_interval=1e-3
-            )
-            whole = whole.compose(noise)
-            assert found <= 2.42
-        assert found == pytest.approx(whole.get_epsilon_for_delta(DELTA), rel=3e-3)
-        opinion, source = second_opinion(ledger, DELTA, ADD)
-        assert source == "PLD" and opinion == pytest.approx(found, rel=TOLERANCE)
-        assert third_opinion(ledger, DELTA, ADD) >= found * (1 - TOLERANCE)
 
 
 def test_moments_against_autodp():
@@ -238,26 +216,6 @@ def test_poisson_samples_need_an_empty_record():
     for mechanism in (autodp_zoo.made("NoisySGD_Mechanism"), poisson(gaussian(), 0.1)):
         with pytest.raises(ConfigurationError, match="another relation"):
             recorded(mechanism, neighboring=REPLACE)
-
-
-@pytest.mark.long
-def test_they_are_saved_and_journaled(tmp_path):
-    accountant = recorded(
-        mechanism_zoo.LaplaceMechanism(3.0), mechanism_zoo.ExponentialMechanism(0.2), count=4
-    )
-    saved = json.loads(json.dumps(accountant.state_dict(), allow_nan=False))
-    again = PrivacyAccountant()
-    again.load_state_dict(saved)
-    assert again.ledger == accountant.ledger
-    assert again.get_epsilon() == accountant.get_epsilon()
-    journaled = PrivacyAccountant()
-    with journaled.journal(tmp_path / "journal"):
-        journaled.record(mechanism_zoo.zCDP_Mechanism(0.1), neighboring=ADD)
-    assert reopened(tmp_path / "journal").ledger == journaled.ledger != ()
-    for damage in ([0.1] * 86, [math.nan] * 87, [0.2] + [0.1] * 86, "x" * 87, None):
-        saved["ledger"][1]["divergences"] = damage
-        with pytest.raises(ConfigurationError, match="divergences"):
-            PrivacyAccountant().load_state_dict(saved)
 
 
 @pytest.mark.long

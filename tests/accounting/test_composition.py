@@ -61,30 +61,6 @@ def equal(one, other):
 ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 
 
-@pytest.mark.slow
-@law(20)
-@given(ledgers(), st.randoms(use_true_random=False))
-def test_order_does_not_matter(ledger, random):
-    relation, delta, entries = ledger
-    shuffled = list(entries)
-    random.shuffle(shuffled)
-    for engine in composition.ENGINES:
-        one, other = (cost(each, relation, delta, engine) for each in (entries, shuffled))
-        assert one == pytest.approx(other, rel=1e-12)
-
-
-@pytest.mark.long
-@law(60)
-@given(ledgers(), st.data())
-def test_counts_may_be_split_and_events_merged(ledger, data):
-    relation, delta, entries = ledger
-    pieces = []
-    for event, count in entries:
-        first = data.draw(st.integers(0, count))
-        pieces = [(event, first), *pieces, (event, count - first)]
-    assert cost(pieces, relation, delta) == pytest.approx(cost(entries, relation, delta), rel=1e-12)
-
-
 @pytest.mark.long
 @law(60)
 @given(ledgers(kinds=2, approximate=False), st.data())

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as theirs
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from pyro_dp import ApproximateDP, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting import bounded_pairs, composition
 from pyro_dp.accounting.bounded_pairs import Response
 
@@ -90,15 +90,6 @@ def test_many_pure_releases_against_dp_accounting():
         whole = theirs.from_privacy_parameters(params, epsilon / 100).self_compose(count)
         ours = composition.epsilon({stated(epsilon): count}, DELTA, ADD, "pld")
         assert ours == pytest.approx(whole.get_epsilon_for_delta(DELTA), rel=3e-3)
-
-
-def test_thirty_counts_beside_a_run():
-    """A run at epsilon 1 and 30 releases at 0.1: by addition they cost 4."""
-    run = PrivacyAccountant(1.0, DELTA)
-    for events in ({"num_steps": 1}, {"num_steps": 200, "sample_rate": 0.05}):
-        event = SubsampledGaussian(run.noise_multiplier(**events), events.get("sample_rate", 1.0))
-        ledger = {event: events["num_steps"], stated(0.1): 30}
-        assert 2.3 < composition.epsilon(ledger, DELTA, ADD, "pld") <= 2.42
 
 
 @pytest.mark.long

@@ -49,14 +49,6 @@ class TestRepeatedRuns:
         assert 0.3 * claim.get_epsilon() < result.bound <= claim.get_epsilon()
         assert not result.contradicts_claim
 
-    @pytest.mark.long
-    def test_finds_half_the_noise(self):
-        claim = gaussian(1.0)[1]
-        mechanism, _ = gaussian(0.5)
-        result = run(mechanism, num_trials=60_000, score=lambda value: value[0], claim=claim)
-        assert result.contradicts_claim
-        assert claim.get_epsilon() < result.bound < gaussian(0.5)[1].get_epsilon()
-
     def test_thresholds_are_chosen_on_other_runs(self, monkeypatch):
         """Those that are counted would flatter the threshold that they choose."""
         seen = []
@@ -237,17 +229,6 @@ class TestCurve:
         assert result.point_bound == pytest.approx(point)
         advantage = TradeOff.of(with_noise(claim, curve.noise_share)).advantage
         assert advantage == pytest.approx(least_advantage(600, curve.correct, 0.05), rel=1e-2)
-
-    @pytest.mark.slow
-    def test_luck(self):
-        """A release without the canary shows an advantage in one of twenty audits, by chance."""
-        rng, claim = np.random.default_rng(0), gaussian(1.0)[1]
-        results = (
-            run(lambda x, y: rng.random(), num_trials=100, confidence=0.9, claim=claim, seed=seed)
-            for seed in range(400)
-        )
-        found = sum(each.curve.noise_share < math.inf for each in results)
-        assert found <= 400 * (0.05 + 6 * math.sqrt(0.05 / 400))
 
     def test_samples(self):
         """With a rate of .5 the total variation halves, and the share of the noise is found."""

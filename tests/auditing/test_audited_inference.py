@@ -7,7 +7,6 @@ be missed written beside it. benchmarks/audit.py has longer audits.
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -15,23 +14,19 @@ import pyro.distributions as dist
 import pytest
 import torch
 from ledgers import ledger
+from problems import logistic
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
-from sums import exact_sums
 
 from pyro_dp import (
-    DPSEP,
     Execution,
     FullBatch,
     Noise,
-    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     SubsampledGaussian,
     audit,
     audit_one_run,
 )
-from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, releases
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
@@ -58,12 +53,6 @@ def records():
     x[:, 0] = 0.0
     x[0] = 0.0
     return (x, torch.ones(SIZE)), (torch.eye(DIM)[0] * LONG, 1.0)
-
-
-def model(x, y):
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("people", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
 class OneStep:
@@ -97,7 +86,7 @@ class OneStep:
         noise = Noise(self._noise_multiplier, source=self._generator)
         how = dict(noise=noise, sampling=FullBatch(), execution=Execution(jit="trace"))
         optim, accountant = pyro.optim.SGD({"lr": 1.0}), PrivacyAccountant()
-        return PaperDPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **how), loc
+        return PaperDPSVI(logistic, guide, optim, Trace_ELBO(), accountant=accountant, **how), loc
 
 
 def first(location):
@@ -218,59 +207,6 @@ class TestRelease:
         assert result.contradicts_claim == (scale == 0.5)
 
 
-class TestLook:
-    """A look of DPSEP: its two blocks, each by itself the Gaussian sum that the ledger says."""
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("block", [0, 1], ids=["sites", "histogram"])
-    @pytest.mark.parametrize(
-        "scale, trials", [(1.0, 5_000), pytest.param(0.5, 50_000, marks=pytest.mark.slow)]
-    )
-    def test_half_the_noise(self, block, scale, trials, monkeypatch):
-        """As for :class:`TestRelease`: claimed epsilon is 1, that with half the noise 2.2."""
-        claim, sigma = claimed(1.0)
-        sums = [self.sums(*data) for data in (records()[0], self.with_canary())]
-        share = sums[0].blocks[block].share
-        event, accountant = SubsampledGaussian(sigma * share**0.5, 1.0, "full"), PrivacyAccountant()
-        noisy, stream = ClippedSum._noisy, np.random.default_rng(0)
-
-        def louder(self, sigmas, noise):
-            sigmas = [s * (scale if n == block else 1.0) for n, s in enumerate(sigmas)]
-            return noisy(self, sigmas, noise)
-
-        monkeypatch.setattr(ClippedSum, "_noisy", louder)
-        without, with_it = (exact_sums(each)[block] for each in sums)
-        way = with_it - without
-        assert way.norm() > 0.9 * sums[0].blocks[block].bound
-
-        def make_run(x, y):
-            clipped = sums[int(x[0].any())]
-            released = releases.release(clipped, accountant=accountant, event=event, noise=stream)
-            return (way @ released[block]).item()
-
-        result = run(make_run, claim, num_trials=trials, score=float)
-        assert result.contradicts_claim == (scale == 0.5)
-
-    def with_canary(self):
-        (x, y), (features, label) = records()
-        x, y = x.clone(), y.clone()
-        x[0], y[0] = features, 1.0 - label  # a surprise, at the bound
-        return x, y
-
-    def sums(self, x, y):
-        """Sums of a look that follows an opening. The empty first record is nobody's."""
-        pyro.clear_param_store()
-        guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)}))
-        sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
-        prepared = sep._look_at((x, y), {})
-        root = torch.eye(DIM) + 0.3
-        known = replace(sep._fit.approximation, frame=Frame(root, 0.5, 0.8, 0.1))
-        batch = torch.arange(0 if x[0].any() else 1, len(x))
-        clipped = ClippedSum(known.blocks)
-        prepared.sites.add(clipped, known.at(len(x)), batch, np.random.default_rng(0))
-        return clipped
-
-
 def ten_of_each(make_run):
     """Without noise only public draws differ between runs on the same data: ten take turns."""
     turns = {}
@@ -304,20 +240,3 @@ class TestWholeRuns:
         make_run(*records()[0])
         result = run(ten_of_each(make_run), accountants[0], num_trials=100, score=None)
         assert result.contradicts_claim
-
-    @pytest.mark.slow
-    def test_dpsep_without_noise(self, monkeypatch):
-        """All of 80 guesses are right, which shows 2.4."""
-        monkeypatch.setattr(releases, "release", with_noise(0.0))
-        accountants = []
-
-        def make_run(x, y):
-            pyro.clear_param_store()
-            accountants.append(PrivacyAccountant(1.0))
-            guide = AutoDiagonalNormal(model)
-            settings = dict(num_steps=1, clip=1.0, noise=Noise(source=0))
-            PaperDPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
-            return guide.loc.numpy(force=True)
-
-        make_run(*records()[0])
-        assert run(ten_of_each(make_run), accountants[0], num_trials=100).contradicts_claim

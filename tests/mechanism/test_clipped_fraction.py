@@ -22,14 +22,18 @@ from pyro_dp import (
     Execution,
     FullBatch,
     Noise,
+    NotPrivateWarning,
     PaperDPSEP,
     PaperDPSVI,
     PoissonSampling,
     PrivacyAccountant,
     SubsampledGaussian,
+    nonprivate,
 )
-from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.clipped_fraction import ClippedFractions
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block, Rows, with_bit
+from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.sampling import RecordSampler
 
 
@@ -57,47 +61,25 @@ def new_sep(model=location, **options):
     return PaperDPSEP(model, AutoMultivariateNormal(model), **settings | options)
 
 
-def true_fractions(monkeypatch, inference, y):
-    """A list that gets the fraction of all records beyond the bound, before each release."""
-    found = []
-
-    def note(norms):
-        found.append((norms > inference._reservation.plan.bound).double().mean().item())
-
-    if isinstance(inference, PaperDPSVI):
-        step = inference.step
-
-        def spy(*args):
-            m = pyro.get_param_store()["AutoDelta.m"].item() if found else 0.0
-            note((y - m).abs())
-            return step(*args)
-
-        monkeypatch.setattr(inference, "step", spy)
-    else:
-        add = SiteSum.add
-
-        def spy(sites, clipped, cavity, *args):
-            note(sites.norms(cavity, torch.arange(len(y))))
-            add(sites, clipped, cavity, *args)
-
-        monkeypatch.setattr(SiteSum, "add", spy)
-    return found
+STILL = {new_svi: {"optim": pyro.optim.SGD({"lr": 0.0})}, new_sep: {"damping": 1e-9}}
 
 
-def found_and_true(monkeypatch, inference, y):
-    """The mean over the last half of the steps, its standard error, and the truth."""
-    fractions = true_fractions(monkeypatch, inference, y)
+def found_and_true(make, y, **options):
+    """The fraction, its standard error, and the truth of a run in which nothing moves."""
+    inference = make(**STILL[make] | options)
     inference.run(y, progress=False)
-    truth = np.mean(fractions[len(fractions) // 2 :])
+    with pytest.warns(NotPrivateWarning):
+        norms = nonprivate(inference).gradient_norms(y)
+    truth = (norms > inference._reservation.plan.bound).double().mean().item()
     assert 0.1 < truth < 0.9
     return *inference.clipped_fraction, truth
 
 
 @pytest.mark.parametrize("jit", ["none", "trace", pytest.param("compile", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", [new_svi, new_sep])
-def test_without_noise_it_is_exact(monkeypatch, make, jit):
-    inference = make(execution=Execution(jit=jit))
-    fraction, error, truth = found_and_true(monkeypatch, inference, 0.5 + torch.randn(200))
+@pytest.mark.parametrize("make, bound", [(new_svi, 0.7), (new_sep, 5.0)])
+def test_without_noise_it_is_exact(make, bound, jit):
+    options = dict(clip=bound, execution=Execution(jit=jit))
+    fraction, error, truth = found_and_true(make, 0.5 + torch.randn(200), **options)
     assert fraction == pytest.approx(truth, abs=1e-12) and error == 0.0
 
 
@@ -110,13 +92,11 @@ def test_without_noise_it_is_exact(monkeypatch, make, jit):
         (new_sep, dict(num_steps=10)),
     ],
 )
-def test_close_to_the_truth(monkeypatch, make, options, source):
+def test_close_to_the_truth(make, options, source):
     """Within 0.02 at epsilon 1 and N = 20,000, where the standard error is at most 0.003."""
-    if source:
-        options = options | dict(num_steps=6)
-    accountant = PrivacyAccountant(epsilon=1.0)
-    inference = make(accountant=accountant, noise=Noise(source=source), **options)
-    fraction, error, truth = found_and_true(monkeypatch, inference, 0.5 + torch.randn(20_000))
+    options = options | ({"num_steps": 6} if source else {})
+    options |= dict(accountant=PrivacyAccountant(epsilon=1.0), noise=Noise(source=source))
+    fraction, error, truth = found_and_true(make, 0.5 + torch.randn(20_000), **options)
     assert abs(fraction - truth) < min(0.02, 5.5 * error)  # false alarms: 4e-8
     assert error < (0.02 if source else 0.003)
 
@@ -142,12 +122,16 @@ def test_standard_error(rate):
 
 
 def test_fraction_is_a_fraction():
-    """Noise may have carried the estimate beyond 0 or 1."""
+    """Noise may have carried the estimate beyond 0 or 1; what it hides is no number."""
     for total, fraction in ((700.0, 0.0), (-700.0, 1.0)):
         fractions = ClippedFractions(0.01)
         assert fractions.mean() is None
         fractions.add([torch.tensor([total])], RecordSampler("full", 1000, 1.0), 2.0)
         assert fractions.mean().fraction == fraction
+    assert str(ClippedFraction(0.125, 0.01)) == "12% +- 1.0%"
+    assert str(ClippedFraction(0.0, 4.6)) == "hidden by the noise"
+    # A quarter is exceeded by three standard errors.
+    assert ClippedFraction(0.53, 0.09).is_large and not ClippedFraction(0.51, 0.09).is_large
 
 
 @pytest.mark.parametrize("sampling", [PoissonSampling(), FullBatch()])
@@ -208,22 +192,15 @@ def test_many_clipped_records_are_warned_of(make, jit):
     assert "clipped='0% +- 0.0%'" in repr(inference)
 
 
-def test_a_broken_record_is_no_bit(monkeypatch):
-    """A record whose gradient is NaN, in eager code; graphs are in test_traced_step."""
-    sums = []
-    for broken in (False, True):
-        fixture = Fixture(monkeypatch, location, delta(location), sampling=FullBatch())
-        y = torch.arange(20.0) / 10
-        fixture.svi._look_at((y,), {})
-        y[4] = math.nan
-        clipped = fixture.svi._releases.sum_type(fixture.svi._moves.policy.blocks(1), "cpu")
-        batch = torch.tensor([i for i in range(20) if broken or i != 4])
-        step = fixture.svi._kept.prepared.step
-        step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))
+@pytest.mark.parametrize("sum_type", [ClippedSum, FixedPointSum])
+def test_a_broken_record_is_no_bit(sum_type):
+    """The contract tests whole inferences, and test_traced_step tests graphs."""
+    blocks, sums = [Block(1, 0.7, 0.99), *ClippedFractions(0.01).blocks], []
+    for rows in ([[0.1], [5.0], [math.nan]], [[0.1], [5.0]]):
+        clipped = sum_type(blocks)
+        clipped.add(*with_bit(Rows(torch.tensor(rows)), 0.7))
         sums.append(exact_sums(clipped))
-        pyro.clear_param_store()
-    for one, other in zip(*sums, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*sums)
 
 
 @pytest.mark.long
@@ -256,13 +233,3 @@ def test_settings():
     with pytest.raises(ConfigurationError, match="the bit of being clipped"):
         new_svi(clip=Clip(loss=1.0, loss_share=0.995))
     new_svi(clip=Clip(loss=1.0, loss_share=0.995, report=False))
-
-
-def test_noise_alone_is_not_warned_of():
-    """A quarter is exceeded by three standard errors."""
-    assert ClippedFraction(0.53, 0.09).is_large and not ClippedFraction(0.51, 0.09).is_large
-
-
-def test_a_fraction_that_noise_hides_is_no_number():
-    assert str(ClippedFraction(0.125, 0.01)) == "12% +- 1.0%"
-    assert str(ClippedFraction(0.0, 4.6)) == "hidden by the noise"

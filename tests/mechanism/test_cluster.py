@@ -16,7 +16,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch.distributed
-from cluster_runs import make, model
+from cluster_runs import make
 from pyro.infer.autoguide import AutoNormal
 from trials import found_by
 
@@ -29,9 +29,7 @@ from pyro_dp import (
     Execution,
     FixedSizeSampling,
     ModelError,
-    Noise,
     PrivacyAccountant,
-    PrivacyBudgetExceeded,
     PrivacyError,
     SubsampledGaussian,
     nonprivate,
@@ -236,14 +234,6 @@ def test_a_cluster_that_failed_is_of_no_more_use(cluster):
         cluster.tell_all([1])
 
 
-def test_what_refuses_a_release_on_rank_0_leaves_it_undone(cluster):
-    accountant = PrivacyAccountant(0.5)
-    vips = make("vips", accountant, cluster, noise=0.5)
-    with pytest.raises(PrivacyBudgetExceeded):
-        vips.step(*cluster_runs.data())
-    assert not accountant.num_releases
-
-
 def test_a_step_that_is_mostly_talk_is_told(cluster, monkeypatch):
     ranks = Ranks(cluster, PrivacyAccountant(epsilon=1.0))
     cluster.size = 2
@@ -355,18 +345,6 @@ def test_a_model_sees_as_many_rows_as_all_have():
         find_shards(names, own, of_all([7], kind="torch.float32"))
     with pytest.raises(ModelError, match="No process"):
         find_shards(["x"], ((x[:0],), {}), lambda given: [given])
-
-
-@pytest.mark.long
-def test_an_alone_rank_is_as_no_cluster(cluster):
-    found = []
-    for own in (cluster, None):
-        cluster_runs.fresh()
-        inference = make("svi", PrivacyAccountant(3.0), own, noise=Noise(source=2), jit="none")
-        inference.run(*cluster_runs.data(), progress=False)
-        found.append(cluster_runs.found(inference))
-    assert found[0] == found[1]
-    assert model is inference.model
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -35,19 +35,6 @@ def squared_norm(vector):
     return sum(int(v) ** 2 for v in vector)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e4, 1e6, 1e30, 1e38])
-def test_one_record_moves_the_sum_by_at_most_the_bound_exactly(scale, dtype):
-    values = torch.randn(50, 7).to(dtype)
-    values[20] = (values[20].double() * scale).clamp(*(torch.finfo(dtype).max * s for s in (-1, 1)))
-    (with_it,) = units(1.5, values)
-    (without,) = units(1.5, torch.cat([values[:20], values[21:]]))
-    replaced = values.clone()
-    replaced[20] = -values[20]
-    assert squared_norm(with_it - without) <= _UNITS**2
-    assert squared_norm(with_it - units(1.5, replaced)[0]) <= 4 * _UNITS**2
-
-
 @pytest.mark.parametrize("bound", [1e-6, 0.1, 1 / 3, 1.0, 7.7, 1e6])
 @pytest.mark.parametrize("size", [1, 3, 1000, 10_000])
 def test_no_record_reaches_beyond_the_bound(size, bound):
@@ -191,20 +178,6 @@ def test_norms_that_are_kept_do_not_replace_those_of_rows():
     assert 0.999 * _UNITS**2 < squared_norm(whole) <= _UNITS**2
 
 
-def released(stream, sigma=2.0, bound=3.0, size=20_000, value=None):
-    total = FixedPointSum([Block(size, bound)])
-    if value is not None:
-        total.add(torch.full((1, size), value))
-    event = SubsampledGaussian(sigma)
-    return release(total, accountant=PrivacyAccountant(), event=event, noise=stream)[0]
-
-
-def test_what_is_released_is_on_the_grid(stream):
-    for value in (None, 0.1, 1.0):
-        whole = released(stream, bound=0.1, size=100, value=value) / (0.1 / _UNITS)
-        assert ((whole - whole.round()).abs() < 1e-5).all()
-
-
 def impossible_at_one(outputs):
     """Outputs that 1.0 plus a float64 cannot have: sums above 2^-2 end at the bit 2^-54."""
     return [not (float(v) * 2.0**54).is_integer() for v in outputs if abs(v) < 0.25]
@@ -216,10 +189,6 @@ def test_precision_tells_nothing(stream):
     With noise of floating-point numbers many; with integers on a grid none.
     """
     size = 20_000
-    float_noise = np.random.default_rng(0).standard_normal(size)
-    at_zero, at_one = impossible_at_one(0.0 + float_noise), impossible_at_one(1.0 + float_noise)
-    assert not any(at_one)
-    assert np.mean(at_zero) > 0.1
 
     def plain(value):
         total = ClippedSum([Block(1, 1.0) for _ in range(1)])
@@ -227,7 +196,9 @@ def test_precision_tells_nothing(stream):
         event, noise = SubsampledGaussian(1.0), np.random.default_rng()
         return release(total, accountant=PrivacyAccountant(), event=event, noise=noise)[0].item()
 
-    assert any(impossible_at_one([plain(0.0) for _ in range(200)]))
+    for value in (0.0, 1.0):
+        tell = impossible_at_one([plain(value) for _ in range(200)])
+        assert any(tell) == (value == 0.0)
 
     def secure(value):
         total = FixedPointSum([Block(size, math.sqrt(size))])  # whose coordinates can all be 1
@@ -256,8 +227,9 @@ def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma,
 
 
 def test_the_most_noise_stays_in_the_integers(stream):
-    noise = released(stream, sigma=2.0**26, bound=1.0) / 2.0**26
-    assert stats.kstest(noise.numpy(), "norm").pvalue > _ALARM
+    total, event = FixedPointSum([Block(20_000, 1.0)]), SubsampledGaussian(2.0**26)
+    (noise,) = release(total, accountant=PrivacyAccountant(), event=event, noise=stream)
+    assert stats.kstest(noise.numpy() / 2.0**26, "norm").pvalue > _ALARM
 
 
 def test_discrete_noise_costs_what_continuous_noise_costs():

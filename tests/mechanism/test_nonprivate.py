@@ -10,8 +10,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from problems import logistic
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
+from saved_runs import data
 from sums import exact_sums
 
 from pyro_dp import (
@@ -38,18 +40,6 @@ def looked():
     return pytest.warns(NotPrivateWarning, match="The privacy guarantee ends")
 
 
-def model(x, y):
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    with pyro.plate("people", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
-def data(size=60):
-    draws = torch.Generator().manual_seed(0)
-    x = torch.randn(size, 2, generator=draws)
-    return x, torch.bernoulli(torch.sigmoid(x[:, 0]), generator=draws)
-
-
 NOISE = Noise(1.0, source=1)
 
 
@@ -58,14 +48,14 @@ def svi(accountant=None, **settings):
     settings = dict(num_steps=4, noise=NOISE, sampling=FullBatch()) | settings
     accountant = accountant or PrivacyAccountant()
     optim = pyro.optim.Adam({"lr": 0.1})
-    return PaperDPSVI(model, AutoNormal(model), optim, accountant=accountant, **settings)
+    return PaperDPSVI(logistic, AutoNormal(logistic), optim, accountant=accountant, **settings)
 
 
 def sep(accountant=None, kind=DPSEP, **settings):
     pyro.clear_param_store()
     settings = {"noise": NOISE} | settings | ({"num_steps": 4} if kind is PaperDPSEP else {})
     accountant = accountant or PrivacyAccountant()
-    return kind(model, AutoNormal(model), accountant=accountant, **settings)
+    return kind(logistic, AutoNormal(logistic), accountant=accountant, **settings)
 
 
 def vips(accountant=None, **settings):

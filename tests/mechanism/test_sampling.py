@@ -1,4 +1,7 @@
-"""Which records take part: sizes, inclusions and pairs, against the law and against wrong ones."""
+"""Which records take part: sizes, inclusions and pairs, against the law and against wrong ones.
+
+Samples of several steps at once: each is used once, even if its step fails.
+"""
 
 import math
 import tracemalloc
@@ -10,7 +13,7 @@ from scipy import stats
 
 from pyro_dp import ConfigurationError
 from pyro_dp.mechanism import sampling
-from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.sampling import DrawnAhead, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 
 _ALARM = 1e-8
@@ -64,9 +67,9 @@ def drawn(kind, size=_SIZE, rate=_RATE, source=None):
     return inclusions(lambda t: sampler.draw(source.stream("sampling", t)))
 
 
-def shuffled_epochs():
+def shuffled_epochs(batch):
     rng = np.random.default_rng(0)
-    order, batch = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)]), 4
+    order = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)])
     return inclusions(lambda t: order[t * batch : (t + 1) * batch])
 
 
@@ -88,15 +91,13 @@ def test_fixed(source):
 def test_poisson_test_has_power():
     """It rejects fixed batches, shuffled epochs, a wrong rate, and one draw used for all steps."""
     assert poisson_pvalue(drawn("fixed", rate=4 / 12)) < _ALARM
-    assert poisson_pvalue(shuffled_epochs()) < _ALARM
+    assert poisson_pvalue(shuffled_epochs(4)) < _ALARM
     assert poisson_pvalue(np.tile(drawn("poisson")[:1], (_DRAWS, 1))) < _ALARM
 
 
 def test_fixed_test_has_power():
     assert fixed_pvalue(drawn("poisson")) < _ALARM
-    rng = np.random.default_rng(0)
-    order = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)])
-    assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
+    assert fixed_pvalue(shuffled_epochs(3)) < _ALARM
 
 
 def test_full():
@@ -166,3 +167,87 @@ def test_fixed_batch_size(size, rate, batch):
 def test_fixed_batch_of_nothing():
     with pytest.raises(ConfigurationError, match="sample_rate"):
         RecordSampler("fixed", 10, 0.01)
+
+
+class Rows:
+    """It replaces a column, and keeps the requests."""
+
+    def __init__(self):
+        self.held, self.passes, self.chosen = torch.empty(0), 0, None
+
+    def hold(self, indices):
+        self.held, self.passes = indices, self.passes + bool(len(indices))
+
+    def choose(self, indices, places):
+        self.chosen = indices, places
+
+
+class Draws:
+    """A sample for each call, never the same one."""
+
+    def __init__(self):
+        self.positions, self.generator = [], torch.Generator().manual_seed(0)
+
+    def __call__(self, position):
+        self.positions.append(position)
+        return (torch.rand(50, generator=self.generator) < 0.3).nonzero().flatten()
+
+
+def test_each_is_drawn_and_handed_out_once():
+    rows, draw, positions = [Rows(), Rows()], Draws(), range(5, 12)
+    ahead = DrawnAhead(3, rows)
+    found = [ahead.sample(draw, p, left=12 - p).tolist() for p in positions]
+    assert draw.positions == list(positions)  # none beyond the last step
+    assert rows[0].passes == rows[1].passes == 3
+    again = Draws()
+    assert found == [again(p).tolist() for p in positions]
+
+
+def test_the_rows_of_a_step_are_among_those_that_are_held():
+    rows, draw = Rows(), Draws()
+    ahead = DrawnAhead(4, [rows])
+    for position in range(8):
+        indices = ahead.sample(draw, position, None)
+        chosen, places = rows.chosen
+        assert torch.equal(chosen, indices) and torch.equal(rows.held[places], indices)
+        assert torch.equal(rows.held, rows.held.unique())
+
+
+@pytest.mark.parametrize(
+    ("asked", "drawn"), [([0, 0], [0, 1, 2, 0, 1, 2]), ([0, 2, 4], [0, 1, 2, 4, 5, 6])]
+)
+def test_nothing_is_used_that_was_drawn_for_another_try(asked, drawn):
+    """A step that begins again draws again. Positions that others took are left out."""
+    draw = Draws()
+    ahead = DrawnAhead(3, [Rows()])
+    for position in asked:
+        ahead.sample(draw, position, None)
+    assert draw.positions == drawn
+
+
+def test_one_step_at_a_time():
+    rows, draw = Rows(), Draws()
+    assert len(DrawnAhead(1, [rows]).sample(draw, 7, None)) and draw.positions == [7]
+    assert rows.passes == 0 and rows.chosen is None
+
+
+def test_what_is_forgotten_is_drawn_again():
+    rows, draw = Rows(), Draws()
+    ahead = DrawnAhead(3, [rows])
+    ahead.sample(draw, 0, None)
+    ahead.forget()
+    assert not len(rows.held)
+    ahead.sample(draw, 1, None)
+    assert draw.positions == [0, 1, 2, 1, 2, 3]
+
+
+def test_a_pass_that_fails_leaves_nothing():
+    draw, broken = Draws(), Rows()
+    ahead = DrawnAhead(3, [broken])
+    hold, broken.hold = broken.hold, lambda indices: hold(indices[: 1 // len(indices)])
+    for _ in range(2):
+        try:
+            ahead.sample(draw, 0, None)
+        except ZeroDivisionError:
+            pass
+    assert not ahead._samples

@@ -7,12 +7,12 @@ import pyro
 import pytest
 import torch
 from dpem import DPEM
-from problems import PROBLEMS, Fixture, in_turns, logistic, regression_data, with_outlier
+from problems import PROBLEMS, Fixture, in_turns, logistic, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
 from releases import Releases
 
 import pyro_dp.mechanism.sampling
-from pyro_dp import Clip, Execution, Factors, FullBatch, Noise, PaperDPSEP, PrivacyAccountant
+from pyro_dp import Execution, Factors, FullBatch, Noise, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.mechanism.streams import Randomness
 
@@ -31,7 +31,7 @@ def dpem(accountant, **options):
     return DPEM(start, accountant=accountant, **scales, **options)
 
 
-def one_sum(monkeypatch, name, data, of="latents", jit="auto"):
+def one_sum(monkeypatch, name, data, jit):
     """The integers of the first step on all records, with fixed local draws."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
@@ -44,22 +44,11 @@ def one_sum(monkeypatch, name, data, of="latents", jit="auto"):
     svi = problem.paper_dpsvi(
         optim=pyro.optim.SGD({"lr": 0.0}),
         noise=Noise(1.0, source="system"),
-        clip=Clip(0.5, of=of),
+        clip=0.5,
         execution=Execution(jit=jit),
     )
     svi.step(*data)
     return seen.sums[0][0] / (seen.blocks[0][0].bound / _UNITS)
-
-
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-@pytest.mark.parametrize("name", ["AutoNormal", "AutoMultivariateNormal", "mixture", "VAE"])
-def test_sensitivity_is_exact(monkeypatch, name, privatize):
-    """An outlier of 1e6 moves the integers by at most twice the bound, exactly."""
-    clean, outlier = with_outlier(name)
-    one = one_sum(monkeypatch, name, clean, privatize)
-    other = one_sum(monkeypatch, name, outlier, privatize)
-    moved = sum(int(v) ** 2 for v in one - other)
-    assert 0 < moved <= 4 * _UNITS**2
 
 
 @pytest.mark.long
@@ -71,7 +60,7 @@ def test_sensitivity_is_exact(monkeypatch, name, privatize):
 def test_graphs_give_the_same_integers(monkeypatch, name, jit):
     """They differ by at most a unit, if a coordinate on the grid is rounded otherwise."""
     data = PROBLEMS[name]().data
-    sums = [one_sum(monkeypatch, name, data, jit=way) for way in ("none", jit)]
+    sums = [one_sum(monkeypatch, name, data, way) for way in ("none", jit)]
     count = len(data[0])
     assert sums[0].abs().max() > count
     assert (sums[0] - sums[1]).abs().max() <= count

@@ -14,6 +14,7 @@ from ledgers import ledger
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
+from test_num_trials import at_most
 
 import pyro_dp.mechanism.iterative
 from pyro_dp import (
@@ -78,13 +79,7 @@ def test_the_winner_is_the_best_of_a_random_number_of_independent_runs(trials, s
             counts[1 + rank[found.result]] += 1
         except PrivacyError:
             counts[0] += 1
-    at_most = np.arange(7) / 6
-    if isinstance(trials, PoissonTrials):
-        below = np.exp(trials.mean * (at_most - 1.0))
-    else:
-        share = 1.0 - (1.0 - trials.gamma) * at_most
-        below = 1.0 / share - 1.0 if trials.eta else np.log(share) / math.log(trials.gamma)
-        below = below / below[-1]
+    below = at_most(trials, np.arange(7) / 6)
     expected = np.append(below[0], np.diff(below))
     some = expected > 0
     assert counts[~some].sum() == 0
@@ -93,7 +88,7 @@ def test_the_winner_is_the_best_of_a_random_number_of_independent_runs(trials, s
         return stats.chisquare(counts[some], repeats * law[some] / law.sum()).pvalue
 
     assert p_value(expected) > _ALARM
-    fixed = np.diff(np.append(0.0, at_most) ** 3.0)  # had K been 3 each time
+    fixed = np.diff(np.append(0.0, np.arange(7) / 6) ** 3.0)  # had K been 3 each time
     assert stats.chisquare(counts[1:], counts[1:].sum() * fixed[1:]).pvalue < _ALARM
 
 

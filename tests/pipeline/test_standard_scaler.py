@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from contract import ReleaseContract
+from releases import Releases
 from scipy import stats
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sums import exact_sums
 
 from pyro_dp import (
     ConfigurationError,
@@ -24,7 +24,6 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.pipeline import standard_scaler
 
 _ALARM = 1e-8  # false-alarm rate of each Kolmogorov-Smirnov test
 BOUNDS = ([-1.0, 0.0, 100.0], [3.0, 10.0, 300.0])
@@ -64,20 +63,6 @@ class TestContract(ReleaseContract):
     test_a_broken_record_adds_nothing = None  # each fit looks at all that it adds
 
 
-@pytest.fixture
-def sums(monkeypatch):
-    """The clipped sums of every fit, before the noise."""
-    kept = []
-    release = standard_scaler._MomentRelease._release
-
-    def watched(self, clipped, sampler):
-        kept.append(clipped)
-        return release(self, clipped, sampler)
-
-    monkeypatch.setattr(standard_scaler._MomentRelease, "_release", watched)
-    return kept
-
-
 def test_without_noise_it_is_the_standard_scaler():
     x = data()
     plain, ours = StandardScaler().fit(x), fitted(x, noise=0)
@@ -96,10 +81,10 @@ def test_values_beyond_the_bounds_count_as_the_bounds():
 
 
 @pytest.mark.parametrize("dim", [1, 3, 20])
-def test_one_record_moves_each_block_by_its_bound_and_no_more(dim, sums):
+def test_one_record_moves_each_block_by_its_bound_and_no_more(dim, monkeypatch):
     """The worst records reach the declared bounds, whatever their values."""
     x = np.random.default_rng(1).uniform(-1.0, 1.0, size=(50, dim))
-    moved = [0.0, 0.0]
+    seen, moved = Releases(monkeypatch), [0.0, 0.0]
     for outlier in (1.0, 1e300, 0.0, 0.3):
         for other in (-1.0, -1e300, 0.0):
             one, two = x.copy(), x.copy()
@@ -107,17 +92,16 @@ def test_one_record_moves_each_block_by_its_bound_and_no_more(dim, sums):
             for each in (one, two):
                 fitted(each, (-1.0, 1.0), noise=0.0)
             fitted(np.delete(x, 7, axis=0), (-1.0, 1.0), noise=0.0)
-            with_one, with_two, zeroed = sums[-3:]
-            for k, block in enumerate(with_one.blocks):
-                one, none, two = (exact_sums(each)[k] for each in (with_one, zeroed, with_two))
+            for k, block in enumerate(seen.blocks[0]):
+                one, two, none = (sums[k] for sums in seen.sums[-3:])
                 one_out = torch.linalg.vector_norm(one - none).item()
                 replaced = torch.linalg.vector_norm(one - two).item()
                 assert one_out <= block.bound * (1 + 1e-12)
                 assert replaced <= 2 * block.bound * (1 + 1e-12)
                 moved[k] = max(moved[k], one_out)
-    assert [block.share for block in sums[0].blocks] == [0.5, 0.5]
+    assert [block.share for block in seen.blocks[0]] == [0.5, 0.5]
     bounds = [math.sqrt(dim), math.sqrt(dim) / 2]
-    assert [block.bound for block in sums[0].blocks] == pytest.approx(bounds)
+    assert [block.bound for block in seen.blocks[0]] == pytest.approx(bounds)
     assert moved == pytest.approx(bounds, rel=1e-9)
 
 

@@ -1,9 +1,7 @@
 """The host's part of work on an accelerator, tested without one."""
 
-import pytest
 import torch
 
-from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.torch_state import rows_on, sent, signed
 
 
@@ -27,11 +25,3 @@ def test_passes_follow_from_the_whole_memory(monkeypatch):
         found.append([rows_on(cuda, numbers) for numbers in (0, 1000, 10**6, 10**12)])
     assert found[0] == found[1] == [2**20, 78125, 78, 1]
     assert rows_on(torch.device("cpu"), 1000) is None
-
-
-@pytest.mark.parametrize("matrix", [torch.tensor([-1.0, 2.0]), torch.diag(torch.tensor([-1.0, 2]))])
-def test_eigenvalues_are_raised_to_a_number_or_a_tensor(matrix):
-    matrix = matrix.double()
-    expected = matrix + (1.5 * (matrix < 0)).to(matrix)
-    for least in (0.5, torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float32)):
-        torch.testing.assert_close(floored(matrix, least), expected)
