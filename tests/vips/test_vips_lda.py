@@ -18,10 +18,10 @@ from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.models.latent_dirichlet_allocation import (
     Documents,
     WordCounts,
+    expected_counts,
     halves,
     local_posterior,
 )
-from pyro_dp.vips.models.noisy_sums import expected_counts
 
 # Made-up data.
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")

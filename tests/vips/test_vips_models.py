@@ -31,7 +31,7 @@ from pyro_dp.vips import (
     LogisticRegression,
     SigmoidBeliefNetwork,
 )
-from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares
+from pyro_dp.vips.models.regressions import NoisySecondMoment, WeightedSquares
 
 DRAWN = {"mixture": "assignment", "documents": "words", "images": "images"}  # others draw y
 NOT_STEP = (0.0, 0.0)  # every step forgets what was before: plain variational Bayes

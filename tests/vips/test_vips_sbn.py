@@ -14,9 +14,12 @@ from vips_problems import PIXELS, UNITS, fitted, images_of
 
 from pyro_dp import VIPS, FullBatch, ModelError, Noise, PrivacyAccountant
 from pyro_dp.vips import SigmoidBeliefNetwork
-from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
-from pyro_dp.vips.models.noisy_sums import noisy_regression
-from pyro_dp.vips.models.sigmoid_belief_network import ShrinkagePrior, hidden_units
+from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
+from pyro_dp.vips.models.sigmoid_belief_network import (
+    ShrinkagePrior,
+    hidden_units,
+    noisy_regression,
+)
 
 # Made-up data.
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
