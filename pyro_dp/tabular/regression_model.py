@@ -13,8 +13,14 @@ from torch import Tensor
 
 from pyro_dp.tabular.design import Design, Formula
 from pyro_dp.tabular.encoded import ROW_OBSERVED
-from pyro_dp.tabular.families import Family, family_of
-from pyro_dp.tabular.glm_model import Incomplete, Source, combinations, filled
+from pyro_dp.tabular.glm_model import (
+    Family,
+    Incomplete,
+    Source,
+    combinations,
+    family_of,
+    filled,
+)
 from pyro_dp.tabular.levels import LevelColumn
 from pyro_dp.tabular.ranges import Count, Number
 from pyro_dp.tabular.schema import Schema
