@@ -32,28 +32,18 @@ class Family:
     :param outcome: its name.
     :param column: its declaration.
     :raises ConfigurationError: the family is none for this column.
-
-    :ivar columns: kinds of column that it is for.
-    :ivar declaration: how such a column is declared.
-    :ivar distribution: code in which ``eta`` is the linear predictor.
-    :ivar ratios: the name of exp(coefficient), if it has one.
-    :ivar latents: priors, code by name of the site.
-    :ivar start: start values of these latents.
-    :ivar ordered: levels of an outcome with thresholds.
-    :ivar has_rate: whether an exposure multiplies the mean.
-    :ivar first_sd: standard deviation of the first q.
     """
 
     name: str
-    columns: tuple[type[Column], ...]
-    declaration: str
-    distribution: str
-    ratios: str | None = None
-    latents: dict[str, str] = {}
-    start: dict[str, float | list[float]] = {}
-    ordered: Sequence[Any] = ()
-    has_rate = False
-    first_sd = 0.02  # sites of a narrow q need few nodes
+    columns: tuple[type[Column], ...]  # kinds of column that it is for
+    declaration: str  # how such a column is declared
+    distribution: str  # code in which ``eta`` is the linear predictor
+    ratios: str | None = None  # the name of exp(coefficient), if it has one
+    latents: dict[str, str] = {}  # priors, code by name of the site
+    start: dict[str, float | list[float]] = {}  # start values of these latents
+    ordered: Sequence[Any] = ()  # levels of an outcome with thresholds
+    has_rate = False  # whether an exposure multiplies the mean
+    first_sd = 0.02  # deviation of the first q; sites of a narrow one need few nodes
 
     def __init__(self, outcome: str, column: Column):
         if not isinstance(column, self.columns):
@@ -156,10 +146,9 @@ def family_of(name: str, outcome: str, column: Column) -> Family:
 class Incomplete:
     """A covariate that is declared with missing values.
 
-    A row with a missing covariate counts with its average likelihood over all possible values. Each
-    value is weighted by its probability, conditional on the covariates that are never missing. The
-    model of these probabilities is fitted along, from all rows. So no row is dropped. Estimates
-    hold if missingness depends on observed values, the outcome included (missing at random).
+    A row without it counts with its average likelihood over all possible values, each weighted by
+    its probability conditional on the complete covariates. A model of these probabilities is fitted
+    along, from all rows.
 
     Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over
     at the nodes of Gauss and Legendre between its declared bounds. Its mean is in units of its

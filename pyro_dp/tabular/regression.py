@@ -25,9 +25,8 @@ from pyro_dp.infer.posterior.summary import CHECK, OK, Status
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.glm_model import COEFFICIENTS
-from pyro_dp.tabular.regression_model import RegressionModel
+from pyro_dp.tabular.regression_model import RegressionModel, by_terms
 from pyro_dp.tabular.schema import Schema
-from pyro_dp.tabular.user_scale import by_terms
 from pyro_dp.utils.display import numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.files import read_file, write_file
