@@ -221,29 +221,6 @@ class TestIntervals:
         ("age",),
     ]
 
-    @pytest.mark.slow
-    def test_cover_the_exact_counts(self, monkeypatch):
-        """50% intervals of 100 releases, of the largest count of eight margins.
-
-        With 800 independent ones, six standard deviations are 0.11. Two thirds and three halves of
-        the width would cover 0.35 and 0.69.
-        """
-        monkeypatch.setattr(margin_mixture, "_STEPS", 1)
-        data, covered = frame(), []
-        counts = {}
-        for columns in self.COLUMNS:
-            places = [schema().names.index(name) for name in columns]
-            shape = [schema().sizes[j] for j in places]
-            flat = np.ravel_multi_index(schema().codes(data)[:, places].T, shape)
-            counts[columns] = np.bincount(flat)
-        for seed in range(100):
-            made = fitted(data, noise=3.0, source=seed)
-            for columns, exact_counts in counts.items():
-                table = made.margin(*columns, level=0.5)
-                i = exact_counts.argmax()  # far from zero, where intervals are cut
-                covered.append(table["lower"][i] <= exact_counts[i] <= table["upper"][i])
-        assert abs(np.mean(covered) - 0.5) < 0.11
-
     def test_are_as_wide_as_the_noise_of_their_sum(self):
         """Two levels of the kept column are added, or none; its own counts add those of the column
         with the fewest codes, three."""
