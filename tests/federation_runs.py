@@ -298,8 +298,14 @@ def refusals() -> dict[str, Any]:
         federation = Federation(AtTrustedAggregator(line), holders=2)
         own = options.pop("own", shard(index, [0, 30, 60]))
         accountant = PrivacyAccountant(epsilon=epsilons[index])
-        vips = make("vips", accountant, federation, **{"noise": SECURE} | options)
-        return [*_outcome(federation, accountant, vips, own, steps), vips]
+        vips, said = make("vips", accountant, federation, **{"noise": SECURE} | options), None
+        try:
+            for _ in range(steps):
+                vips.step(*own)
+        except PrivacyError as error:
+            said = f"{type(error).__name__}: {error}"
+        federation.leave()
+        return [said, accountant.num_releases, vips._steps, vips]
 
     def budget(index: int, line: PipeLine) -> Any:
         noise = Noise(20.0, source="system")
@@ -456,20 +462,6 @@ def certificates() -> dict[str, Any]:
     results = {"sums": [each.value for each in started(3, add)()]}
     honest, addresses = False, _addresses(3)
     return results | {"sent": [each.value for each in started(3, both_parts)()]}
-
-
-def _outcome(
-    federation: Federation, accountant: PrivacyAccountant, vips: VIPS, own: Any, steps: int
-) -> list:
-    said = None
-    for _ in range(steps):
-        try:
-            vips.step(*own)
-        except PrivacyError as error:
-            said = f"{type(error).__name__}: {error}"
-            break
-    federation.leave()
-    return [said, accountant.num_releases, vips._steps]
 
 
 TRIALS = (equality, nothing_set, uploads, dropouts, resumed, looks_resumed, refusals, shamir)
