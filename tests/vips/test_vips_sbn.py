@@ -9,7 +9,6 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Predictive
-from scipy import stats
 from vips_problems import PIXELS, UNITS, fitted, images_of
 
 from pyro_dp import ModelError, Noise, PrivacyAccountant
@@ -146,20 +145,6 @@ def test_regression_on_noisy_sums():
         expected = torch.linalg.inv(information[j] + torch.diag(precision[j]))
         torch.testing.assert_close(spread[j], expected)
         torch.testing.assert_close(plain[j], expected @ sums[j])
-
-
-def test_the_horseshoe_is_the_prior_s_marginal():
-    """With scales of one and a = b = 1/2, standard deviations are half-Cauchy."""
-    torch.manual_seed(0)
-    values = {"scales": torch.ones(1), "spread": torch.tensor(1.0)}
-    conditioned = poutine.condition(ShrinkagePrior(0.5, 0.5).sample, values)
-    trace = poutine.trace(conditioned).get_trace(torch.tensor(0.0), 4000, 1)
-    sds = trace.nodes["precisions"]["value"].rsqrt().flatten().numpy()
-    assert stats.kstest(sds, stats.halfcauchy.cdf).pvalue > 1e-8
-    assert stats.kstest(1.3 * sds, stats.halfcauchy.cdf).pvalue < 1e-8
-    weights = trace.nodes["weights"]["value"].flatten()
-    z = weights.numpy() / sds
-    assert stats.kstest(z, stats.norm.cdf).pvalue > 1e-8
 
 
 def test_shrinkage_is_variational_bayes():
