@@ -97,6 +97,16 @@ def test_equals_em():
         np.testing.assert_allclose(one.numpy(), other, atol=1e-8)
 
 
+def test_recovers_separated_components():
+    """epsilon=1, N=20,000."""
+    dpem = em(accountant=PrivacyAccountant(epsilon=1.0), sampling=0.2, noise=Noise(source=0))
+    dpem.run(points(20_000), progress=False)
+    assert (dpem.locs - CENTRES).norm(dim=1).max() < 0.15
+    assert (dpem.weights - WEIGHTS).abs().max() < 0.03
+    assert (dpem.covariances - 0.25 * torch.eye(2)).abs().max() < 0.3
+    assert dpem.accountant.get_epsilon() <= 1.0
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize("dim", [1, 6])
 @pytest.mark.parametrize("epsilon", [1e-3, 10.0])
