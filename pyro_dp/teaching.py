@@ -7,14 +7,14 @@ and matplotlib is imported when the first figure is drawn.
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from pyro_dp.federated import TrustedAggregator
-from pyro_dp.utils.errors import PrivacyError
+from pyro_dp.utils.errors import ClusterError, PrivacyError
 
 # Okabe and Ito's colours. Lines and markers differ, too, for readers who see no colours.
 BLACK, GREY, BLUE, ORANGE = "#222222", "#777777", "#0072B2", "#D55E00"
@@ -98,8 +98,11 @@ class PipeLine:
         self.index, self._pipe = index, pipe
 
     def ask(self, message: bytes) -> bytes:
-        self._pipe.send_bytes(message)
-        return self._pipe.recv_bytes()
+        try:
+            self._pipe.send_bytes(message)
+            return self._pipe.recv_bytes()
+        except (OSError, EOFError) as error:
+            raise ClusterError("The line is lost.") from error
 
 
 def together(
@@ -158,7 +161,10 @@ def _serve(server: TrustedAggregator, lines: dict[int, Connection]) -> list[dict
             lines.pop(lost).close()
         seen.append(messages)
         for index, answer in server.answer(messages).items():
-            lines[index].send_bytes(answer)
+            with suppress(OSError):  # it has gone
+                lines[index].send_bytes(answer)
+    for line in lines.values():
+        line.close()  # nobody waits for another answer
     return seen
 
 
@@ -166,5 +172,5 @@ def _received(pipe: Connection) -> bytes | None:
     """None if the other process has gone."""
     try:
         return pipe.recv_bytes()
-    except EOFError:
+    except (OSError, EOFError):
         return None

@@ -1,21 +1,20 @@
 """Holders of a federation, each a process: ``python federation_runs.py TRIALS`` prints the results.
 
-The aggregator is a thread of the parent; messages go through pipes. As :mod:`cluster_runs`, whose
-processes and models these are.
+The aggregator is in the parent; messages go through pipes. As :mod:`cluster_runs`, whose models
+these are.
 """
 
 import contextlib
 import io
 import json
 import math
-import multiprocessing as mp
 import os
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -39,84 +38,28 @@ from pyro_dp import (
     PrivacyAccountant,
     PrivacyError,
 )
-from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
+from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums
 from pyro_dp.mechanism import fixed_point
 from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.teaching import PipeLine, together
 from pyro_dp.utils.torch_state import torch_states
 
 CUTS = [0, 13, 13, 60]  # one holder has nothing
 
 
-class PipeLine:
-    """A pipe to another thread or process, which does what a ``FlowerLine`` does."""
-
-    def __init__(self, index: int, connection: Any):
-        self.index = index
-        self._connection = connection
-
-    def ask(self, message: bytes) -> bytes:
-        try:
-            self._connection.send_bytes(message)
-            return self._connection.recv_bytes()
-        except (OSError, EOFError) as error:
-            raise ClusterError("The line is lost.") from error
-
-
-def serve(aggregator: TrustedAggregator, lines: dict[int, Any], seen: list | None = None) -> None:
-    """Rounds until nobody is left.
-
-    :param seen: gets the messages of each round.
-    """
-    with contextlib.ExitStack() as opened:  # holders of an aggregator that fails do not wait
-        for line in lines.values():
-            opened.callback(line.close)
-        while not aggregator.done:
-            messages, limit = {}, time.monotonic() + aggregator.timeout
-            for index, line in list(lines.items()):
-                try:
-                    if line.poll(max(0.0, limit - time.monotonic())):
-                        messages[index] = line.recv_bytes()
-                        continue
-                except (OSError, EOFError):
-                    pass
-                lines.pop(index).close()  # its holder notices at once
-            if seen is not None:
-                seen.append(dict(messages))
-            for index, answer in aggregator.answer(messages).items():
-                try:
-                    lines[index].send_bytes(answer)
-                except OSError:
-                    pass
-
-
 def holders(
-    size: int,
-    body: Callable[[int, PipeLine], Any],
-    *,
-    dropouts: int = 0,
-    timeout: float = 300.0,
-    seen: list | None = None,
-) -> list[cluster_runs.Ended]:
-    """Run a function of the index and a line in so many processes."""
-    pipes = [mp.Pipe() for _ in range(size)]
+    size: int, body: Callable[[int, PipeLine], Any], **server: Any
+) -> tuple[list[Any], list[dict[int, bytes]]]:
+    """As :func:`together`, from the same public start in all processes."""
 
-    def be(index: int) -> Any:
-        for other, (ours, theirs) in enumerate(pipes):
-            ours.close()
-            if other != index:
-                theirs.close()
-        return body(index, PipeLine(index, pipes[index][1]))
+    def be(index: int, line: PipeLine) -> Any:
+        signal.alarm(900)  # ends a process that hangs
+        warnings.simplefilter("ignore")
+        fresh()
+        torch.manual_seed(index)
+        return body(index, line)
 
-    ended = started(size, be)
-    for _, theirs in pipes:
-        theirs.close()
-    lines = {index: ours for index, (ours, _) in enumerate(pipes)}
-    aggregator = TrustedAggregator(size, dropouts, timeout)
-    thread = threading.Thread(target=serve, args=(aggregator, lines, seen), daemon=True)
-    thread.start()
-    found = ended()
-    thread.join(timeout=timeout)
-    return found
+    return together(be, holders=size, **server)
 
 
 def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_runs.Ended]]:
@@ -173,12 +116,11 @@ def equality() -> dict[str, Any]:
         return found
 
     one = started(1, lambda index: all_of(0, None, data()))()[0].value
-    return {"one process": one, "ranks": [each.value for each in holders(3, body)]}
+    return {"one process": one, "ranks": holders(3, body)[0]}
 
 
 def uploads() -> dict[str, Any]:
     """A holder's uploads: noise of its own in each release, and no record."""
-    seen: list[dict[int, bytes]] = []
 
     def body(index: int, line: PipeLine) -> Any:
         exact, kept = FixedPointSum._noisy, []
@@ -204,7 +146,7 @@ def uploads() -> dict[str, Any]:
             "notes": list(accountant.notes),
         }
 
-    found = holders(3, body, dropouts=1, seen=seen)
+    found, seen = holders(3, body, dropouts=1)
     added = [
         {index: each.partition(b"\n")[2].hex() for index, each in messages.items()}
         for messages in seen
@@ -212,7 +154,7 @@ def uploads() -> dict[str, Any]:
     ]
     times = [times for messages in seen for times in map(_time_told, messages.values())]
     return {
-        "holders": [each.value for each in found],
+        "holders": found,
         "uploads": added,
         "told": sorted({each for each in times if each is not None}),
     }
@@ -263,11 +205,10 @@ def _until(how: str, index: int, line: PipeLine) -> Any:
 
 def dropouts() -> dict[str, Any]:
     """One drop-out, which is allowed, and two, which are not."""
-    results = {}
-    for how in ("one", "two"):
-        ended = holders(3, lambda i, line, how=how: _until(how, i, line), dropouts=1, timeout=5.0)
-        results[how] = [each.value for each in ended]
-    return results
+    return {
+        how: holders(3, lambda i, line, how=how: _until(how, i, line), dropouts=1)[0]
+        for how in ("one", "two")
+    }
 
 
 def _lose_release(inference: VIPS | DPSEP) -> None:
@@ -323,7 +264,7 @@ def resumed(method: str = "vips") -> list[list[Any]]:
         federation.leave()
         return [cluster_runs.found(inference), accountant.get_epsilon(), inference.noise_multiplier]
 
-    return [[each.value for each in holders(3, trial)] for trial in (before, after, reloaded)]
+    return [holders(3, trial)[0] for trial in (before, after, reloaded)]
 
 
 def looks_resumed() -> list[list[Any]]:
@@ -338,8 +279,14 @@ def refusals() -> dict[str, Any]:
         federation = Federation(AtTrustedAggregator(line), holders=2)
         own = options.pop("own", shard(index, [0, 30, 60]))
         accountant = PrivacyAccountant(epsilon=epsilons[index])
-        vips = make("vips", accountant, federation, **{"noise": SECURE} | options)
-        return [*_outcome(federation, accountant, vips, own, steps), vips]
+        vips, said = make("vips", accountant, federation, **{"noise": SECURE} | options), None
+        try:
+            for _ in range(steps):
+                vips.step(*own)
+        except PrivacyError as error:
+            said = f"{type(error).__name__}: {error}"
+        federation.leave()
+        return [said, accountant.num_releases, vips._steps, vips]
 
     def budget(index: int, line: PipeLine) -> Any:
         noise = Noise(20.0, source="system")
@@ -362,8 +309,8 @@ def refusals() -> dict[str, Any]:
         return holder(index, line, 1, num_steps=4 + index)[:-1]
 
     trials = [budget, calibrated, broken, other_settings]
-    results = {each.__name__: [e.value for e in holders(2, each)] for each in trials}
-    return results | {"other_numbers": [each.value for each in holders(3, other_numbers)]}
+    results = {each.__name__: holders(2, each)[0] for each in trials}
+    return results | {"other_numbers": holders(3, other_numbers)[0]}
 
 
 def _addresses(size: int) -> list[str]:
@@ -496,20 +443,6 @@ def certificates() -> dict[str, Any]:
     results = {"sums": [each.value for each in started(3, add)()]}
     honest, addresses = False, _addresses(3)
     return results | {"sent": [each.value for each in started(3, both_parts)()]}
-
-
-def _outcome(
-    federation: Federation, accountant: PrivacyAccountant, vips: VIPS, own: Any, steps: int
-) -> list:
-    said = None
-    for _ in range(steps):
-        try:
-            vips.step(*own)
-        except PrivacyError as error:
-            said = f"{type(error).__name__}: {error}"
-            break
-    federation.leave()
-    return [said, accountant.num_releases, vips._steps]
 
 
 TRIALS = (equality, uploads, dropouts, resumed, looks_resumed, refusals, shamir)

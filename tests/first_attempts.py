@@ -64,6 +64,13 @@ def logistic(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+def whole(x, y, size=None, **plate):
+    """The same, for whole tensors."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", size or len(x), **plate):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
 def mixture(x, y):
     locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     with pyro.plate("people", len(x)) as idx:
@@ -330,9 +337,7 @@ def centred(x, y):
 @wrong_model("The model", "its own mean", says="standardise before")
 def centred_whole_tensors(x, y):
     """The same, of a model for whole tensors."""
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-    with pyro.plate("people", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=(x - x.mean(0)) @ w), obs=y)
+    whole(x - x.mean(0), y)
 
 
 @attempt("The model", "Batch normalisation", says=r"\.eval\(\)")
@@ -405,9 +410,7 @@ def data_by_condition(x, y):
     """Outcomes that a handler holds."""
 
     def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=x @ w))
+        whole(x, None)
 
     conditioned = pyro.condition(model, data={"y": y})
     dpsvi(conditioned).step(x)
@@ -486,9 +489,7 @@ def batch(x, y):
     """A batch, and a plate of all people."""
 
     def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", 100, subsample_size=len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+        whole(x, y, 100, subsample_size=len(x))
 
     dpsvi(model).step(x[:10], y[:10])
 
@@ -498,9 +499,7 @@ def batch_in_a_plate_of_all(x, y):
     """A batch, and a plate that is longer."""
 
     def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", 100):
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+        whole(x, y, 100)
 
     dpsvi(model).step(x[:10], y[:10])
 
@@ -508,9 +507,7 @@ def batch_in_a_plate_of_all(x, y):
 @wrong_model("The data", "'x'", "'people'", says=r"Write pyro\.plate.*all arguments like x\[:50\]")
 def part_of_the_data(x, y):
     """A model that reads the first rows only."""
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-    with pyro.plate("people", 50):
-        pyro.sample("y", dist.Bernoulli(logits=x[:50] @ w), obs=y[:50])
+    whole(x[:50], y[:50])
 
 
 @attempt("The data", "'hidden'", "'x'", says="each as an argument of its own")
@@ -814,15 +811,10 @@ def another_loss():
 def mean_loss(x, y):
     """A loss of one's own that is a mean over the records."""
 
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people", len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-
     def loss(model, guide, x, y):
         return Trace_ELBO().differentiable_loss(model, guide, x, y) / len(x)
 
-    dpsvi(model, loss=loss).step(x, y)
+    dpsvi(whole, loss=loss).step(x, y)
 
 
 @attempt("Losses", "loss", "'people'", says="Write a penalty beside the sites")

@@ -118,18 +118,8 @@ def mixture(x, y):
         pyro.sample("y", dist.Normal(locs[z], 0.5), obs=y[idx])
 
 
-def local_latents(x, y):
-    w = _weights(x)
-    with pyro.plate("data", len(x)) as idx:
-        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(x[idx] @ w + effect, 1.0), obs=y[idx])
-
-
-def discrete_local(x, y):
-    w = _weights(x)
-    with pyro.plate("data", len(x)) as idx:
-        z = pyro.sample("z", dist.Bernoulli(0.5))
-        pyro.sample("y", dist.Normal(x[idx] @ w + z, 1.0), obs=y[idx])
+def _with_local(site: str, prior: Callable) -> Callable:
+    return _regression(mean=lambda x, w: x @ w + pyro.sample(site, prior()))
 
 
 def discrete_global(x, y):
@@ -272,8 +262,8 @@ MODELS: dict[str, Callable] = {
     "prior on a simplex": _regression(prior=lambda x: dist.Dirichlet(torch.ones_like(x))),
     "prior uniform": _regression(prior=lambda x: dist.Uniform(x, x + 1).to_event(1)),
     "mixture": mixture,
-    "local latents": local_latents,
-    "discrete local": discrete_local,
+    "local latents": _with_local("effect", lambda: dist.Normal(0.0, 1.0)),
+    "discrete local": _with_local("z", lambda: dist.Bernoulli(0.5)),
     "discrete global": discrete_global,
     "of parameters": of_parameters,
     "data in a parameter": data_in_parameter,

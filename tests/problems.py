@@ -239,6 +239,12 @@ def _autoguide(kind, **settings):
     return lambda: Problem(logistic, kind(logistic, **settings), regression_data())
 
 
+def _regression(guide=handwritten_guide, model=logistic, *options):
+    return lambda: Problem(
+        model, guide(model) if isinstance(guide, type) else guide, regression_data(), *options
+    )
+
+
 def _mixture(model, kind=AutoNormal, nesting=1, **needs):
     guide, loss = kind(poutine.block(model, hide=["z"])), TraceEnum_ELBO(max_plate_nesting=nesting)
     return Problem(model, guide, points(), loss, needs)
@@ -269,29 +275,15 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "AutoMultivariateNormal": _autoguide(AutoMultivariateNormal),
     "AutoLowRankMultivariateNormal": _autoguide(AutoLowRankMultivariateNormal),
     "AutoIAFNormal": _autoguide(AutoIAFNormal, hidden_dim=[8]),
-    "AutoNormalizingFlow": lambda: Problem(
-        logistic,
-        AutoNormalizingFlow(logistic, lambda dim: dist.transforms.planar(dim)),
-        regression_data(),
+    "AutoNormalizingFlow": _autoguide(
+        AutoNormalizingFlow, init_transform_fn=lambda dim: dist.transforms.planar(dim)
     ),
     "AutoDelta": _autoguide(AutoDelta),
-    "hand-written": lambda: Problem(logistic, handwritten_guide, regression_data()),
-    "particles": lambda: Problem(
-        logistic, AutoNormal(logistic), regression_data(), Trace_ELBO(num_particles=3)
-    ),
-    "mean field": lambda: Problem(
-        logistic, handwritten_guide, regression_data(), TraceMeanField_ELBO()
-    ),
-    "slice_data": lambda: Problem(
-        logistic_whole,
-        AutoNormal(logistic_whole),
-        regression_data(),
-        Trace_ELBO(),
-        {"slice_data": True},
-    ),
-    "subsample_size": lambda: Problem(
-        logistic_subsampled, AutoNormal(logistic_subsampled), regression_data()
-    ),
+    "hand-written": _regression(),
+    "particles": _regression(AutoNormal, logistic, Trace_ELBO(num_particles=3)),
+    "mean field": _regression(handwritten_guide, logistic, TraceMeanField_ELBO()),
+    "slice_data": _regression(AutoNormal, logistic_whole, Trace_ELBO(), {"slice_data": True}),
+    "subsample_size": _regression(AutoNormal, logistic_subsampled),
     "constrained": lambda: Problem(
         gamma_poisson, gamma_guide, (torch.poisson(torch.full((30,), 3.0)),)
     ),

@@ -29,6 +29,8 @@ from pyro_dp import (
 from pyro_dp.vips import LogisticRegression
 
 STEPS = 4
+PLAN = {"num_steps": STEPS, "noise": Noise(source=0)}
+WHOLE = Execution(slice_data=True)
 
 
 def data():
@@ -46,37 +48,17 @@ def model(x, y):
 
 def dpsvi(accountant):
     optim = pyro.optim.Adam({"lr": 0.05})
-    return PaperDPSVI(
-        model,
-        AutoNormal(model),
-        optim,
-        Trace_ELBO(),
-        accountant=accountant,
-        num_steps=STEPS,
-        clip=Clip(AdaptiveClip(), loss=2.0),
-        sampling=0.5,
-        execution=Execution(slice_data=True),
-        noise=Noise(source=0),
-    )
+    own = dict(clip=Clip(AdaptiveClip(), loss=2.0), sampling=0.5, execution=WHOLE) | PLAN
+    return PaperDPSVI(model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **own)
 
 
 def dpsep(accountant):
-    guide = AutoMultivariateNormal(model)
-    return PaperDPSEP(
-        model,
-        guide,
-        accountant=accountant,
-        num_steps=STEPS,
-        clip=1.0,
-        execution=Execution(slice_data=True),
-        noise=Noise(source=0),
-    )
+    own = dict(clip=1.0, execution=WHOLE) | PLAN
+    return PaperDPSEP(model, AutoMultivariateNormal(model), accountant=accountant, **own)
 
 
 def vips(accountant):
-    return VIPS(
-        LogisticRegression(2), accountant=accountant, num_steps=STEPS, noise=Noise(source=0)
-    )
+    return VIPS(LogisticRegression(2), accountant=accountant, **PLAN)
 
 
 MADE = {each.__name__: each for each in (dpsvi, dpsep, vips)}
@@ -107,7 +89,7 @@ def write_described(folder):
         pyro.set_rng_seed(0)
         guide = AutoMultivariateNormal(model)
         settings = dict(num_steps=2, noise=Noise(20.0, source=source), clip=1.0)
-        settings |= dict(accountant=accountant, execution=Execution(slice_data=True))
+        settings |= dict(accountant=accountant, execution=WHOLE)
         inference = PaperDPSEP(model, guide, **settings)
         inference.run(*data(), progress=False)
     accountant.save(folder / "described.ledger.json")

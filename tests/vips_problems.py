@@ -56,7 +56,7 @@ WORDS, TOPICS = 12, 3
 
 
 def corpus(size, topics=TOPICS, words=WORDS, length=40, seed=0, eta=0.1, alpha=0.2):
-    """Documents from the model, (N, V), and its topics."""
+    """Documents from the model, (N, V)."""
     random = np.random.default_rng(seed)
     beta = random.dirichlet(np.full(words, eta), topics)
     theta = random.dirichlet(np.full(topics, alpha), size)
@@ -64,19 +64,19 @@ def corpus(size, topics=TOPICS, words=WORDS, length=40, seed=0, eta=0.1, alpha=0
     counts = [
         random.multinomial(n, p / p.sum()) for n, p in zip(lengths, theta @ beta, strict=True)
     ]
-    return torch.from_numpy(np.array(counts)).double(), torch.from_numpy(beta)
+    return torch.from_numpy(np.array(counts)).double()
 
 
 PIXELS, UNITS = 9, 3
 
 
 def images_of(size, pixels=PIXELS, units=UNITS, seed=0, scale=3.0):
-    """Images from a network, and its weights (J, K)."""
+    """Images from a network, (N, J)."""
     torch.manual_seed(seed)
     weights = scale * torch.randn(pixels, units)
     biases = 0.3 * torch.randn(pixels)
     hidden = torch.bernoulli(torch.full((size, units), 0.5))
-    return torch.bernoulli(torch.sigmoid((hidden - 0.5) @ weights.T + biases)), weights
+    return torch.bernoulli(torch.sigmoid((hidden - 0.5) @ weights.T + biases))
 
 
 def topic_model(**options):
@@ -86,8 +86,8 @@ def topic_model(**options):
 
 # The models of records with latents of their own.
 ALL = PROBLEMS | {
-    "documents": (topic_model, lambda: corpus(60)[:1]),
-    "images": (lambda: SigmoidBeliefNetwork(PIXELS, UNITS, sweeps=2), lambda: images_of(60)[:1]),
+    "documents": (topic_model, lambda: (corpus(60),)),
+    "images": (lambda: SigmoidBeliefNetwork(PIXELS, UNITS, sweeps=2), lambda: (images_of(60),)),
 }
 
 

@@ -11,10 +11,9 @@ except ImportError:
 
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.encoded import Encoded
-from pyro_dp.tabular.glm import PrivateGLM
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.ranges import Count, Date, Number
-from pyro_dp.tabular.regression import Regression
+from pyro_dp.tabular.regression import PrivateGLM, Regression
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.synthesizer import Synthesizer
 

@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.report is not None:
             write_text(options.report, accountant.report(_FORMATS[options.report.suffix.lower()]))
         if options.margins is not None:
-            released = all_margins(schema, synthesizer.margin)
+            released = all_margins(synthesizer)
             write_text(options.margins, released.to_csv(index=False, lineterminator="\n"))
         bar.update()
     epsilon = spent(accountant.get_epsilon(), options.epsilon)

@@ -1,8 +1,9 @@
-"""The Pyro model of a regression, written as source; covariates with missing values."""
+"""The Pyro model of a regression, written as source; its outcomes; and missing covariates."""
 
 import hashlib
 import itertools
 import linecache
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ import pyro.distributions as dist
 import torch
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.families import Family
-from pyro_dp.tabular.levels import LevelColumn
-from pyro_dp.tabular.ranges import RangeColumn
+from pyro_dp.tabular.levels import Binary, Category, LevelColumn
+from pyro_dp.tabular.ranges import Count, Number, RangeColumn
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_choice
 
 COEFFICIENTS = "coefficients"
 _INTERCEPT_SD, _SD = 5.0, 2.5
@@ -25,14 +26,129 @@ _NODES = 9  # for a missing number
 _MOST = 64  # combinations of values
 
 
+class Family:
+    """The distribution of an outcome, as :class:`~pyro_dp.tabular.PrivateGLM` names it.
+
+    :param outcome: its name.
+    :param column: its declaration.
+    :raises ConfigurationError: the family is none for this column.
+    """
+
+    name: str
+    columns: tuple[type[Column], ...]  # kinds of column that it is for
+    declaration: str  # how such a column is declared
+    distribution: str  # code in which ``eta`` is the linear predictor
+    ratios: str | None = None  # the name of exp(coefficient), if it has one
+    latents: dict[str, str] = {}  # priors, code by name of the site
+    start: dict[str, float | list[float]] = {}  # start values of these latents
+    ordered: Sequence[Any] = ()  # levels of an outcome with thresholds
+    has_rate = False  # whether an exposure multiplies the mean
+    first_sd = 0.02  # deviation of the first q; sites of a narrow one need few nodes
+
+    def __init__(self, outcome: str, column: Column):
+        if not isinstance(column, self.columns):
+            raise ConfigurationError(
+                f"family={self.name!r} needs an outcome that is declared as {self.declaration}, "
+                f"and {outcome!r} is a {type(column).__name__}: declare it so, or choose another "
+                "family."
+            )
+
+    def scale(self, column: Column, *, centred: bool) -> tuple[float, float]:
+        """Centre and half width of the outcome, in which the model sees it.
+
+        :param centred: there is an intercept to take the centre up.
+        """
+        return 0.0, 1.0
+
+
+class Logistic(Family):
+    name = "logistic"
+    columns, declaration = (Binary,), "Binary()"
+    distribution = "dist.Bernoulli(logits=eta)"
+    ratios = "odds ratio"
+    first_sd = 0.1
+
+
+class Linear(Family):
+    name = "linear"
+    columns, declaration = (Number, Count), "Number(lower, upper)"
+    distribution = "dist.Normal(eta, sigma)"
+    latents = {"sigma": "dist.LogNormal(-1.0, 1.0)"}
+    start = {"sigma": math.exp(-1.0)}
+    first_sd = 0.1
+
+    def scale(self, column: Column, *, centred: bool) -> tuple[float, float]:
+        assert isinstance(column, RangeColumn)
+        low, high = column.bounds
+        return ((low + high) / 2, (high - low) / 2) if centred else (0.0, max(abs(low), abs(high)))
+
+
+class Poisson(Family):
+    name = "poisson"
+    columns, declaration = (Count,), "Count(lower, upper)"
+    distribution = "dist.Poisson(eta.exp())"
+    ratios = "rate ratio"
+    has_rate = True
+
+    def __init__(self, outcome: str, column: Column):
+        super().__init__(outcome, column)
+        assert isinstance(column, Count)
+        if column.lower < 0:
+            raise ConfigurationError(f"family={self.name!r}: {outcome!r} must have lower >= 0.")
+
+
+class NegativeBinomial(Poisson):
+    name = "negative_binomial"
+    distribution = "dist.NegativeBinomial(concentration, logits=eta - concentration.log())"
+    latents = {"concentration": "dist.LogNormal(0.0, 1.0)"}
+    start = {"concentration": 1.0}
+
+
+class Ordinal(Family):
+    name = "ordinal"
+    columns, declaration = (Category,), "Category(levels, ordered=True)"
+    distribution = "dist.OrderedLogistic(eta, cutpoints)"
+    ratios = "odds ratio"
+
+    def __init__(self, outcome: str, column: Column):
+        super().__init__(outcome, column)
+        assert isinstance(column, Category)
+        count = len(column.levels)
+        if not column.ordered or column.other or count < 3:
+            raise ConfigurationError(
+                "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
+                f"position in their order. Declare {outcome!r} as Category(levels, ordered=True)."
+            )
+        scales = ", ".join(["2.5", *["1.0"] * (count - 2)])
+        base = f"dist.Normal(0.0, torch.tensor([{scales}])).to_event(1)"
+        increasing = f"dist.TransformedDistribution({base}, dist.transforms.OrderedTransform())"
+        self.latents = {"cutpoints": increasing}
+        self.start = {"cutpoints": torch.linspace(-1.0, 1.0, count - 1).tolist()}
+        self.ordered = column.levels
+
+
+FAMILIES = {each.name: each for each in (Poisson, NegativeBinomial, Logistic, Linear, Ordinal)}
+_ELSEWHERE = {"binomial": "logistic", "gaussian": "linear", "normal": "linear"}
+
+
+def family_of(name: str, outcome: str, column: Column) -> Family:
+    """
+    :param outcome: its name.
+    :raises ConfigurationError: there is no such family, or it is none for this column.
+    """
+    if name in _ELSEWHERE:
+        raise ConfigurationError(f"family={name!r} is family={_ELSEWHERE[name]!r} here.")
+    require_choice("family", name, tuple(FAMILIES))
+    return FAMILIES[name](outcome, column)
+
+
 @dataclass(frozen=True, eq=False)
 class Incomplete:
     """A covariate that is declared with missing values.
 
-    A row with a missing covariate counts with its average likelihood over all possible values. Each
-    value is weighted by its probability, conditional on the covariates that are never missing. The
-    model of these probabilities is fitted along, from all rows. So no row is dropped. Estimates
-    hold if missingness depends on observed values, the outcome included (missing at random).
+    A row without it counts with its average likelihood over all possible values, each weighted by
+    its probability conditional on the complete covariates. A model of these probabilities is fitted
+    along, from all rows.
 
     Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over
     at the nodes of Gauss and Legendre between its declared bounds. Its mean is in units of its

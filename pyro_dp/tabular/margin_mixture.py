@@ -23,7 +23,6 @@ gain.)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pyro
@@ -44,6 +43,8 @@ _DECAY = (0.9, 0.99)
 _SPREAD = 0.5  # standard deviation of the logits at the start
 _PRIOR = 1.0  # rows
 _LEAST_NOISE = 0.5  # counts are whole
+_MOST_CELLS = 2**24
+_MOST_NUMBERS = 2**27  # in all tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,51 +147,31 @@ def _places(cells: Cells) -> tuple[Tensor, Tensor]:
     width = sum(sizes)
     place, counted = np.zeros((width, width), dtype=np.int64), np.zeros((width, width))
     for columns, start in cells.starts.items():
-        one, two = columns[0], columns[-1]
-        rows = slice(starts[one], starts[one] + cells.sizes[one])
-        others = slice(starts[two], starts[two] + cells.sizes[two])
-        if one == two:
-            own = np.arange(cells.sizes[one])
-            place[rows, others] = start + own
-            counted[rows, others] = np.eye(cells.sizes[one])
+        one, two = (cells.sizes[j] for j in (columns[0], columns[-1]))
+        rows, others = (
+            slice(starts[j], starts[j] + cells.sizes[j]) for j in (columns[0], columns[-1])
+        )
+        if len(columns) == 1:
+            place[rows, others] = start + np.arange(one)
+            counted[rows, others] = np.eye(one)
         else:
-            block = start + np.arange(cells.sizes[one] * cells.sizes[two])
-            place[rows, others] = block.reshape(cells.sizes[one], cells.sizes[two])
+            place[rows, others] = start + np.arange(one * two).reshape(one, two)
             counted[rows, others] = 1.0
     return torch.from_numpy(place), torch.from_numpy(counted)
 
 
-_MOST_CELLS = 2**24
-_MOST_NUMBERS = 2**27  # in all tables
-
-
-@dataclass(frozen=True)
-class MarginMixture:
-    """The size of a mixture that is fitted to released counts (:func:`fitted`).
-
-    :param cells: the counts.
-    :param components: how many each level and member has.
-    :param members: how many fits are averaged.
-    :raises ConfigurationError: there is nothing beside the tied column, or there are too many cells
-        to count, or components to hold.
-    """
-
-    cells: Cells
-    components: int
-    members: int
-
-    def __post_init__(self) -> None:
-        require_count("components", self.components)
-        if not self.cells.others:
-            raise ConfigurationError("keep: a schema needs a column beside the one that is kept.")
-        if self.cells.size > _MOST_CELLS:
-            raise ConfigurationError(
-                f"The columns have {self.cells.size:,} pairs of codes, and at most "
-                f"{_MOST_CELLS:,} are counted: declare fewer bins, or drop a column with many "
-                "levels."
-            )
-        width = sum(self.cells.sizes[j] for j in self.cells.others)
-        _require_room(self.components, self.cells.levels, self.members * width)
+def require_size(cells: Cells, components: int, members: int) -> None:
+    """:raises ConfigurationError: there is nothing beside the tied column, or there are too many
+    cells to count, or components to hold."""
+    require_count("components", components)
+    if not cells.others:
+        raise ConfigurationError("keep: a schema needs a column beside the one that is kept.")
+    if cells.size > _MOST_CELLS:
+        raise ConfigurationError(
+            f"The columns have {cells.size:,} pairs of codes, and at most {_MOST_CELLS:,} are "
+            "counted: declare fewer bins, or drop a column with many levels."
+        )
+    _require_room(components, cells.levels, members * sum(cells.sizes[j] for j in cells.others))
 
 
 def _require_room(components: int, levels: int, width: int) -> None:
@@ -233,30 +214,3 @@ def row_model(sizes: Sequence[int], components: int) -> Callable[[Tensor], None]
             pyro.sample("codes", mixture, obs=own.clamp(min=0))
 
     return model
-
-
-@dataclass(eq=False)
-class MarginPosterior:
-    """The release, and the mixture that fits it, computed on demand."""
-
-    model: MarginMixture
-    counts: Tensor
-    noise: float
-    units: int
-
-    @property
-    def rows(self) -> float:
-        """Estimated number of rows of all units."""
-        cells = self.model.cells
-        if cells.rows == 1:
-            return float(self.units)
-        each = [cells.margin(self.counts, (j,))[0].sum().item() for j in cells.others]
-        mean = sum(each) / len(each)
-        return min(max(mean, float(self.units)), float(self.units * cells.rows))
-
-    @cached_property
-    def mixture(self) -> Mixture:
-        model = self.model
-        return fitted(
-            self.counts, self.noise, model.cells, model.components, model.members, self.rows
-        )

@@ -238,7 +238,6 @@ class Schema:
             read, slots = self._read(data)
             found = [self.columns[name].codes(*each) for name, each in read.items()]
             codes = np.stack([slots.place(x, -1) for x in found] if slots else found, axis=-1)
-        self._require_codes(codes)
         return codes
 
     def from_codes(self, codes: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:

@@ -9,6 +9,7 @@ itself has the mixture's distribution.
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import FullBatch, Noise, old_names_explained
 from pyro_dp.tabular.cells import CellCounts, Cells
 from pyro_dp.tabular.column import possible_codes
-from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior, Mixture
+from pyro_dp.tabular.margin_mixture import Mixture, fitted, require_size
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 
 _MEMBERS = 5
 _AT_A_TIME = 4096  # units whose counts are held
+_REDRAWS = 100
 _NUMBERS = ("count", "lower", "upper")
 _NO_INTERVAL = (
     "margin: pass one column or two, whose counts were released with noise of a stated size. "
@@ -60,6 +62,16 @@ class _MarginRelease(IterativeMechanism):
         clipped.add_each(lambda units: [CellCounts(cells.of(units), cells.size)], batches)
         (self.counts,) = self._release(clipped, RecordSampler("full", len(codes), 1.0))
         return math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """The release, and the mixture that fits it."""
+
+    counts: Tensor  # the vector of Cells
+    noise: float  # standard deviation in each count
+    units: int
+    mixture: Mixture
 
 
 class Synthesizer:
@@ -123,11 +135,12 @@ class Synthesizer:
         self.accountant: PrivacyAccountant | None = accountant
         self.keep = _kept(keep, schema)
         tied = None if self.keep is None else schema.names.index(self.keep)
-        cells = Cells(tuple(schema.sizes), tied, schema.max_rows)
-        self._model = MarginMixture(cells, components, _MEMBERS)
+        self._cells = Cells(tuple(schema.sizes), tied, schema.max_rows)
+        require_size(self._cells, components, _MEMBERS)
+        self._components = components
         self._noise = Noise.read(noise)
         self._inference()  # so that settings are refused here
-        self._posterior: MarginPosterior | None = None
+        self._found: _Fit | None = None
 
     def fit(self, frame: pd.DataFrame) -> "Synthesizer":
         """Release the counts, and fit the mixture to them. Another call is another release.
@@ -135,14 +148,15 @@ class Synthesizer:
         :raises SchemaError: the frame does not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the release does not fit the budget; nothing was spent.
         """
-        inference, cells = self._inference(), self._model.cells
+        inference, cells = self._inference(), self._cells
         codes = self.schema.codes(frame)
         inference.run(torch.from_numpy(codes), cells, progress=False)
         for note in (self.schema.note, _NOTE):
             inference.accountant.note(note)
-        noise = inference.noise_multiplier * cells.bound
-        self._posterior = MarginPosterior(self._model, inference.counts, noise, len(codes))
-        self._posterior.mixture  # noqa: B018 (fits it)
+        counts, noise = inference.counts, inference.noise_multiplier * cells.bound
+        rows = _num_rows(counts, cells, len(codes))
+        mixture = fitted(counts, noise, cells, self._components, _MEMBERS, rows)
+        self._found = _Fit(counts, noise, len(codes), mixture)
         return self
 
     def sample(self, n: int | None = None) -> pd.DataFrame:
@@ -152,9 +166,8 @@ class Synthesizer:
         :raises ConfigurationError: there is no fit yet; or the schema says that nearly all rows are
             impossible.
         """
-        posterior = self._fit()
-        number = posterior.units if n is None else require_count("n", n)
-        rng = _public_generator()
+        number = self._fit().units if n is None else require_count("n", n)
+        rng = np.random.default_rng(int(torch.randint(2**62, ())))
         return self.schema.from_codes(self._codes(number, rng), rng)
 
     def sample_sets(self, m: int, n: int | None = None) -> list[pd.DataFrame]:
@@ -174,25 +187,32 @@ class Synthesizer:
             Intervals are for counts of people, and end at zero.
         :raises ConfigurationError: more than two columns, with the reason; or there is no fit.
         """
-        posterior = self._fit()
+        released = self._fit().counts
         level = require_number("level", level, above=0.0, below=1.0)
         unknown = [name for name in columns if name not in self.schema.columns]
         if unknown or not columns or len(set(columns)) < len(columns):
             raise ConfigurationError("margin: pass one or two different columns of the schema.")
         if len(columns) > 2:
             raise ConfigurationError(_NO_INTERVAL)
-        return margin_table(self.schema, posterior, columns, level)
+        of = [self.schema.names.index(name) for name in columns]
+        counts, added = self._cells.margin(released, tuple(sorted(of)))
+        found = (counts if of == sorted(of) else counts.T).flatten().numpy()
+        half = self._half_width(level, added)
+        ends = [np.maximum(found + way, 0.0) for way in (-half, half)]
+        numbers = pd.DataFrame(dict(zip(_NUMBERS, [found, *ends], strict=True)))
+        labels = itertools.product(*(self.schema.columns[name].code_labels for name in columns))
+        return pd.concat([pd.DataFrame(list(labels), columns=list(columns)), numbers], axis=1)
 
     def __repr__(self) -> str:
         keep = [] if self.keep is None else [(self.keep, "*")]
         state = "not fitted"
-        if self._posterior is not None:
-            half = half_width(self._posterior, 0.95, self._model.cells.levels)
+        if self._found is not None:
+            half = self._half_width(0.95, self._cells.levels)
             of = "" if self.keep is None else f", except those of {self.keep},"
             state = f"fitted: released counts{of} have 95% intervals of +-{half:,.0f}"
         return (
             f"Synthesizer({len(self.schema.columns)} columns, "
-            f"components={self._model.components}, keep={keep!r}, {state})"
+            f"components={self._components}, keep={keep!r}, {state})"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,34 +225,42 @@ class Synthesizer:
         return _MarginRelease(
             accountant=self.accountant,
             num_steps=1,
-            bound=self._model.cells.bound,
+            bound=self._cells.bound,
             noise=self._noise,
             sampling=FullBatch(),
         )
 
-    def _fit(self) -> MarginPosterior:
-        if self._posterior is None:
+    def _fit(self) -> _Fit:
+        if self._found is None:
             raise ConfigurationError("This Synthesizer is not fitted yet: call fit() first.")
-        return self._posterior
+        return self._found
+
+    def _half_width(self, level: float, added: int) -> float:
+        """Half width of the interval of a count that sums so many released cells."""
+        return float(norm.ppf((1 + level) / 2) * self._fit().noise * math.sqrt(added))
 
     def _codes(self, number: int, rng: np.random.Generator) -> np.ndarray:
-        posterior, schema = self._fit(), self.schema
+        found, schema = self._fit(), self.schema
         if schema.unit is None:
-            return possible_rows(posterior.mixture, number, rng, schema)
+            return possible_rows(found.mixture, number, rng, schema)
         per_unit = np.ones(number, dtype=np.int64)
         if schema.max_rows > 1:
-            counts = self._model.cells.row_numbers(posterior.counts).clamp(min=0.0).numpy()
+            counts = self._cells.row_numbers(found.counts).clamp(min=0.0).numpy()
             even = np.full(len(counts), 1 / len(counts))
             shares = counts / counts.sum() if counts.sum() > 0 else even
             per_unit = 1 + systematic(shares, number, rng)
         codes = np.full((number, schema.max_rows, len(schema.columns)), -1, dtype=np.int64)
         used = np.arange(schema.max_rows) < per_unit[:, None]
-        codes[used] = unit_rows(posterior.mixture, per_unit, rng, schema)
+        codes[used] = unit_rows(found.mixture, per_unit, rng, schema)
         return codes
 
 
-def _public_generator() -> np.random.Generator:
-    return np.random.default_rng(int(torch.randint(2**62, ())))
+def _num_rows(counts: Tensor, cells: Cells, units: int) -> float:
+    """Estimated number of rows of all units."""
+    if cells.rows == 1:
+        return float(units)
+    each = [cells.margin(counts, (j,))[0].sum().item() for j in cells.others]
+    return min(max(sum(each) / len(each), float(units)), float(units * cells.rows))
 
 
 def _kept(keep: Any, schema: Schema) -> str | None:
@@ -248,46 +276,21 @@ def _kept(keep: Any, schema: Schema) -> str | None:
     )
 
 
-def margin_table(
-    schema: Schema, posterior: MarginPosterior, columns: Sequence[str], level: float
-) -> pd.DataFrame:
-    """A row for each code of one column, or pair of codes of two."""
-    cells = posterior.model.cells
-    places = [schema.names.index(name) for name in columns]
-    counts, added = cells.margin(posterior.counts, tuple(sorted(places)))
-    counts = counts if places == sorted(places) else counts.T
-    half = half_width(posterior, level, added)
-    labels = list(itertools.product(*(schema.columns[name].code_labels for name in columns)))
-    found = counts.flatten().numpy()
-    ends = [np.maximum(found + way, 0.0) for way in (-half, half)]
-    numbers = pd.DataFrame(dict(zip(_NUMBERS, [found, *ends], strict=True)))
-    return pd.concat([pd.DataFrame(labels, columns=list(columns)), numbers], axis=1)
-
-
-def half_width(posterior: MarginPosterior, level: float, added: int) -> float:
-    """Half width of the interval of a count that sums so many released cells."""
-    return float(norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added))
-
-
-def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+def all_margins(synthesizer: Synthesizer) -> pd.DataFrame:
     """Margins of all columns, and then of all pairs, in one long frame.
 
-    :param margin: a function of one name or two, as :func:`margin_table` gives it.
     :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``,
         to one decimal; the second pair is empty where there is one column.
     """
     found = []
     for of in (1, 2):
         values = ["value_1", "value_2"][:of]
-        for columns in itertools.combinations(schema.names, of):
+        for columns in itertools.combinations(synthesizer.schema.names, of):
             names = {"column_1": columns[0], "column_2": columns[1] if of == 2 else ""}
-            table = margin(*columns).set_axis([*values, *_NUMBERS], axis=1)
+            table = synthesizer.margin(*columns).set_axis([*values, *_NUMBERS], axis=1)
             found.append(table.assign(**names))
     order = ["column_1", "value_1", "column_2", "value_2", *_NUMBERS]
     return pd.concat(found, ignore_index=True)[order].round(dict.fromkeys(_NUMBERS, 1))
-
-
-_REDRAWS = 100
 
 
 def systematic(probabilities: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:

@@ -4,8 +4,7 @@ from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic
 from pyro_dp.vips.inference import VIPS
 from pyro_dp.vips.models.gaussian_mixture import GaussianMixture
 from pyro_dp.vips.models.latent_dirichlet_allocation import LatentDirichletAllocation
-from pyro_dp.vips.models.linear_regression import LinearRegression
-from pyro_dp.vips.models.logistic_regression import LogisticRegression
+from pyro_dp.vips.models.regressions import LinearRegression, LogisticRegression
 from pyro_dp.vips.models.sigmoid_belief_network import SigmoidBeliefNetwork
 from pyro_dp.vips.site_posterior import SitePosterior
 

@@ -231,6 +231,22 @@ class ConjugateModel(abc.ABC):
         """The Pyro model of the same prior and likelihood."""
 
 
+def parts_of(
+    model: Any,
+    statistics: Mapping[str, Statistic],
+    posterior: Any,
+    draws: Draws,
+    rows: Sequence[Tensor],
+) -> dict[str, Any]:
+    """These statistics of each record. If all are static, no posterior matters.
+
+    :param model: a :class:`ConjugateModel`, or one that is isolated.
+    """
+    static = [each.static for each in statistics.values()]
+    expected = {} if all(static) else model.expected_statistics(posterior, draws, *rows)
+    return {**expected, **(model.static_statistics(*rows) if any(static) else {})}
+
+
 def require_data(model: ConjugateModel, data: Sequence[Any], **columns: int | None) -> None:
     """
     :param columns: by argument, how many numbers a record has there; None: one, in a vector.

@@ -27,7 +27,6 @@ from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.base import Preparation
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.reservation import Steps
@@ -41,7 +40,13 @@ from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, is_reviewed
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Statistic,
+    is_reviewed,
+    parts_of,
+)
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
@@ -212,13 +217,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         if self._once and not self._found.static:
             sigma = self._reservation.calibrate(prepared.sampler.sample_rate)
             sigma = self._reservation.plan.in_one(sigma)
-            static = self._released(self._once, self._once.static_sum, prepared, sigma)
+            static = self._released(self._once, prepared, sigma)
             self._found = replace(self._found, static=static)
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
         if self._each:
-            local = self._releases.randomness.stream("local", self.accountant.position)
-            total = partial(self._each.expected_sum, self._found.posterior, local)
-            estimates = estimates.joined(self._released(self._each, total, prepared))
+            estimates = estimates.joined(self._released(self._each, prepared))
         else:
             self._reservation.plan.done += 1
         tau0, kappa = self.step_size
@@ -312,21 +315,18 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         return known
 
     def _released(
-        self,
-        sums: StatisticsSum,
-        total: Callable[..., ClippedSum],
-        prepared: Prepared,
-        sigma: float | None = None,
+        self, sums: StatisticsSum, prepared: Prepared, sigma: float | None = None
     ) -> MixedStatistics:
         """A release of their sum over records.
 
         :param sigma: its noise multiplier; None: that of a step.
         """
-        sampler, position = prepared.sampler, self.accountant.position
-        assert self._found is not None  # from the first look on
-        public = list(self._found.mixed.values.values())
+        found, sampler, position = self._found, prepared.sampler, self.accountant.position
+        assert found is not None  # from the first look on
+        local = self._releases.randomness.stream("local", position)
         indices = prepared.draw(self._releases, position)
-        released = self._release(total(prepared.records, indices), sampler, public, sigma)
+        total = sums.sum(found.posterior, local, prepared.records, indices)
+        released = self._release(total, sampler, list(found.mixed.values.values()), sigma)
         sigma = self.noise_multiplier if sigma is None else sigma
         return sums.estimates(released, self._releases.in_sums(sigma), sampler.sample_rate)
 
@@ -387,15 +387,12 @@ def _exact_norms(
     vips: VIPS, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
 ) -> dict[str, Tensor]:
     """Norms of the records' statistics before they are clipped, (N,) each."""
-    model: Any = vips._e_step
     posterior = vips._found and vips._found.posterior
     norms: dict[str, list[Tensor]] = {name: [] for name in vips._statistics}
     for chosen in batches:
-        rows = prepared.records.rows(chosen)
+        rows, draws = prepared.records.rows(chosen), Draws.by(stream, chosen)
         with torch.no_grad(), guarded("The E-step"):
-            parts = dict(model.static_statistics(*rows))
-            draws = Draws.by(stream, chosen)
-            parts |= model.expected_statistics(posterior, draws, *rows)
+            parts = parts_of(vips._e_step, vips._statistics, posterior, draws, rows)
         for name, found in norms.items():
             found.append(row_norms(parts[name]))
     return {name: torch.cat(found) for name, found in norms.items()}

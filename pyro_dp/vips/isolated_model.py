@@ -15,7 +15,14 @@ from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
-from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Request
+from pyro_dp.vips.conjugate_model import (
+    OTHER_SHAPE,
+    ConjugateModel,
+    Draws,
+    Parts,
+    Request,
+    parts_of,
+)
 
 _COUPLED = (
     "Statistic {name!r} of a record moves when other records change. Row b of the E-step's "
@@ -95,8 +102,8 @@ class IsolatedModel:
         return found, kept
 
     def _both(self, posterior: Any, rows: Sequence[Tensor]) -> dict[str, Any]:
-        parts, draws = dict(self._model.static_statistics(*rows)), _public_draws(len(rows[0]))
-        return parts | dict(self._model.expected_statistics(posterior, draws, *rows))
+        draws = _public_draws(len(rows[0]))
+        return parts_of(self._model, self._statistics, posterior, draws, rows)
 
     def _alone(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], *, static: bool

@@ -1,7 +1,7 @@
 """Statistics of VIPS: the private sum of an E-step, and released estimates mixed over the steps."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.torch_state import rows_on
 from pyro_dp.utils.validation import require_number
-from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Statistic
+from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Statistic, parts_of
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.site_posterior import SitePosterior
 
@@ -115,24 +115,34 @@ class StatisticsSum:
     microbatch_size: int | None  # at most so many records are worked on at a time
     sum_type: type[ClippedSum]
 
-    def static_sum(self, records: Records, indices: Indices) -> ClippedSum:
-        """Clipped statistics that do not depend on a posterior, summed over these records."""
-        static = self.model.static_statistics
-        return self._sum(lambda chosen, *rows: static(*rows), records, indices)
-
-    def expected_sum(
+    def sum(
         self, posterior: Any, stream: np.random.Generator, records: Records, indices: Indices
     ) -> ClippedSum:
-        """Clipped expected statistics under the posterior, summed over these records."""
+        """Clipped statistics of these records under the posterior, summed over them.
 
-        def parts(chosen: Tensor, *rows: Tensor) -> Parts:
+        :param stream: for draws of local latents, private, this step's.
+        """
+        share = 1 / len(self.statistics)
+        blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
+        total = self.sum_type(blocks, records.device)
+        size = sum(block.size for block in blocks)
+        most = self.microbatch_size or rows_on(records.device, size + records.row_size)
+        limit = total.most_records(size, most or self.model.microbatch_size)
+
+        def contributions(batch: tuple[Tensor, list[Tensor]]) -> list[Tensor | Contributions]:
+            chosen, rows = batch
             draws = Draws.by(stream, chosen)
-            found = self.model.expected_statistics(posterior, draws, *rows)
-            any_static = any(each.static for each in self.statistics.values())
-            static = self.model.static_statistics(*rows) if any_static else {}
-            return {**found, **static}
+            found = parts_of(self.model, self.statistics, posterior, draws, rows)
+            return [_flat(found[name], name, x) for name, x in self.statistics.items()]
 
-        return self._sum(parts, records, indices)
+        batches = records.passes(indices.to(records.device), limit or len(indices))
+        if isinstance(self.model, IsolatedModel):  # it guards itself, and changes global state
+            for batch in batches:
+                total.add(*contributions(batch))
+        else:
+            with guarded("The E-step"):
+                total.add_each(contributions, batches)
+        return total
 
     def estimates(self, released: Sequence[Tensor], sigma: float, rate: float) -> MixedStatistics:
         """Released sums in their declared shapes, and how noisy they are.
@@ -147,28 +157,6 @@ class StatisticsSum:
             if sigma > 0:
                 noise[name] = sigma * math.sqrt(len(self.statistics)) * each.bound / rate
         return MixedStatistics(values, noise)
-
-    def _sum(self, parts: Callable[..., Parts], records: Records, indices: Indices) -> ClippedSum:
-        share = 1 / len(self.statistics)
-        blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
-        total = self.sum_type(blocks, records.device)
-        size = sum(block.size for block in blocks)
-        most = self.microbatch_size or rows_on(records.device, size + records.row_size)
-        limit = total.most_records(size, most or self.model.microbatch_size)
-
-        def contributions(batch: tuple[Tensor, list[Tensor]]) -> list[Tensor | Contributions]:
-            chosen, rows = batch
-            found = parts(chosen, *rows)
-            return [_flat(found[name], name, x) for name, x in self.statistics.items()]
-
-        batches = records.passes(indices.to(records.device), limit or len(indices))
-        if isinstance(self.model, IsolatedModel):  # it guards itself, and changes global state
-            for batch in batches:
-                total.add(*contributions(batch))
-        else:
-            with guarded("The E-step"):
-                total.add_each(contributions, batches)
-        return total
 
 
 def _flat(part: Tensor | Contributions, name: str, statistic: Statistic) -> Tensor | Contributions:

@@ -17,7 +17,7 @@ from pyro_dp.mechanism.fixed_point import FixedPointSum, rounded_sums
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.vips.models.latent_dirichlet_allocation import Documents, WordCounts
-from pyro_dp.vips.models.noisy_sums import WeightedSquares
+from pyro_dp.vips.models.regressions import WeightedSquares
 
 _ALARM = 1e-8
 _UNITS = 2**30

@@ -37,28 +37,6 @@ def chain(model, **options):
     return DPSGLD(model, **settings | options)
 
 
-@pytest.mark.slow
-def test_posterior_at_a_temperature():
-    """More noise than Langevin dynamics needs: variances grow by what step() returns."""
-    x = 0.01 * torch.randn(50, 100)  # within the bound: nothing is clipped
-    precision, h = 51.0, 0.08 / 51
-    sigma = 2 * math.sqrt(3 * h) / h / 5.0
-    sgld = chain(
-        means,
-        num_steps=2500,
-        warmup_steps=500,
-        step_size=h,
-        noise=Noise(sigma, source=0),
-        clip=5.0,
-        execution=Execution(jit="trace"),
-    )
-    assert sgld.run(x, progress=False)[0] == pytest.approx(3.0)
-    deviations = (sgld.get_samples()["m"] - x.sum(0) / precision) * math.sqrt(precision)
-    # The variance of Langevin dynamics at a finite step is larger by 1 / (1 - h precision / 4).
-    variance = deviations.square().mean().item() * (1 - h * precision / 4)
-    assert abs(variance / 3 - 1) < 0.1
-
-
 @pytest.mark.every_case
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_step_is_a_langevin_step(monkeypatch, jit):

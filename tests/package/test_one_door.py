@@ -110,7 +110,7 @@ USES = {
         mechanism.releases.Releases.make mechanism.releases.Releases.sample
         infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
         infer.ep.stochastic_ep.StochasticEP.step
-        vips.inference.VIPS.step mechanism.nonprivate.NonPrivate._read
+        vips.inference.VIPS._released mechanism.nonprivate.NonPrivate._read
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
     """,  # all except the first sample records, or draw their latents

@@ -19,10 +19,9 @@ from vips_problems import (
     linear_data,
     logistic_data,
     mixture_data,
-    regression_rows,
 )
 
-from pyro_dp import DPSEP, VIPS, ConfigurationError, FullBatch, Noise, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, ConfigurationError, Noise, PaperDPSVI, PrivacyAccountant
 from pyro_dp.utils.linalg import stacked
 from pyro_dp.vips import (
     GaussianMixture,
@@ -31,7 +30,7 @@ from pyro_dp.vips import (
     LogisticRegression,
     SigmoidBeliefNetwork,
 )
-from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares
+from pyro_dp.vips.models.regressions import NoisySecondMoment, WeightedSquares
 
 DRAWN = {"mixture": "assignment", "documents": "words", "images": "images"}  # others draw y
 NOT_STEP = (0.0, 0.0)  # every step forgets what was before: plain variational Bayes
@@ -68,56 +67,6 @@ def test_logistic_regression_is_polya_gamma_variational_bayes(a0, b0):
         posterior["weights"].covariance_matrix, covariance, rtol=0.0, atol=1e-6
     )
     torch.testing.assert_close(posterior["precision"].mean, alpha, rtol=1e-6, atol=0.0)
-
-
-@pytest.mark.long
-def test_step_sizes_change_the_way_and_not_the_end():
-    data = logistic_data(size=300)
-    plain = fitted(LogisticRegression(3), data, 150, step_size=NOT_STEP).posterior()["weights"]
-    slow = fitted(LogisticRegression(3), data, 300, step_size=(3.0, 0.5)).posterior()["weights"]
-    torch.testing.assert_close(slow.mean, plain.mean, rtol=0.0, atol=1e-6)
-
-
-def exact_logistic(x, y, a0, b0):
-    """Mean and standard deviation of the weights, precision integrated out: importance sampling.
-
-    The prior of the weights is then a multivariate t; the proposal is Laplace's.
-    """
-    dim = x.shape[1]
-
-    def log_joint(w):  # (S, d)
-        logits = w @ x.T
-        likelihood = (y * logits - torch.nn.functional.softplus(logits)).sum(1)
-        return likelihood - (a0 + dim / 2) * (b0 + w.square().sum(1) / 2).log()
-
-    mode = torch.zeros(dim)
-    for _ in range(30):
-        p, size = torch.sigmoid(x @ mode), b0 + mode @ mode / 2
-        gradient = x.T @ (y - p) - (a0 + dim / 2) * mode / size
-        prior = torch.eye(dim) / size - torch.outer(mode, mode) / size**2
-        hessian = x.T @ ((p * (1 - p)).unsqueeze(1) * x) + (a0 + dim / 2) * prior
-        mode = mode + torch.linalg.solve(hessian, gradient)
-    assert gradient.abs().max() < 1e-6
-    z = torch.randn(750, dim)
-    z = torch.cat([z, -z])
-    samples = mode + z @ torch.linalg.cholesky(torch.linalg.inv(hessian)).T
-    log_weights = log_joint(samples) + z.square().sum(1) / 2
-    weights = torch.softmax(log_weights, dim=0)
-    assert 1 / weights.square().sum() > 1000
-    mean = weights @ samples
-    return mean, (weights @ (samples - mean).square()).sqrt()
-
-
-@pytest.mark.long
-def test_logistic_regression_is_close_to_the_exact_posterior():
-    torch.manual_seed(0)
-    x, w = regression_rows(20_000, 10), 2 * torch.randn(10)
-    y = torch.bernoulli(torch.sigmoid(x @ w))
-    posterior = fitted(LogisticRegression(10), (x, y), 40, step_size=NOT_STEP).posterior()
-    mean, sd = exact_logistic(x, y, 1.0, 1.0)
-    assert ((posterior["weights"].mean - mean) / sd).abs().max() < 0.1
-    ratio = posterior["weights"].stddev / sd
-    assert 0.6 < ratio.min() and ratio.max() < 1.1  # variational Bayes knows too much
 
 
 def test_the_logistic_pyro_model():
@@ -238,19 +187,8 @@ def test_the_mixture_is_variational_bayes():
 def test_the_mixture_recovers_its_components(private):
     data = mixture_data(size=20_000)
     torch.manual_seed(0)
-    model = GaussianMixture(3, 2, radius=6.0)
-    if private:
-        vips = VIPS(
-            model,
-            accountant=PrivacyAccountant(2.0),
-            num_steps=40,
-            sampling=FullBatch(),
-            noise=Noise(source=0),
-        )
-        vips.run(*data, progress=False)
-    else:
-        vips = fitted(model, data, 40)
-    posterior = vips.posterior()
+    options = dict(accountant=PrivacyAccountant(2.0), noise=Noise(source=0)) if private else {}
+    posterior = fitted(GaussianMixture(3, 2, radius=6.0), data, 40, **options).posterior()
     order = posterior["means"].mean[:, 0].argsort()
     tolerance = 0.3 if private else 0.02
     means, precisions = posterior["means"].mean[order], posterior["precisions"].mean[order]
@@ -261,14 +199,11 @@ def test_the_mixture_recovers_its_components(private):
         torch.testing.assert_close(precisions.rsqrt(), SDS, rtol=0.0, atol=0.03)
 
 
-@pytest.mark.long
 def test_the_mixture_starts_where_it_is_told():
     start = MEANS.flip(0) + 0.5
     model = GaussianMixture(3, 2, radius=6.0, start=start)
     found = model.posterior(model.initial_statistics(1000), dict.fromkeys(model.statistics, 0.0), 1)
     torch.testing.assert_close(found.mean, start, rtol=1e-3, atol=1e-3)
-    means = fitted(model, mixture_data(size=20_000), 40).posterior()["means"].mean
-    torch.testing.assert_close(means, MEANS.flip(0), rtol=0.0, atol=0.03)
 
 
 def test_the_mixture_s_pyro_model():
@@ -376,24 +311,14 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     make, data = PROBLEMS[name]
     model, data = make(), data()
     function = poutine.block(model.model, hide=["assignment"])
-    accountant = PrivacyAccountant()
-    guide = AutoNormal(function)
     loss = TraceEnum_ELBO(max_plate_nesting=1) if name == "mixture" else Trace_ELBO()
-    svi = PaperDPSVI(
-        model.model,
-        guide,
-        pyro.optim.Adam({"lr": 0.01}),
-        loss,
-        accountant=accountant,
-        noise=1.0,
-        sampling=0.5,
-    )
-    svi.step(*data)
-    assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
-    guide = AutoMultivariateNormal(function)
-    sep = DPSEP(model.model, guide, accountant=PrivacyAccountant(), noise=1.0)
-    sep.step(*data)
-    assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
+    guides = AutoNormal(function), AutoMultivariateNormal(function)
+    own = [dict(accountant=PrivacyAccountant(), noise=1.0) for _ in guides]
+    optim = pyro.optim.Adam({"lr": 0.01})
+    PaperDPSVI(model.model, guides[0], optim, loss, sampling=0.5, **own[0]).step(*data)
+    DPSEP(model.model, guides[1], **own[1]).step(*data)
+    sites = fitted(model, data, 1).posterior().keys()
+    assert all(guide.median().keys() == sites for guide in guides)
 
 
 @pytest.mark.long
@@ -405,22 +330,12 @@ def test_nothing_explodes_under_noise(name, sigma):
     model, data = make(), data()
     for seed in range(5):
         for rate, steps in ((1.0, 1), (0.5, 5)):
-            vips = VIPS(
-                model,
-                accountant=PrivacyAccountant(),
-                num_steps=steps,
-                noise=Noise(sigma, source=seed),
-                sampling=rate,
-            )
-            vips.run(*data, progress=False)
+            options = dict(noise=Noise(sigma, source=seed), sampling=rate)
+            vips = fitted(model, data, steps, **options)
             for site, q in vips.posterior().items():
-                assert (
-                    torch.isfinite(q.mean).all()
-                    and torch.isfinite(vips._found.posterior.mean).all()
-                )
-                if site != "means":
-                    assert (q.variance > 0).all()
-            assert vips._found.posterior.mean.norm() < 20.0
+                assert torch.isfinite(q.mean).all()
+                assert site == "means" or (q.variance > 0).all()
+            assert vips._found.posterior.mean.norm() < 20.0  # and finite
             vips.guide(*data)
 
 

@@ -4,39 +4,9 @@ One module for each field of application. None of them was written for this pack
 had to change is its ``edit``.
 """
 
-from . import (
-    animals,
-    baseball,
-    counts,
-    documents,
-    fields,
-    hierarchies,
-    images,
-    mixtures,
-    music,
-    networks,
-    persons,
-    questionnaires,
-    regression,
-    survival,
-)
+from . import documents, hierarchies, images, mixtures, questionnaires, regression, sequences
 from .entry import Entry
 
-_FIELDS = (
-    regression,
-    counts,
-    baseball,
-    hierarchies,
-    fields,
-    survival,
-    questionnaires,
-    images,
-    mixtures,
-    music,
-    animals,
-    documents,
-    persons,
-    networks,
-)
+_FIELDS = (regression, hierarchies, questionnaires, images, mixtures, sequences, documents)
 
 ZOO: dict[str, Entry] = {each.name: each for field in _FIELDS for each in field.ENTRIES}

@@ -5,13 +5,17 @@ from functools import partial
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.distributions import constraints
 from pyro.distributions.transforms import affine_autoregressive, iterated
 from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
     AutoMultivariateNormal,
     AutoNormal,
     AutoNormalizingFlow,
 )
+from pyro.nn import PyroModule, PyroSample
+from torch import nn
 from torch.nn.functional import pad, softplus
 
 from .entry import Entry, plain
@@ -240,6 +244,94 @@ def flow(model):
     return AutoNormalizingFlow(model, partial(iterated, 2, affine_autoregressive))
 
 
+# Counts with too many zeros or too much spread.
+
+
+def zero_inflated(x, y):
+    """Lambert 1992; catches of fish of the UCLA statistics pages."""
+    beta = pyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    gate = pyro.sample("gate", dist.Beta(1.0, 1.0))
+    with pyro.plate("visitors", len(x)):
+        pyro.sample("fish", dist.ZeroInflatedPoisson(torch.exp(x @ beta), gate=gate), obs=y)
+
+
+def zero_inflated_data(size):
+    x = features(size, 3)
+    caught = torch.poisson(torch.exp(x @ torch.tensor([0.7, -0.4, 0.5])))
+    return x, caught * torch.bernoulli(torch.full((size,), 0.6))
+
+
+def negative_binomial(x, y):
+    """UCLA statistics pages: days of absence from school."""
+    intercept = pyro.sample("intercept", dist.Normal(0.0, 2.0))
+    beta = pyro.sample("beta", dist.Normal(torch.zeros(x.shape[1]), torch.ones(())).to_event(1))
+    concentration = pyro.sample("concentration", dist.Gamma(2.0, 1.0))
+    mean = (intercept + x @ beta).exp()
+    with pyro.plate("days", len(y)):
+        pyro.sample("y", dist.GammaPoisson(concentration, concentration / mean), obs=y)
+
+
+def negative_binomial_data(size):
+    x = features(size, 4)[:, :3]
+    mean = torch.exp(1 + x @ torch.tensor([0.5, -0.5, 0.0]))
+    return x, torch.poisson(dist.Gamma(1.5, 1.5 / mean).sample())
+
+
+# Times until something happens; some are censored.
+
+
+def weibull(x, time, event):
+    """Klein & Moeschberger, Survival Analysis, chapter 12: Weibull."""
+    beta = pyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    shape = pyro.sample("shape", dist.LogNormal(0.0, 0.5))
+    scale = torch.exp(x @ beta)
+    with pyro.plate("patients", len(x)):
+        with poutine.mask(mask=event):
+            pyro.sample("time", dist.Weibull(scale, shape), obs=time)
+        with poutine.mask(mask=~event):
+            pyro.factor("survived", -((time / scale) ** shape))
+
+
+def weibull_data(size):
+    x = features(size, 4)
+    time = dist.Weibull(torch.exp(x @ torch.tensor([0.6, -0.4, 0.0, 1.0])), 1.5).sample()
+    end = 1 + 5 * torch.rand(size)
+    return x, torch.minimum(time, end), time < end
+
+
+# Bayesian neural networks.
+
+
+class BNN(PyroModule):
+    def __init__(self, in_dim=3, out_dim=1, hid_dim=8, prior_scale=3.0):
+        super().__init__()
+        self.activation = nn.Tanh()
+        self.layer1 = PyroModule[nn.Linear](in_dim, hid_dim)
+        self.layer2 = PyroModule[nn.Linear](hid_dim, out_dim)
+        prior = dist.Normal(0.0, prior_scale)
+        self.layer1.weight = PyroSample(prior.expand([hid_dim, in_dim]).to_event(2))
+        self.layer1.bias = PyroSample(prior.expand([hid_dim]).to_event(1))
+        self.layer2.weight = PyroSample(prior.expand([out_dim, hid_dim]).to_event(2))
+        self.layer2.bias = PyroSample(prior.expand([out_dim]).to_event(1))
+
+    def forward(self, x, y=None):
+        mu = self.layer2(self.activation(self.layer1(x))).squeeze(-1)
+        sigma = pyro.sample("sigma", dist.Gamma(0.5, 1.0))
+        with pyro.plate("data", x.shape[0]):
+            pyro.sample("obs", dist.Normal(mu, sigma * sigma), obs=y)
+        return mu
+
+
+def network():
+    model = BNN()
+    return model, AutoDiagonalNormal(model)
+
+
+def network_data(size):
+    x = features(size, 3)
+    return x, torch.sin(3 * x[:, 0]) * x[:, 1] + 0.3 * torch.randn(size)
+
+
 ENTRIES = (
     plain("linear regression", ruggedness_model, ruggedness_guide, ruggedness_data),
     plain("logistic regression", logistic, AutoMultivariateNormal, logistic_data, dpsep=True),
@@ -255,5 +347,20 @@ ENTRIES = (
         "Pyro tutorial svi_flow_guide",
         lambda: (saturation, flow(saturation)),
         saturation_data,
+    ),
+    plain("zero-inflated Poisson", zero_inflated, AutoNormal, zero_inflated_data, dpsep=True),
+    plain(
+        "negative binomial",
+        negative_binomial,
+        AutoMultivariateNormal,
+        negative_binomial_data,
+        dpsep=True,
+    ),
+    plain("survival with censoring", weibull, AutoMultivariateNormal, weibull_data, dpsep=True),
+    Entry(
+        "Bayesian neural network",
+        "Pyro tutorial bayesian_regression; PyroModule layers of the UvA tutorials",
+        network,
+        network_data,
     ),
 )

@@ -25,9 +25,9 @@ from pyro_dp.vips.conjugate_model import (
     require_data,
     reviewed,
 )
-from pyro_dp.vips.models.noisy_sums import expected_counts
 
 _TINY = 1e-290  # replaces a probability that is zero in floating point
+_FAR = 50.0  # standard deviations below zero
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,26 @@ def halves(documents: Documents, seed: int) -> tuple[Documents, Documents]:
         half = documents.document[kept], documents.word[kept], own[kept].double()
         found.append(Documents(*half, documents.shape))
     return found[0], found[1]
+
+
+def expected_counts(noisy: Tensor, sd: float, prior_mean: Tensor) -> Tensor:
+    """E[x | noisy] for x ~ Exponential with this mean and noisy ~ N(x, sd^2).
+
+    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to positive numbers. The
+    released count if it exceeds the noise, the prior's mean if not.
+
+    :param noisy: any shape.
+    :param sd: the noise's; 0 for none.
+    :param prior_mean: > 0, of a shape that broadcasts.
+    :returns: >= 0.
+    """
+    if sd == 0:
+        return noisy.clamp(min=0.0)
+    below = sd / prior_mean - noisy / sd  # the mean before truncation, in sds below zero
+    hazard = math.sqrt(2 / math.pi) / torch.special.erfcx(below / math.sqrt(2))
+    inverse = 1 / below.clamp(min=_FAR)
+    far = inverse * (1 - 2 * inverse.square())  # hazard - below, without cancellation
+    return sd * torch.where(below > _FAR, far, (hazard - below).clamp(min=0.0))
 
 
 _INITIAL_SHAPE = 100.0  # shape of the initial counts' Gamma, as in Hoffman et al. 2010

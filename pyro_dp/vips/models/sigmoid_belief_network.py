@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Joined, OuterProducts
 from pyro_dp.utils.errors import warn_not_private
-from pyro_dp.utils.linalg import floored
+from pyro_dp.utils.linalg import cholesky, floored
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
@@ -30,8 +30,7 @@ from pyro_dp.vips.conjugate_model import (
     require_data,
     reviewed,
 )
-from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
-from pyro_dp.vips.models.noisy_sums import noisy_regression
+from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
 
 _HALF = 0.5  # shape of a ratio of gammas whose root is half-Cauchy
 
@@ -111,6 +110,28 @@ def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
         for k in range(field.shape[1]):
             means[:, k] = torch.tanh((field[:, k] - means @ between[:, k]) / 2) / 2
     return means
+
+
+def noisy_regression(
+    information: Tensor, sums: Tensor, noise: Tensor, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gaussian posteriors of J vectors w_j ~ N(0, diag(precision_j)^-1): means and covariances.
+
+    Without noise the likelihood is exp(sums_j . w - w' information_j w / 2). With noise in the sums
+    that becomes what N(sums_j; information_j w, information_j + diag(noise)) says about w.
+
+    :param information: (J, d, d).
+    :param sums: (J, d).
+    :param noise: variances, (d,); all zero or all positive.
+    :param precision: (J, d).
+    """
+    sums = sums.unsqueeze(2)
+    if noise.any():
+        gain = torch.linalg.solve(information + torch.diag(noise), information).mT
+        information, sums = gain @ information, gain @ sums
+    symmetric = (information + information.mT) / 2 + torch.diag_embed(precision)
+    covariance = torch.cholesky_inverse(cholesky(symmetric))
+    return (covariance @ sums).squeeze(2), covariance
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
-"""Tones over time: hidden and deep Markov models of sequences of different lengths."""
+"""Sequences: tones, captures of animals and weeks of persons."""
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer import TraceEnum_ELBO
-from pyro.infer.autoguide import AutoDelta
+from pyro.infer import TraceEnum_ELBO, config_enumerate
+from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 from torch import nn
 
-from .entry import Entry
+from .entry import Entry, plain
 
 STEPS = 5
 TONES = 6
@@ -225,6 +225,90 @@ def hmm(name, model):
     )
 
 
+# Animals that are caught, marked and caught again.
+
+
+OCCASIONS = 5
+
+
+def cormack_jolly_seber(capture_history, sex=None):
+    n, occasions = capture_history.shape
+    phi = pyro.sample("phi", dist.Uniform(0.0, 1.0))
+    rho = pyro.sample("rho", dist.Uniform(0.0, 1.0))
+    with pyro.plate("animals", n, dim=-1):
+        z = torch.ones(n)
+        first_capture_mask = torch.zeros(n).bool()
+        for t in pyro.markov(range(occasions)):
+            with poutine.mask(mask=first_capture_mask):
+                mu_z_t = first_capture_mask.float() * phi * z + (1 - first_capture_mask.float())
+                z = pyro.sample(f"z_{t}", dist.Bernoulli(mu_z_t), infer={"enumerate": "parallel"})
+                mu_y_t = rho * z
+                pyro.sample(f"y_{t}", dist.Bernoulli(mu_y_t), obs=capture_history[:, t])
+            first_capture_mask |= capture_history[:, t].bool()
+
+
+def cjs_guide():
+    def expose(msg):
+        return msg["name"][0:3] in ["phi", "rho"]
+
+    return AutoDiagonalNormal(poutine.block(cormack_jolly_seber, expose_fn=expose))
+
+
+def histories(size):
+    first = torch.randint(OCCASIONS - 1, (size,))
+    alive, columns = torch.ones(size), []
+    for t in range(OCCASIONS):
+        alive = torch.where(t > first, alive * torch.bernoulli(torch.full((size,), 0.7)), alive)
+        again = alive * torch.bernoulli(torch.full((size,), 0.6))
+        columns.append(torch.where(t < first, 0.0, torch.where(t == first, 1.0, again)))
+    return (torch.stack(columns, dim=1).to(torch.get_default_dtype()),)
+
+
+# Persons over time.
+
+
+WEEKS = 6
+
+
+def autoregression(y):
+    """Hamilton, Time Series Analysis, chapter 5: AR(1)."""
+    num_persons, num_weeks = y.shape
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    rho = pyro.sample("rho", dist.Uniform(-1.0, 1.0))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with pyro.plate("persons", num_persons):
+        pyro.sample("y_0", dist.Normal(mu, 2.0), obs=y[:, 0])
+        for t in range(1, num_weeks):
+            mean = mu + rho * (y[:, t - 1] - mu)
+            pyro.sample(f"y_{t}", dist.Normal(mean, sigma), obs=y[:, t])
+
+
+def autoregression_data(size):
+    columns = [1 + torch.randn(size)]
+    for _ in range(1, WEEKS):
+        columns.append(1 + 0.6 * (columns[-1] - 1) + 0.5 * torch.randn(size))
+    return (torch.stack(columns, dim=1),)
+
+
+@config_enumerate
+def change_point(counts):
+    num_persons, num_weeks = counts.shape
+    early = pyro.sample("early", dist.Gamma(2.0, 0.5))
+    late = pyro.sample("late", dist.Gamma(2.0, 0.5))
+    weeks = torch.arange(num_weeks)
+    with pyro.plate("persons", num_persons):
+        tau = pyro.sample("tau", dist.Categorical(torch.ones(num_weeks) / num_weeks))
+        rate = torch.where(weeks < tau.unsqueeze(-1), early, late)
+        pyro.sample("counts", dist.Poisson(rate).to_event(1), obs=counts)
+
+
+def change_point_data(size):
+    tau = torch.randint(WEEKS, (size, 1))
+    return (
+        torch.poisson(torch.where(torch.arange(WEEKS) < tau, 5.0, 2.0)).to(torch.ones(()).dtype),
+    )
+
+
 ENTRIES = (
     hmm("plain", model_1),
     hmm("autoregressive", model_2),
@@ -235,5 +319,28 @@ ENTRIES = (
         dmm,
         masked_sequences,
         edit="the RNN reads the padded sequences backwards (flip(1)), not packed ones",
+    ),
+    Entry(
+        "capture and recapture",
+        "Pyro example capture_recapture/cjs, model_1",
+        lambda: (cormack_jolly_seber, cjs_guide()),
+        histories,
+        lambda: TraceEnum_ELBO(max_plate_nesting=1),
+        dpsep=True,
+    ),
+    plain(
+        "autoregression of persons",
+        autoregression,
+        AutoMultivariateNormal,
+        autoregression_data,
+        dpsep=True,
+    ),
+    Entry(
+        "change point of persons",
+        "Carlin, Gelfand & Smith 1992: coal mining disasters, one change a person",
+        lambda: (change_point, AutoNormal(poutine.block(change_point, hide=["tau"]))),
+        change_point_data,
+        lambda: TraceEnum_ELBO(max_plate_nesting=1),
+        dpsep=True,
     ),
 )
