@@ -24,7 +24,7 @@ from pyro_dp.records.column import (
     require_names,
 )
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers
+from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers, require_torchs
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 
@@ -305,6 +305,8 @@ def _of_array(name: str, array: Any) -> Column:
         array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
     if isinstance(array, Column):
         return array
+    if isinstance(array, Tensor):
+        require_torchs(name, array)
     if not getattr(array, "shape", None):
         raise ModelError(_NO_ROWS.format(name=name))
     return TensorColumn(array) if isinstance(array, Tensor) else ArrayColumn(array)
