@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from pyro_dp.graphs.captured_state import alike
-from pyro_dp.graphs.references import References
+from pyro_dp.graphs.references import References, require_torchs
 from pyro_dp.records.arrow import is_arrow, of_arrow
 from pyro_dp.records.column import (
     ArrayColumn,
@@ -24,7 +24,7 @@ from pyro_dp.records.column import (
     require_names,
 )
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers, require_torchs
+from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 

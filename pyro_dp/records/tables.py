@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from pyro_dp.graphs.references import is_users
+from pyro_dp.graphs.references import require_torchs
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
 from pyro_dp.utils.errors import ModelError
 
@@ -58,10 +58,6 @@ _RAGGED = (
 _MASKED = (
     "Argument {name!r} is a masked array, whose mask a tensor has not: pass {name}.filled(0) and "
     "~{name}.mask, as two arguments."
-)
-_OWN_CLASS = (
-    "Argument {name!r} is a {kind}, whose methods would see all records. Pass a plain tensor, as "
-    "in {name}.as_subclass(torch.Tensor)."
 )
 _PACKED = (
     "Argument {name!r} is a PackedSequence, whose rows are the time steps of all records. Pass the "
@@ -137,13 +133,6 @@ def require_same_rows(named: list[tuple[str, Any]]) -> None:
                 f"position: pass {name}.loc[{first}.index], or, if their order is the same, "
                 f"{name}.to_numpy()."
             )
-
-
-def require_torchs(name: str, tensor: Tensor) -> None:
-    """:raises ModelError: it is of a class of the user's, whose methods would see all records."""
-    kind = type(tensor)
-    if is_users(kind):
-        raise ModelError(_OWN_CLASS.format(name=name, kind=kind.__name__))
 
 
 def refuse_packed(name: str, value: Any) -> None:

@@ -23,6 +23,7 @@ from torch import nn
 
 from pyro_dp import DPSVI, Execution, ModelError
 from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.vips import GaussianMixture
 
 PEAK = 150.0
 KEPT = {"peak": PEAK}
@@ -550,6 +551,18 @@ def test_an_e_step_that_would_see_several_records(make):
             return {"total": self.scaled(x) / 2.0}
 
     require_good(lambda x: vips(Scaled(), x), points, "'kept'")
+
+
+def test_a_method_of_vips_that_is_replaced():
+    def build(x):
+        model = GaussianMixture(2, 2, radius=300.0)
+        e_step = model.expected_statistics
+        model.expected_statistics = lambda posterior, draws, x: e_step(
+            posterior, draws, x - x.mean(0)
+        )
+        return vips(model, x)
+
+    assert require_good(build, points, "'counts'").kind == "refused"
 
 
 @pytest.mark.long
