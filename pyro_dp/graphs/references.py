@@ -57,6 +57,13 @@ def is_library(module: str) -> bool:
     return module.split(".")[0] in _LIBRARIES
 
 
+def require_torchs(name: str, tensor: Tensor) -> None:
+    """:raises ModelError: it is of a class of the user's, whose methods would see all records."""
+    kind = type(tensor)
+    if is_users(kind):
+        raise ModelError(_OWN_CLASS.format(name=name, kind=kind.__name__))
+
+
 def keeps_for_users(kind: type) -> bool:
     """Whether a library's objects may be written to by users: all but the library's own here."""
     return _module_of(kind).split(".")[0] != "pyro_dp"
@@ -87,6 +94,10 @@ LONGEST = 10_000  # elements of a container that a graph may have as constants
 _TOO_MANY = (
     "{label} has too many objects to see whether they hold or keep data: model, guide and all that "
     "they refer to may have {most:,}. Keep numbers in tensors or arrays, not in Python objects."
+)
+_OWN_CLASS = (
+    "Argument {name!r} is a {kind}, whose methods would see all records. Pass a plain tensor, as "
+    "in {name}.as_subclass(torch.Tensor)."
 )
 # Autoguides keep these of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")

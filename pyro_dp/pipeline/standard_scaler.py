@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.graphs.references import require_torchs
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -238,6 +239,8 @@ class _MomentRelease(IterativeMechanism):
 
 def _rows(X: Any) -> Tensor:
     """(N, d) in float64. :raises ModelError: X is not a table of finite numbers."""
+    if isinstance(X, Tensor):
+        require_torchs("X", X)
     try:
         rows = X.detach() if isinstance(X, Tensor) else torch.from_numpy(np.array(X))
         real = not rows.is_complex()

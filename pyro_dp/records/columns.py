@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from pyro_dp.graphs.captured_state import alike
-from pyro_dp.graphs.references import References
+from pyro_dp.graphs.references import References, require_torchs
 from pyro_dp.records.arrow import is_arrow, of_arrow
 from pyro_dp.records.column import (
     ArrayColumn,
@@ -305,6 +305,8 @@ def _of_array(name: str, array: Any) -> Column:
         array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
     if isinstance(array, Column):
         return array
+    if isinstance(array, Tensor):
+        require_torchs(name, array)
     if not getattr(array, "shape", None):
         raise ModelError(_NO_ROWS.format(name=name))
     return TensorColumn(array) if isinstance(array, Tensor) else ArrayColumn(array)

@@ -29,6 +29,7 @@ from pyro_dp.records.plate import is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import NEVER, Decisions, RecordMode
+from pyro_dp.records.vectorised import all_at_once
 from pyro_dp.utils.errors import ModelError
 
 _HINT = "Change model, guide or loss accordingly."
@@ -251,7 +252,11 @@ class RecordTerm:
         )
         parameters = {name: particle.parameters[name].detach() for name in leaves}
         own = (batch.local_rows, batch.indices, batch.rows, list(batch.values))
-        with self.state.preserved(batched=True), guarded("Differentiating the records' terms"):
+        with (
+            self.state.preserved(batched=True),
+            guarded("Differentiating the records' terms"),
+            all_at_once(),
+        ):
             gradients, aside = gradient(particle.detached(), parameters, *own)
         (of_latents, of_parameters, of_local), (losses, sampled, otherwise) = gradients, aside
         return RecordGradients(of_latents, of_parameters, losses, of_local, sampled, otherwise)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from pyro_dp.graphs.references import require_torchs
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
 from pyro_dp.utils.errors import ModelError
 
@@ -103,6 +104,7 @@ def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
     :raises ModelError: it has rows, and cannot be read as numbers; names the argument.
     """
     if isinstance(value, Tensor):
+        require_torchs(name, value)
         return value.to(torch.get_default_dtype()) if value.is_floating_point() else value
     if is_rows(value, size):
         return _listed(name, value)
@@ -190,6 +192,8 @@ def refuse_samplers(name: str, value: Any) -> None:
 def _listed(name: str, value: Any) -> Tensor:
     try:
         if isinstance(value[0], Tensor):
+            for each in value:
+                require_torchs(name, each)
             return as_tensor(name, torch.stack(list(value)))
         array = np.array(value)
     except (RuntimeError, TypeError, ValueError):  # whose text may show a value

@@ -5,20 +5,30 @@ Functions that vmap does not support are split into parts, or run for one record
 Torch's own recurrent layers overwrite tensors, and cannot be vectorised over records. Packed
 sequences, whose lengths are data, are left to torch.
 
+Code of users that would see more than one record under vmap is refused (:func:`all_at_once`).
+
 Integer labels meet a Bernoulli's float logits, and integer features a float weight. Torch promotes
 them in sums, and this module in the functions that do not.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._functorch import autograd_function
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from pyro_dp.graphs.references import is_users
+from pyro_dp.records.losses import NotVectorizable
 
 # Their tensors are numbers, never indices.
 OF_NUMBERS = frozenset(
@@ -37,6 +47,8 @@ OF_NUMBERS = frozenset(
     ]
 )
 _MOST_PAIRS = 2**17  # over all heads
+_TORCHS = ("aten", "prim", "prims")  # namespaces of operators
+_OF_USERS = "{name} is no function of torch's own, and would see several records at once"
 State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
 Cell = Callable[[Tensor, State, Sequence[Any]], State]  # from the input's part, state and weights
 _IN_PLACE = (
@@ -263,3 +275,36 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     Tensor.cumprod: _cumulative_product,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
 }
+
+
+@contextlib.contextmanager
+def all_at_once() -> Iterator[None]:
+    """Inside, ``torch.vmap`` shows all records to code that is written for one.
+
+    :raises NotVectorizable: that code has a rule of ``vmap`` of its own, which sees all records. Or
+        it has an operator of its own, which torch may call for one record after the other, and
+        which may keep something in between.
+    """
+    rule = autograd_function.custom_function_call_vmap_helper
+
+    def checked(interpreter: Any, function: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_users(owner):
+            raise NotVectorizable(_OF_USERS.format(name=owner.__name__))
+        return rule(interpreter, function, owner, *args, **kwargs)
+
+    with (
+        mock.patch.object(autograd_function, "custom_function_call_vmap_helper", checked),
+        _WithoutOperators(),
+    ):
+        yield
+
+
+class _WithoutOperators(TorchFunctionMode):
+    """Refuses operators of users."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if isinstance(func, OpOverload | OpOverloadPacket):
+            name = str(func)
+            if name.split(".")[0] not in _TORCHS:
+                raise NotVectorizable(_OF_USERS.format(name=name))
+        return func(*args, **(kwargs or {}))

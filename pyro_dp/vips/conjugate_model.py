@@ -290,4 +290,7 @@ def reviewed(kind: type[M]) -> type[M]:
 
 
 def is_reviewed(model: ConjugateModel) -> bool:
-    return type(model) in _REVIEWED
+    """Whether all methods of a model are those of a reviewed class: a user may have set others."""
+    kind = type(model)
+    replaced = any(callable(getattr(kind, name, None)) for name in vars(model))
+    return kind in _REVIEWED and not replaced

@@ -12,6 +12,7 @@ from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_c
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import on_varied
+from pyro_dp.records.vectorised import all_at_once
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
@@ -123,7 +124,7 @@ class IsolatedModel:
             parts = e_step(Draws(known.__getitem__), *[each.unsqueeze(0) for each in row])
             return {name: _dense(part).squeeze(0) for name, part in parts.items()}
 
-        with self.state.preserved(), guarded("The E-step"):
+        with self.state.preserved(), guarded("The E-step"), all_at_once():
             return torch.vmap(one)(tables, *rows)
 
     def _requests(self, e_step: EStep, rows: tuple[Tensor, ...]) -> list[Request]:

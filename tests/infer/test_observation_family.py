@@ -314,6 +314,7 @@ def test_a_masked_element_does_not_matter():
             "not made of tensors",
         ),
         (lambda w: dist.Unit(w[0]), torch.zeros(COUNT, 0), "."),
+        (lambda w: type("Normal", (dist.Normal,), {})(w[0], 1.0), FRACTIONS, "the user's own"),
     ],
     ids=[
         "Categorical of 5",
@@ -324,6 +325,7 @@ def test_a_masked_element_does_not_matter():
         "StudentT of 3",
         "mixture",
         "factor",
+        "a class of the user's own",
     ],
 )
 def test_not_a_function_of_few_numbers(make, value, reason):

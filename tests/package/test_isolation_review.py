@@ -23,6 +23,7 @@ from torch import nn
 
 from pyro_dp import DPSVI, Execution, ModelError
 from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.vips import GaussianMixture
 
 PEAK = 150.0
 KEPT = {"peak": PEAK}
@@ -441,6 +442,141 @@ def test_no_error_quotes_data_that_are_shorter_than_the_longest():
     inference = dpsvi(model, lambda *args: None, x, y, torch.zeros(60, 2)).inference
     with pytest.raises(ModelError, match="All are equal"):
         inference.step(x, y, torch.zeros(60, 2))
+
+
+# Code that would see several records where the model itself sees one.
+
+
+def by_a_rule_of_vmap():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(y):
+            return y / y.max().clamp(min=PEAK)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vmap(info, in_dims, y):
+            return Scaled.apply(y), 0
+
+    return Scaled.apply
+
+
+def in_a_derivative(scaled, order):
+    """The identity, with wrong derivatives. That of this order calls ``scaled``."""
+    slope = (lambda g: 0.9 * scaled(PEAK * g.abs()) * g.sign()) if order == 1 else None
+
+    class Same(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (slope or in_a_derivative(scaled, order - 1))(gradient)
+
+    return Same.apply
+
+
+def operator(function):
+    name = f"review::scaled{len(vars(torch.ops.review))}"
+    made = torch.library.custom_op(name, function, mutates_args=())
+    made.register_fake(torch.empty_like)
+    return made
+
+
+def by_an_operator_of_all():
+    def scaled(y: torch.Tensor) -> torch.Tensor:
+        return y / y.max().clamp(min=PEAK)
+
+    made = operator(scaled)
+    made.register_vmap(lambda info, in_dims, y: (made(y), 0))
+    return made
+
+
+def by_an_operator_that_remembers():
+    kept = {"peak": PEAK}
+
+    def scaled(y: torch.Tensor) -> torch.Tensor:
+        kept["peak"] = max(kept["peak"], float(y.max()))
+        return y / kept["peak"]
+
+    return operator(scaled)
+
+
+SEEING = (by_a_rule_of_vmap, by_an_operator_of_all, by_an_operator_that_remembers)
+
+
+def model_of(scaled, of_mean=lambda mean: mean):
+    def model(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)) as idx:
+            observe(of_mean(x[idx] @ w / 100.0), PEAK * scaled(y[idx]))
+
+    return model
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("infer", [dpsvi, dpsep])
+@pytest.mark.parametrize("make", SEEING)
+def test_code_that_would_see_several_records(make, infer):
+    require_good(lambda x, y: infer(model_of(make()), None, x, y), few, "'kept'")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_derivative_that_would_see_several_records(order):
+    def build(x, y):
+        model = model_of(lambda y: y / PEAK, in_a_derivative(by_a_rule_of_vmap(), order))
+        return dpsvi(model, None, x, y) if order == 1 else dpsep(model, None, x, y, moments="stein")
+
+    require_good(build, few)
+
+
+@pytest.mark.parametrize("make", SEEING)
+def test_an_e_step_that_would_see_several_records(make):
+    class Scaled(Means):
+        def __init__(self):
+            self.scaled = make()
+
+        def expected_statistics(self, posterior, draws, x):
+            return {"total": self.scaled(x) / 2.0}
+
+    require_good(lambda x: vips(Scaled(), x), points, "'kept'")
+
+
+def test_a_method_of_vips_that_is_replaced():
+    def build(x):
+        model = GaussianMixture(2, 2, radius=300.0)
+        e_step = model.expected_statistics
+        model.expected_statistics = lambda posterior, draws, x: e_step(
+            posterior, draws, x - x.mean(0)
+        )
+        return vips(model, x)
+
+    assert require_good(build, points, "'counts'").kind == "refused"
+
+
+@pytest.mark.long
+def test_a_distribution_that_would_see_several_records():
+    class Scaled(dist.Normal):
+        def log_prob(self, value):
+            return super().log_prob(value) * PEAK / value.max().clamp(min=PEAK)
+
+    def model(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", Scaled(100.0 + x[idx] @ w / 10.0, 10.0), obs=y[idx])
+
+    require_good(lambda x, y: dpsep(model, None, x, y), few)
 
 
 # Honest code.

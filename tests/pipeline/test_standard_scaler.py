@@ -152,8 +152,9 @@ def test_scales_are_never_tiny_nor_nan():
         [[1.0, 2.0], [3.0]],
         np.array([[1.0, math.nan, 3.0]]),
         torch.tensor([[1.0, math.inf, 3.0]]),
+        torch.ones(2, 3).as_subclass(type("Scaled", (torch.Tensor,), {})),
     ],
-    ids=["vector", "no rows", "no columns", "complex", "text", "ragged", "nan", "inf"],
+    ids=["vector", "no rows", "no columns", "complex", "text", "ragged", "nan", "inf", "a class"],
 )
 def test_data_that_do_not_fit_cost_nothing(x):
     accountant = PrivacyAccountant()

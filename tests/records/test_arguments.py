@@ -21,7 +21,17 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from pyro_dp import DPSEP, DPSVI, VIPS, Execution, ModelError, Noise, PrivacyAccountant, nonprivate
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    VIPS,
+    Execution,
+    ModelError,
+    Noise,
+    PrivacyAccountant,
+    columns,
+    nonprivate,
+)
 from pyro_dp.records.arguments import as_tensors, flattened
 from pyro_dp.records.column import ArrayColumn
 from pyro_dp.records.plate import PrivatePlate
@@ -114,6 +124,34 @@ def test_integers(kind):
 def test_truth_values(given):
     y = converted(X, given)[1]
     assert y.dtype == torch.bool and torch.equal(y, Y.bool())
+
+
+class Scaled(torch.Tensor):
+    """Its rows depend on other rows."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        found = super().__torch_function__(func, types, args, kwargs)
+        return found / found.max() if isinstance(found, torch.Tensor) else found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda x: converted(x),
+        lambda x: converted(list(map(as_scaled, X.unbind()))),
+        lambda x: columns(x),
+        lambda x: columns({"x": x}, "x"),
+    ],
+    ids=["tensor", "list", "column", "column by name"],
+)
+def test_tensors_of_a_class_of_the_users_own(given):
+    with pytest.raises(ModelError, match="is a Scaled"):
+        given(as_scaled(X))
+
+
+def as_scaled(x):
+    return x.as_subclass(Scaled)
 
 
 def test_ranges_and_tensors_of_integers():

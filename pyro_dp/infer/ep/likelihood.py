@@ -1,8 +1,8 @@
 """One record's likelihood, as a function of the latents, for a batch of records."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,10 @@ from pyro_dp.records.losses import record_loss
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.quadrature import integrated, num_nodes
 from pyro_dp.records.record_term import RecordTerm
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.vectorised import all_at_once
+
+_derived = partial(guarded, "Differentiating a record's likelihood")
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,7 @@ class Likelihood:
                 function, in_dims=(0 if own else None, 0, 0), randomness="different"
             )
             try:
-                with kept(batched=True), warnings.catch_warnings():
-                    # Some operation of enumeration is slow in second derivatives.
-                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                with kept(batched=True), _derived(), all_at_once():
                     return self._remembered(key, batched(z, indices, rows))
             except Exception:  # which record it is, the loop finds out
                 if tracing() or (self._plate.continuous and key not in self._likes):
@@ -90,7 +92,7 @@ class Likelihood:
         for b, index in enumerate(indices):
             like = self._likes.get(key)
             try:
-                with kept():
+                with kept(), _derived(public=like is None):
                     result = function(z[b] if own else z, index, [row[b] for row in rows])
             except Exception:
                 if like is None:

@@ -76,6 +76,10 @@ class Family:
         base = innermost(site["fn"])
         self.name = site["name"]
         self.distribution = type(base)
+        if not _is_librarys(self.distribution):  # its code would see many records at once
+            raise NotLinear(
+                f"the class of the distribution of site {self.name!r} is the user's own"
+            )
         names = _parameter_names(base)
         self._varying = [n for n in names if getattr(base, n).requires_grad]
         self.constants = [n for n in names if n not in self._varying]
@@ -421,10 +425,14 @@ _CLOSED: dict[tuple[str, ...], Closed] = {
 
 def closed_form(distribution: type, parameters: Sequence[str]) -> Closed | None:
     """
-    :param distribution: a class of torch's or of Pyro's own; a subclass may mean anything.
+    :param distribution: a subclass of another one's may mean anything.
     :param parameters: which all vary.
     """
-    name = distribution.__name__
-    if distribution not in (getattr(each, name, None) for each in (torch.distributions, dist)):
-        return None
-    return _CLOSED.get((name, *parameters))
+    known = _is_librarys(distribution)
+    return _CLOSED.get((distribution.__name__, *parameters)) if known else None
+
+
+def _is_librarys(distribution: type) -> bool:
+    """Whether this class is torch's or Pyro's own, whose densities treat each element alone."""
+    own = (getattr(each, distribution.__name__, None) for each in (torch.distributions, dist))
+    return distribution in own
