@@ -34,7 +34,9 @@ class Place:
         owner = self.owner
         if isinstance(owner, dict):
             return owner.get
-        return lambda i: owner[i] if i < len(owner) else None
+        if isinstance(owner, LISTS):
+            return lambda i: owner[i] if i < len(owner) else None
+        return lambda name: self.values().get(name)
 
     def described(self, name: Any) -> str:
         """The label of one of the values."""
@@ -117,6 +119,7 @@ class ScriptAttributes(Attributes):
     """Attributes of a module of TorchScript, which hands out copies: equal ones are the same."""
 
     write: Callable = staticmethod(setattr)
+    reader = Place.reader
 
     def __init__(self, label: str, owner: Any):
         super().__init__(label, owner)
@@ -128,10 +131,6 @@ class ScriptAttributes(Attributes):
             if not (is_parameter or _is_equal(value, self._last.get(name, MISSING))):
                 self._last[name] = value
         return dict(self._last)
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return lambda name: self.values().get(name)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -151,10 +150,6 @@ class Cell(Place):
             return {"": self.owner.cell_contents}
         except ValueError:  # not filled yet
             return {}
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return lambda name: self.values().get(name)
 
     def put_back(self, values: dict[str, Any]) -> None:
         if values:

@@ -59,7 +59,6 @@ _NUMBERS = (
     "data: it is for the curator only.)"
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
-_KINDS = ("rows", "columns")
 _ENDS = ("\n", ",", "],", "},")  # what ends a record in a text
 _WAYS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),
@@ -72,7 +71,7 @@ def refuse_rows(references: References, size: int) -> None:
     """:raises ModelError: something that user code holds has a row per record; names it."""
     for label, thing in references.held:
         kind = _elements(thing, size)
-        if kind == _KINDS[0] and (found := re.match(_OF_CONDITION, label)):
+        if kind == "rows" and (found := re.match(_OF_CONDITION, label)):
             raise ModelError(_CONDITIONED.format(site=found.group(1), size=size))
         if kind:
             raise ModelError(_ROWS.format(label=sentence(label), size=size, kind=kind))
@@ -141,13 +140,13 @@ def _base(thing: Any) -> int:
 def _elements(thing: Any, size: int) -> str:
     """Which elements of a thing are as many as there are records; an empty text if none are."""
     if isinstance(thing, (str, bytes)):
-        return _KINDS[0] if size > 1 and _lists(thing, size) else ""
+        return "rows" if size > 1 and _lists(thing, size) else ""
     shape = () if isinstance(thing, Tensor) and thing.requires_grad else _shape(thing)
     if size > 1 and shape[:1] == (size,):
-        return _KINDS[0]
+        return "rows"
     # A public constant of this length may be the only row.
     turned = size > 1 and len(shape) == 2 and shape[0] > 1 and shape[1] == size
-    return _KINDS[1] if turned else ""
+    return "columns" if turned else ""
 
 
 def _lists(text: str | bytes, size: int) -> bool:

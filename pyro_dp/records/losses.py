@@ -232,10 +232,8 @@ def as_elbo(loss: Any) -> ELBO:
         return loss
     # The derivative must be of what SVI would take.
     place = {name: _depth(kind, name) for name in ("differentiable_loss", "loss_and_grads")}
-    missing = getattr(kind, "differentiable_loss", None) is getattr(
-        ELBO, "differentiable_loss", None
-    )
-    if place["differentiable_loss"] > place["loss_and_grads"] or missing:
+    missing = not hasattr(kind, "differentiable_loss")
+    if missing or place["differentiable_loss"] > place["loss_and_grads"]:
         raise ConfigurationError(_NOT_DIFFERENTIABLE.format(kind=kind.__name__))
     return OwnLoss(loss)
 
