@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_paper_dpsvi, fit_svi, start
+from problems import Problem, eager, require_equals_svi, require_same_gradients, start
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
 from torch import nn
@@ -186,21 +186,12 @@ def both(svi, chosen=range(5)):
     return vectorized, term.looped(particle, replace(batch, values=vectorized.sampled))
 
 
-def require_same(one, other):
-    torch.testing.assert_close(one.losses, other.losses, rtol=1e-9, atol=1e-11)
-    for part in ("latents", "parameters", "local"):
-        ours, theirs = getattr(one, part), getattr(other, part)
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-8, atol=1e-10)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_enumerated_in_the_guide(name):
     """Each record's term is Pyro's, to its derivative in every parameter."""
     vectorized, looped = both(prepared(ENUMERATED[name]))
-    require_same(vectorized, looped)
+    require_same_gradients(vectorized, looped)
     for part in (vectorized.latents, vectorized.parameters, vectorized.local):
         for key, gradient in part.items():
             assert gradient.abs().max() > 0, key
@@ -220,9 +211,7 @@ def test_enumerated_equals_svi(name, jit):
         return problem(ENUMERATED[name]())
 
     optim = pyro.optim.Adam({"lr": 0.02}), RowAdam(lr=0.02)
-    ours = fit_paper_dpsvi(make, steps=20, optim=optim, execution=Execution(jit=jit))
-    for key, value in fit_svi(make, steps=20).items():
-        torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
+    require_equals_svi(make, steps=20, optim=optim, execution=Execution(jit=jit))
 
 
 def visits():
@@ -262,7 +251,7 @@ def test_drawn_in_the_guide(name, loss):
     svi = prepared(DRAWN[name], loss, execution=Execution(jit="none"))
     assert svi._kept.prepared.term.vectorizes
     for i in range(4):  # one at a time: the draw itself comes from torch
-        require_same(*both(svi, [i]))
+        require_same_gradients(*both(svi, [i]))
 
 
 @pytest.mark.long

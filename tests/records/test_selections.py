@@ -4,7 +4,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
+from problems import (
+    Problem,
+    looked_at,
+    new_paper_dpsvi,
+    require_equals_svi,
+    require_same_gradients,
+)
 from pyro.infer.autoguide import AutoNormal
 from releases import gradients, require_bound
 
@@ -140,10 +146,7 @@ def batch(x, y):
 @JIT
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_svi(model, jit):
-    ours = fit_paper_dpsvi(make(model), steps=6, execution=Execution(jit=jit))
-    theirs = fit_svi(make(model), steps=6)
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value)
+    require_equals_svi(make(model), steps=6, execution=Execution(jit=jit))
 
 
 @pytest.mark.long
@@ -162,20 +165,16 @@ def test_all_at_once_is_the_loop(model):
     svi, own = new(model), data()
     if model is rooted:
         own[0][7] = -own[0][7].abs()  # nothing is selected
-    svi._look_at(own, {})
-    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
+    term, particle = looked_at(svi, *own)
     assert term.vectorizes == (model not in (by_hand, over_others))
     found = term.gradients(particle, batch(*own))
-    expected = term.looped(particle, batch(*own))
-    torch.testing.assert_close(found.losses, expected.losses)
-    torch.testing.assert_close(found.latents, expected.latents)
+    require_same_gradients(found, term.looped(particle, batch(*own)))
 
 
 @pytest.mark.filterwarnings("ignore:The model branches on values of a record")
 def test_masks_that_differ_are_noticed():
     svi, own = new(paired), data()
-    svi._look_at(own, {})
-    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
+    term, particle = looked_at(svi, *own)
     apart = term.at_once(particle, batch(*own)).apart
     assert apart.nonzero().flatten().tolist() == [3]
 

@@ -46,7 +46,6 @@ from pyro_dp import (
     PaperDPSVI,
     PoissonSampling,
     PrivacyAccountant,
-    PrivacyBudgetExceeded,
 )
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
@@ -125,48 +124,13 @@ def test_settings(named, options):
         attempt(**options)
 
 
-def test_calibration_needs_budget_and_steps():
-    with pytest.raises(ConfigurationError, match="epsilon"):
-        attempt(noise=None, num_steps=10)
-    with pytest.raises(ConfigurationError, match="num_steps"):
-        attempt(noise=None, accountant=PrivacyAccountant(epsilon=1.0))
-    with pytest.raises(ConfigurationError, match="num_steps"):
-        new_paper_dpsvi(logistic, handwritten_guide).run(*regression_data())
-
-
-def test_exhausted_budget():
-    from pyro_dp import SubsampledGaussian
-
-    accountant = PrivacyAccountant(epsilon=1.0)
-    accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
-    with pytest.raises(PrivacyBudgetExceeded):
-        attempt(accountant=accountant, noise=0.5)
-    with pytest.raises(PrivacyBudgetExceeded):
-        attempt(accountant=accountant, noise=0)
-
-
 def test_fixed_batch_of_nothing():
     accountant = PrivacyAccountant(neighboring="replace_one")
     with pytest.raises(ConfigurationError, match="rate"):
         attempt(accountant=accountant, sampling=FixedSizeSampling(0.001))
 
 
-def test_module_local_params():
-    with pyro.settings.context(module_local_params=True):
-        with pytest.raises(ConfigurationError, match="module_local_params"):
-            attempt(guide=handwritten_guide)
-
-
 # Plates and arguments
-
-
-def no_plate(x, y):
-    w = weights()
-    pyro.sample("y", dist.Bernoulli(logits=x @ w).to_event(1), obs=y)
-
-
-def no_data(x, y):
-    pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
 
 def two_plates(x, y):
@@ -177,26 +141,9 @@ def two_plates(x, y):
         pyro.sample("z", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
-def observed_outside(x, y):
-    w = weights()
-    pyro.sample("total", dist.Normal(w.sum(), 1.0), obs=torch.tensor(0.0))
-    observe(x, y, w)
-
-
-@pytest.mark.parametrize(
-    ("model", "plate", "named"),
-    [
-        (no_plate, None, "plate"),
-        (no_data, None, "obs="),
-        (two_plates, None, "'men', 'women'"),
-        (two_plates, "men", "'z' is observed outside the private plate 'men'"),
-        (observed_outside, None, "'total'"),
-        (logistic, "patients", "'data'"),
-    ],
-)
-def test_plates(model, plate, named):
-    with pytest.raises(ModelError, match=named):
-        attempt(model, handwritten_guide, sampling=PoissonSampling(plate=plate))
+def test_two_plates():
+    with pytest.raises(ModelError, match="'z' is observed outside the private plate 'men'"):
+        attempt(two_plates, handwritten_guide, sampling=PoissonSampling(plate="men"))
 
 
 def ridge_outside(x, y):
@@ -352,57 +299,15 @@ def test_an_empty_subsample():
         attempt(model)
 
 
-def test_data_must_be_arguments():
-    x, y = regression_data()
-
-    def captured():
-        logistic(x, y)
-
-    with pytest.raises(ModelError, match="'x', which captured"):
-        attempt(captured, handwritten_closure(x), data=())
-
-    def half_captured(x):
-        logistic(x, y)
-
-    with pytest.raises(ModelError, match="'y', which half_captured"):
-        attempt(half_captured, lambda x: handwritten_guide(x, None), data=(x,))
-
-
-def handwritten_closure(x):
-    return lambda: handwritten_guide(x, None)
-
-
 def test_transposed_data():
     def model(x, y):
         w = weights()
         with pyro.plate("data", len(y)) as idx:
-            pyro.sample("y", dist.Bernoulli(logits=w @ x[:, idx]), obs=y[idx])
-
-    def of_a_constant(x, y):
-        model(x[0], y)
+            pyro.sample("y", dist.Bernoulli(logits=w @ x[0][:, idx]), obs=y[idx])
 
     x, y = regression_data()
-    turned = x.T.contiguous()
-    with pytest.raises(ModelError, match="'x' has 30 columns"):
-        attempt(model, lambda x, y: handwritten_guide(x.T, y), data=(turned, y))
     with pytest.raises(ModelError, match="first dimension"):
-        attempt(of_a_constant, lambda x, y: handwritten_guide(x[0].T, y), data=(turned[None], y))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("argument", ["x", "y"])
-def test_missing_values(bad, argument):
-    x, y = secret_data()
-    (x if argument == "x" else y).view(-1)[-1] = bad
-    with pytest.raises(ModelError, match=f"'{argument}'.*curator"):
-        attempt(data=(x, y))
-
-
-def test_observations_outside_the_support():
-    """Pyro would validate them; -1 and 1 instead of 0 and 1 must not pass in silence."""
-    x, y = secret_data()
-    with pytest.raises(ModelError, match="'y'.*support.*curator"):
-        attempt(data=(x, 2 * y - 1))
+        attempt(model, lambda x, y: handwritten_guide(x[0].T, y), data=(x.T[None], y))
 
 
 def test_a_support_that_the_record_sets():
@@ -456,17 +361,9 @@ def test_masked_observations_may_be_anything():
 # Isolation of records
 
 
-@pytest.mark.parametrize(
-    ("rows", "named"),
-    [
-        (lambda x, idx: (x - x.mean(0))[idx], "other rows"),
-        (lambda x, idx: x[idx - 1], "other rows"),
-        (lambda x, idx: x, r"'y'.*Or read all of them whole"),
-    ],
-)
-def test_reading_other_rows(rows, named):
-    with pytest.raises(ModelError, match=named):
-        attempt(logits_of(rows), handwritten_guide, data=secret_data())
+def test_reading_other_rows():
+    with pytest.raises(ModelError, match="other rows"):
+        attempt(logits_of(lambda x, idx: x[idx - 1]), handwritten_guide, data=secret_data())
 
 
 def centred(x):
@@ -591,12 +488,6 @@ def test_the_users_starting_values_are_not_moved():
         assert not torch.allclose(guide.median()["w"], start)
 
 
-def test_an_enumerated_site_that_the_guide_does_not_leave_out():
-    data = (torch.randn(40, 2),)
-    with pytest.raises(ModelError, match=r"discrete latent at site 'z'.*hide it from the guide"):
-        attempt(mixture, AutoNormal(mixture), data, TraceEnum_ELBO())
-
-
 def test_initial_values_come_from_placeholders():
     """The guide starts at the same values with any data."""
     starts = []
@@ -663,13 +554,6 @@ def discrete_global(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + k), obs=y[idx])
 
 
-def test_enumerated_global_site():
-    with pytest.raises(ModelError, match="'k' is enumerated"):
-        attempt(discrete_global, handwritten_guide, loss=TraceEnum_ELBO(max_plate_nesting=1))
-    with pytest.raises(ModelError, match="'k'.*not in the guide"):
-        attempt(discrete_global, handwritten_guide)
-
-
 def test_too_small_a_max_plate_nesting():
     """It matters only if latents are enumerated in parallel."""
     loss = TraceEnum_ELBO(max_plate_nesting=0)
@@ -679,20 +563,6 @@ def test_too_small_a_max_plate_nesting():
     with pytest.raises(ModelError, match="'z'.*TraceEnum_ELBO"):
         attempt(mixture, guide, data=(torch.randn(30, 2),))
     attempt(loss=loss)
-
-
-def test_an_error_of_the_loss_keeps_its_text():
-    """The loss runs on placeholders before it runs on records."""
-
-    def model(x, y):
-        locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        with pyro.plate("data", len(x)) as idx, poutine.scale(scale=x[idx, 0].exp()):
-            z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}).long()
-            pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
-
-    with pytest.raises(ModelError, match="ValueError: enumeration only supports scalar") as caught:
-        attempt(model, AutoNormal(poutine.block(model, hide=["z"])), loss=TraceEnum_ELBO())
-    assert "withheld" not in str(caught.value)
 
 
 def test_global_site_without_reparameterisation():
@@ -723,21 +593,6 @@ def test_errors_show_no_data():
     with pytest.raises(ModelError, match="RuntimeError.*in model") as caught:
         attempt(model, handwritten_guide, data=data)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
-
-
-def test_error_names_the_site():
-    def model(x, y):
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("y", dist.Normal(torch.zeros(4), 1.0), obs=y[idx])
-
-    with pytest.raises(ModelError, match="'y'"):
-        attempt(model, lambda x, y: None)
-
-
-def test_a_valid_step_is_silent():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        attempt()
 
 
 @pytest.mark.parametrize(("scale", "seed"), [(20.0, 16), (50.0, 13), (100.0, 17)])
@@ -1063,16 +918,6 @@ def test_numbers_of_numpy_are_taken():
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), **settings)
     svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 2
-
-
-def test_nothing_to_learn():
-    def guide(x, y):
-        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-
-    svi = new_paper_dpsvi(logistic, guide)
-    with pytest.raises(ModelError, match="nothing to learn"):
-        svi.step(*regression_data())
-    assert svi.accountant.ledger == ()
 
 
 def test_dropout_couples_no_records():
