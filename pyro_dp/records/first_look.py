@@ -79,16 +79,12 @@ def refuse_rows(references: References, size: int) -> None:
 
 def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
-    memory = {address(x.tensor) for x in records.columns if isinstance(x, TensorColumn)}
-    memory |= {_base(x.array) for x in records.columns if isinstance(x, ArrayColumn)}
     given = [x for x in records.original.leaves if _shape(x)[:1] == (records.count,)]
-    memory |= {address(x) for x in given if isinstance(x, Tensor)}
-    memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
-    for label, tensor in references.tensors:
-        if tensor.numel() and address(tensor) in memory:
-            raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
-    for label, thing in references.held:
-        if isinstance(thing, np.ndarray) and thing.size and _base(thing) in memory:
+    given += [x.tensor for x in records.columns if isinstance(x, TensorColumn)]
+    given += [x.array for x in records.columns if isinstance(x, ArrayColumn)]
+    memory = {_memory(x) for x in given} - {None}
+    for label, thing in [*references.tensors, *references.held]:
+        if _memory(thing) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     arrays = [(label, each) for label, x in references.held for each in _arrays_of(x)]
     floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind in "fc"]
@@ -128,10 +124,12 @@ def _numeric(table: Any) -> np.ndarray:
     return np.concatenate(found or [np.empty(0)])
 
 
-def _base(thing: Any) -> int:
-    """The address of the memory that an array and its views share; -1 for other objects."""
-    if not isinstance(thing, np.ndarray):
-        return -1
+def _memory(thing: Any) -> int | None:
+    """The address of the memory that a tensor or an array shares with its views, if it has any."""
+    if isinstance(thing, Tensor):
+        return address(thing) if thing.numel() else None
+    if not (isinstance(thing, np.ndarray) and thing.size):
+        return None
     while isinstance(thing.base, np.ndarray):
         thing = thing.base
     return thing.__array_interface__["data"][0]

@@ -258,7 +258,6 @@ class RecordTerm:
         latents: dict[str, Tensor],
         index: Tensor,
         row: list[Tensor],
-        draws: LocalDraws | None = None,
         *,
         validates: bool = False,
     ) -> list[dict]:
@@ -266,8 +265,7 @@ class RecordTerm:
 
         :param validates: distributions are made as Pyro's validation makes them.
         """
-        mode = RecordMode(draws or LocalDraws())
-        shown = self.shown(particle, latents, index, row, mode)
+        shown = self.shown(particle, latents, index, row)
         with shown as (model, guide, args, kwargs), pyro.validation_enabled(validates):
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)

@@ -258,13 +258,6 @@ def test_a_dataset_by_name():
         converted(X, options=TensorDataset(X))
 
 
-def test_transforms_do_not_move_the_public_generators():
-    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
-    converted(items(lambda i: torch.rand(2) + np.random.rand()))
-    after = torch.random.get_rng_state(), np.random.get_state()[1]
-    assert torch.equal(before[0], after[0]) and (before[1] == after[1]).all()
-
-
 # Which arguments are the same as in the step before
 
 
