@@ -22,7 +22,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from pyro_dp import DPSEP, DPSVI, VIPS, Execution, ModelError, Noise, PrivacyAccountant, nonprivate
+from pyro_dp import DPSEP, DPSVI, VIPS, Execution, ModelError, Noise, PrivacyAccountant
 from pyro_dp.records.arguments import as_tensors, flattened
 from pyro_dp.records.column import ArrayColumn
 from pyro_dp.records.plate import PrivatePlate
@@ -403,18 +403,6 @@ def test_every_inference_takes_every_form(make, form):
 def pytree_tensors(state):
     leaves = torch.utils._pytree.tree_leaves(state)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def test_nonprivate_numbers_of_every_form():
-    x, y = people()
-    losses = []
-    for data in ((x, y.double()), (x.numpy(), y.tolist())):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise=Noise(1.0, source=0))
-        with pytest.warns(UserWarning):
-            losses.append(nonprivate(svi).loss(*data))
-    assert losses[0] == pytest.approx(losses[1])
 
 
 # Numbers of different dtypes
