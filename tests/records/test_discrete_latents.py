@@ -10,8 +10,8 @@ import torch
 from problems import Problem, eager, require_equals_svi, require_same_gradients, start
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
-from torch import nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
+from zoo.images import SSVAE, images
 
 from pyro_dp import Execution, Noise, RowAdam
 from pyro_dp.records.record_term import Batch
@@ -19,41 +19,10 @@ from pyro_dp.records.record_term import Batch
 N = 12
 
 
-class SemiSupervised(nn.Module):
-    """The unlabelled part of Pyro's ss_vae_M2: z depends on the class that is summed over."""
-
-    def __init__(self, pixels=6, classes=3, latent=2):
-        super().__init__()
-        self.classes, self.latent = classes, latent
-        self.encoder_y = nn.Sequential(nn.Linear(pixels, classes), nn.Softmax(dim=-1))
-        self.encoder_z = nn.Linear(pixels + classes, 2 * latent)
-        self.decoder = nn.Linear(latent + classes, pixels)
-
-    def model(self, xs):
-        pyro.module("ss_vae", self)
-        with pyro.plate("data", len(xs)):
-            zs = pyro.sample("z", dist.Normal(xs.new_zeros(len(xs), self.latent), 1.0).to_event(1))
-            prior = xs.new_ones(len(xs), self.classes) / self.classes
-            ys = pyro.sample("y", dist.OneHotCategorical(prior))
-            logits = self.decoder(_together(zs, ys))
-            pyro.sample("x", dist.Bernoulli(logits=logits).to_event(1), obs=xs)
-
-    def guide(self, xs):
-        with pyro.plate("data", len(xs)):
-            ys = pyro.sample("y", dist.OneHotCategorical(self.encoder_y(xs)))
-            loc, scale = self.encoder_z(_together(xs, ys)).chunk(2, dim=-1)
-            pyro.sample("z", dist.Normal(loc, softplus(scale)).to_event(1))
-
-
-def _together(*parts):
-    shape = torch.broadcast_shapes(*(each.shape[:-1] for each in parts))
-    return torch.cat([each.expand(shape + each.shape[-1:]) for each in parts], dim=-1)
-
-
 def semi_supervised(how="parallel"):
-    made = SemiSupervised()
-    data = (torch.bernoulli(torch.full((N, 6), 0.5)),)
-    return made.model, config_enumerate(made.guide, how, expand=True), data
+    """z depends on the class that is summed over."""
+    made = SSVAE()
+    return made.model, config_enumerate(made.guide, how, expand=True), images(N)
 
 
 def dirichlet_process(marks, how="parallel"):
