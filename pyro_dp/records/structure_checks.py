@@ -125,9 +125,7 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
 
 @looking_at_records()
 def _require_isolated(term: RecordTerm, at: Callable) -> None:
-    """
-    :param at: gradients and loss of an index with a row.
-    """
+    """:param at: gradients and loss of an index with a row."""
     records = term.records
     first = records.row(0)
     gradients, loss = at(0, first)

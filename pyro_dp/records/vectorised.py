@@ -21,21 +21,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 # Their tensors are numbers, never indices.
-OF_NUMBERS = frozenset(
-    [
-        *(getattr(torch, name) for name in ("addmm", "addmv", "baddbmm", "einsum", "tensordot")),
-        *(
-            getattr(owner, name)
-            for owner in (torch, Tensor)
-            for name in ("bmm", "dot", "matmul", "mm", "mv")
-        ),
-        Tensor.__matmul__,
-        Tensor.__rmatmul__,
-        *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
-        *(functional.bilinear, functional.conv1d, functional.conv2d, functional.conv3d),
-        functional.linear,
-    ]
-)
+OF_NUMBERS = {
+    *(torch.addmm, torch.addmv, torch.baddbmm, torch.einsum, torch.tensordot),
+    *(torch.bmm, torch.dot, torch.matmul, torch.mm, torch.mv),
+    *(Tensor.bmm, Tensor.dot, Tensor.matmul, Tensor.mm, Tensor.mv),
+    *(Tensor.__matmul__, Tensor.__rmatmul__),
+    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+    *(functional.bilinear, functional.conv1d, functional.conv2d, functional.conv3d),
+    functional.linear,
+}
 _MOST_PAIRS = 2**17  # over all heads
 State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
 Cell = Callable[[Tensor, State, Sequence[Any]], State]  # from the input's part, state and weights
@@ -116,8 +110,7 @@ def _layers(
 
 
 def _by_run(flat: Sequence[Tensor], bias: bool, runs: int) -> list[list[Any]]:
-    """For each layer and direction: both matrices, both biases, the projection; None for missing
-    ones."""
+    """By layer and direction: both matrices, both biases, the projection; or None."""
     size, found = len(flat) // runs, []
     for start in range(0, len(flat), size):
         own: list[Any] = list(flat[start : start + size])
