@@ -314,6 +314,12 @@ def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
     return PaperDPSVI(model, guide, **settings | options)
 
 
+def new_resting(model: Callable, **options) -> PaperDPSVI:
+    """Which stays where it is."""
+    still = pyro.optim.Adam({"lr": 1e-30})
+    return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
+
+
 def in_turns(*lists: Iterable) -> list:
     """All combinations, as parameters of a test that is slow for all of them.
 

@@ -30,6 +30,7 @@ from releases import batches, take
 from sums import exact_sums
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 import pyro_dp.mechanism.sampling
 from pyro_dp import (
@@ -634,18 +635,10 @@ def test_state_without_and_with_the_rows(monkeypatch):
     assert "private_local_state" not in public
     assert public["parameters"].keys() == private["parameters"].keys() == {"loc", "scale"}
     assert not names & (public["parameters"].keys() | public["optimizer"].keys())
-    assert not any(leaf.shape[:1] == (SIZE,) for leaf in _tensors(public))
+    tensors = (x for x in pytree.tree_leaves(public) if isinstance(x, torch.Tensor))
+    assert not any(tensor.shape[:1] == (SIZE,) for tensor in tensors)
     assert private["private_local_state"].keys() == names
     assert {k for k in private if k != "private_local_state"} == public.keys()
-
-
-def _tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (dict, list, tuple)):
-        values = value.values() if isinstance(value, dict) else value
-        return [tensor for each in values for tensor in _tensors(each)]
-    return []
 
 
 @pytest.mark.long

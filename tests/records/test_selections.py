@@ -7,7 +7,7 @@ import torch
 from problems import (
     Problem,
     looked_at,
-    new_paper_dpsvi,
+    new_resting,
     require_equals_svi,
     require_same_gradients,
 )
@@ -132,12 +132,6 @@ def make(model):
     return lambda: Problem(model, AutoNormal(model), own)
 
 
-def new(model, **options):
-    """Which stays where it is."""
-    still = pyro.optim.Adam({"lr": 1e-30})
-    return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
-
-
 def batch(x, y):
     return Batch(torch.arange(len(x)), [x, y])
 
@@ -152,7 +146,7 @@ def test_equals_svi(model, jit):
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_a_graph(model):
-    svi = new(model, execution=Execution(jit="trace"))
+    svi = new_resting(model, execution=Execution(jit="trace"))
     svi.step(*data())
     assert type(svi._kept.prepared.step) is TracedStep
 
@@ -162,7 +156,7 @@ def test_a_graph(model):
 @pytest.mark.parametrize("model", [*MODELS, paired, by_hand, over_others, mirrored, rooted])
 def test_all_at_once_is_the_loop(model):
     """Or the loop itself, where only that gives its numbers."""
-    svi, own = new(model), data()
+    svi, own = new_resting(model), data()
     if model is rooted:
         own[0][7] = -own[0][7].abs()  # nothing is selected
     term, particle = looked_at(svi, *own)
@@ -173,7 +167,7 @@ def test_all_at_once_is_the_loop(model):
 
 @pytest.mark.filterwarnings("ignore:The model branches on values of a record")
 def test_masks_that_differ_are_noticed():
-    svi, own = new(paired), data()
+    svi, own = new_resting(paired), data()
     term, particle = looked_at(svi, *own)
     apart = term.at_once(particle, batch(*own)).apart
     assert apart.nonzero().flatten().tolist() == [3]
@@ -181,7 +175,7 @@ def test_masks_that_differ_are_noticed():
 
 @pytest.mark.parametrize(("model", "name"), [(in_order, "cumsum"), (counted, "numel")])
 def test_other_functions_take_records_one_by_one(model, name):
-    svi = new(model)
+    svi = new_resting(model)
     with pytest.warns(UserWarning, match=rf"{ONE_BY_ONE}.*: {name}\(\) of numbers"):
         svi.step(*data())
 
@@ -198,7 +192,7 @@ def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):
             pyro.factor("y", terms.sum(-1))
 
     x, y = data()
-    svi = new(model, clip=0.5, execution=Execution(jit=jit))
+    svi = new_resting(model, clip=0.5, execution=Execution(jit=jit))
     svi.step(x, y)
     x.numpy()[5] = -1.0  # after the checks, which torch does not notice
     gradient, everyone = gradients(monkeypatch, svi, x, y), list(range(len(x)))
@@ -212,5 +206,5 @@ def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):
 @pytest.mark.parametrize("model", [selected, paired])
 def test_sensitivity(monkeypatch, model, jit):
     """A record moves the sum by its bound at most, also one whose masks differ."""
-    own, svi = data(), new(model, clip=0.5, execution=Execution(jit=jit))
+    own, svi = data(), new_resting(model, clip=0.5, execution=Execution(jit=jit))
     require_bound(gradients(monkeypatch, svi, *own), len(own[0]), (0, 3))

@@ -30,7 +30,6 @@ from pyro.infer.autoguide import (
     AutoNormal,
     init_to_value,
 )
-from sums import exact_sums
 from torch import nn
 
 import pyro_dp.records.record_term
@@ -47,8 +46,6 @@ from pyro_dp import (
     PoissonSampling,
     PrivacyAccountant,
 )
-from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Block
 from pyro_dp.records import initial_values
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
@@ -730,35 +727,6 @@ def test_parameters_of_some_records_only():
     with pytest.raises(ModelError, match="'bias_5' appears for some records only"):
         attempt(model, guide, data=(x, group))
     assert "bias_5" not in pyro.get_param_store()
-
-
-def test_a_record_on_which_the_model_fails_counts_as_zero():
-    """An exception in a later step would tell that there is such a record."""
-
-    def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)) as idx:
-            matrix = torch.eye(2) * (3.0 - x[idx].abs() * w.abs())[..., None, None]
-            scale = torch.linalg.cholesky(matrix)
-            pyro.sample("x", dist.Normal(w * scale[..., 0, 0], 1.0), obs=x[idx])
-
-    sums = []
-    for breaks in (True, False):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        x = 0.1 * torch.rand(20)
-        svi = new_paper_dpsvi(
-            model, AutoNormal(model), sampling=FullBatch(), clip=Clip(report=False)
-        )
-        svi._look_at((x,), {})
-        if breaks:
-            x[7] = 1e6
-        draws = svi._kept.prepared.step.draw()
-        indices = torch.tensor([i for i in range(20) if i != 7 or breaks])
-        clipped = ClippedSum([Block(1, 1e6)])
-        svi._kept.prepared.step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
-        sums.append(exact_sums(clipped)[0])
-    torch.testing.assert_close(*sums)
 
 
 def test_a_record_does_not_end_the_program():
