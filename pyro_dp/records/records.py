@@ -272,8 +272,7 @@ class Records:
 
     def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
         """The arguments with public rows that differ, as ``stand_ins.varied`` makes them."""
-        tables = [varied(like, length, seed, integers=integers) for like in self.likes]
-        return self._with_tables(tables)
+        return self.with_tables([varied(x, length, seed, integers=integers) for x in self.likes])
 
     def apart(self, count: int, length: int) -> Tensor:
         """Indices of so many varied rows that have nothing in common, (count,)."""
@@ -290,9 +289,10 @@ class Records:
         length = length or (1 if self.slice_data else self.plate.size)
         # A copy of its own, because the model may write into it.
         own = [value if is_batchedtensor(value) else value.clone() for value in row]
-        return self._with_tables([value.expand(length, *value.shape) for value in own])
+        return self.with_tables([value.expand(length, *value.shape) for value in own])
 
-    def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
+    def with_tables(self, tables: Sequence[Tensor]) -> Arguments:
+        """The arguments with these rows instead of the data, (length, ...) each."""
         leaves = list(self._leaves)
         if self.reading is Reading.COUNTED:
             for i, leaf in enumerate(leaves):
