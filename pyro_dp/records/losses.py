@@ -56,8 +56,7 @@ _OF_PARTICLES = (RenyiELBO, TraceTailAdaptive_ELBO)
 _KINDS = (
     "loss must be one of Trace_ELBO(), TraceMeanField_ELBO(), TraceEnum_ELBO(), TraceGraph_ELBO(), "
     "or your own loss. That is a function of model, guide and their arguments, or a subclass of "
-    "ELBO "
-    "with differentiable_loss. "
+    "ELBO with differentiable_loss. "
 )
 _WEIGHTED = (
     "loss: {kind} weights whole draws of the latents by the likelihood of all records together. It "

@@ -132,8 +132,7 @@ class Records:
         self._names = argument_names(model, args, kwargs)
         if not self._data:
             raise ModelError(_no_data(plate, zip(self._names, self._leaves, strict=True)))
-        if text := _turned({plate.size, self.count}, self.constants):
-            raise ModelError(text)
+        _refuse_turned({plate.size, self.count}, self.constants)
         columns = [as_column(self._leaves[i]) for i in self._data]
         self.columns: list[Column] = [HeldRows(x) if x.sequential else x for x in columns]
         self.numbers = DataNumbers(self.columns)
@@ -388,17 +387,16 @@ def _no_data(plate: PrivatePlate, arguments: Iterable[tuple[str, Any]]) -> str:
     return text.format(plate=plate, name=name, names=names, rows=rows)
 
 
-def _turned(sizes: set[int], constants: Sequence[tuple[str, Any]]) -> str:
-    """An error text for an argument that has a column per record; empty: there is none.
-
+def _refuse_turned(sizes: set[int], constants: Sequence[tuple[str, Any]]) -> None:
+    """
     :param sizes: the numbers of all records and of those here.
+    :raises ModelError: an argument has a column per record.
     """
     for label, leaf in constants:
         if has_rows(leaf) and len(leaf.shape) == 2 and len(leaf) > 1:
             count = leaf.shape[1]
             if count > 1 and count in sizes:
-                return _COLUMNS.format(label=sentence(label), size=count)
-    return ""
+                raise ModelError(_COLUMNS.format(label=sentence(label), size=count))
 
 
 def _same(new: Any, old: Any, known: int) -> bool:

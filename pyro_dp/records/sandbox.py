@@ -27,8 +27,7 @@ PLACEHOLDERS = (
 )
 _INDEXED = (
     "In the private plate, read all data and rows of parameters at its indices (x[idx]). Or read "
-    "all of them whole, with shapes that follow from the "
-    "arguments (len(x))."
+    "all of them whole, with shapes that follow from the arguments (len(x))."
 )
 _WHOLE = (
     "The model reads the data whole, and sees one row of them. Let all shapes follow from the "

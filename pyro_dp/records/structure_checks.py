@@ -44,8 +44,7 @@ _SHOWN = {
 }
 _SQUARE = (
     "Site {name!r} of the {part} has a term for every pair of records. Shapes (N, 1) and (N,) "
-    "broadcast to N x N. Make both (N,), one number per "
-    "record, as in y.squeeze(-1)."
+    "broadcast to N x N. Make both (N,), one number per record, as in y.squeeze(-1)."
 )
 _REMEMBERS = (
     "The term of a record changes after another record's run: the model keeps some of its data. "
