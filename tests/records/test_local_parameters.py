@@ -715,22 +715,27 @@ def test_fixed_batches_are_refused(monkeypatch):
     assert accountant.num_releases == 0
 
 
+def require_same_by_graphs(monkeypatch, make, model, data, **options):
+    """Parameters and rows at the end of a run, by Pyro's code and by graphs."""
+    ends = []
+    for jit in ("none", "trace"):
+        fixture = new(monkeypatch, make(), model, execution=Execution(jit=jit), **options)
+        for _ in range(5):
+            fixture.svi.step(*data)
+        ends.append(values() | rows(fixture.svi))
+    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     """And the same globals, with noise and two particles; batches are padded."""
     by_index(monkeypatch)
-    ends, data = [], regression_data()
-    for jit in ("none", "trace"):
-        options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
-        options |= dict(loss=Trace_ELBO(num_particles=2), execution=Execution(jit=jit))
-        fixture = new(monkeypatch, GUIDES[name][0](), model_of(name), **options)
-        for _ in range(5):
-            fixture.svi.step(*data)
-        ends.append(values() | rows(fixture.svi))
-    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
-    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+    options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
+    options["loss"], make = Trace_ELBO(num_particles=2), GUIDES[name][0]
+    require_same_by_graphs(monkeypatch, make, model_of(name), regression_data(), **options)
 
 
 @pytest.mark.long
@@ -748,15 +753,9 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
         with pyro.plate("data", len(x)):
             pyro.sample("rate", dist.Delta(a / (1 + a)))
 
-    ends, data = [], (torch.arange(1.0, SIZE + 1) % 10,)
-    for jit in ("none", "trace"):
-        options = dict(noise=Noise(1.0, source=source), execution=Execution(jit=jit))
-        fixture = new(monkeypatch, guide, model, sampling=FullBatch(), **options)
-        for _ in range(4):
-            fixture.svi.step(*data)
-        ends.append(rows(fixture.svi))
-    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
-    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+    options = dict(noise=Noise(1.0, source=source), sampling=FullBatch())
+    data = (torch.arange(1.0, SIZE + 1) % 10,)
+    require_same_by_graphs(monkeypatch, lambda: guide, model, data, **options)
 
 
 @pytest.mark.long
