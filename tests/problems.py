@@ -30,6 +30,8 @@ from pyro_dp import DPSVI, Execution, FullBatch, Noise, PaperDPSVI, PrivacyAccou
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.svi.eager_step import EagerStep
 from pyro_dp.mechanism.settings import Sampling
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.record_term import RecordGradients, RecordTerm
 
 
 @dataclass
@@ -304,6 +306,12 @@ def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
     return PaperDPSVI(model, guide, **settings | options)
 
 
+def new_resting(model: Callable, **options) -> PaperDPSVI:
+    """Which stays where it is."""
+    still = pyro.optim.Adam({"lr": 1e-30})
+    return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
+
+
 def in_turns(*lists: Iterable) -> list:
     """All combinations, as parameters of a test that is slow for all of them.
 
@@ -362,6 +370,26 @@ def fit_paper_dpsvi(make: Callable[[], Problem], steps: int, **options) -> dict[
     for _ in range(steps):
         svi.step(*problem.data)
     return values()
+
+
+def require_equals_svi(make: Callable[[], Problem], steps: int, rtol=0.0, atol=1e-8, **options):
+    """PaperDPSVI without noise and clipping has the parameters of ``pyro.infer.SVI``."""
+    ours, theirs = fit_paper_dpsvi(make, steps, **options), fit_svi(make, steps)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=rtol, atol=atol, msg=name)
+
+
+def looked_at(svi: DPSVI, *data) -> tuple[RecordTerm, Particle]:
+    """The term of a DPSVI that has passed its checks, and a public draw."""
+    svi._look_at(data, {})
+    return svi._kept.prepared.term, eager(svi).draw()[0]
+
+
+def require_same_gradients(one: RecordGradients, other: RecordGradients) -> None:
+    torch.testing.assert_close(one.losses, other.losses, rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(one.numbers, other.numbers, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
 class Fixture(Releases):

@@ -184,9 +184,9 @@ class CapturedState:
             for place, values in before:
                 now = place.values()
                 if not _identical(now, values):
-                    old = _items(values)
-                    for name, value in _items(now).items():
-                        if value is not old.get(name, MISSING):
+                    old, new = _items(values), _items(now)
+                    for name in old | new:
+                        if (value := new.get(name, MISSING)) is not old.get(name, MISSING):
                             changes[place.described(name), _key(name)] = value
                     place.put_back(values)
             with untraced():

@@ -1,6 +1,7 @@
 """Holders of Python values: code can read, compare and restore them."""
 
 import collections
+import operator
 import types
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
@@ -34,7 +35,9 @@ class Place:
         owner = self.owner
         if isinstance(owner, dict):
             return owner.get
-        return lambda i: owner[i] if i < len(owner) else None
+        if isinstance(owner, LISTS):
+            return lambda i: owner[i] if i < len(owner) else None
+        return lambda name: self.values().get(name)
 
     def described(self, name: Any) -> str:
         """The label of one of the values."""
@@ -54,7 +57,22 @@ class Place:
         (self.owner.extend if isinstance(self.owner, LISTS) else self.owner.update)(values)
 
 
-class Names(Place):
+class Variables(Place):
+    """Named values, which are put back one by one: their owner may hold others, too."""
+
+    write: Callable = staticmethod(operator.setitem)
+    delete: Callable = staticmethod(operator.delitem)
+
+    def put_back(self, values: dict[str, Any]) -> None:
+        now = self.values()
+        for name in now.keys() - values.keys():
+            self.delete(self.owner, name)
+        for name, value in values.items():
+            if now.get(name, MISSING) is not value:
+                self.write(self.owner, name, value)
+
+
+class Names(Variables):
     """Some names of a namespace that holds others, too."""
 
     def __init__(self, label: str, owner: MutableMapping, names: Iterable[str]):
@@ -62,17 +80,10 @@ class Names(Place):
         self.names = sorted(names)
 
     def values(self) -> dict[str, Any]:
-        return {name: self.owner.get(name, MISSING) for name in self.names}
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if value is MISSING:
-                self.owner.pop(name, None)
-            else:
-                self.owner[name] = value
+        return {name: self.owner[name] for name in self.names if name in self.owner}
 
 
-class Attributes(Place):
+class Attributes(Variables):
     """The attributes of a library's object.
 
     The cache of a transform is no state: it counts only for the same tensor.
@@ -89,14 +100,6 @@ class Attributes(Place):
     @property
     def reader(self) -> Callable[[str], Any]:
         return vars(self.owner).get
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        now = self.values()
-        for name in now.keys() - values.keys():
-            self.delete(self.owner, name)
-        for name, value in values.items():
-            if now.get(name, MISSING) is not value:
-                self.write(self.owner, name, value)
 
 
 class Slots(Attributes):
@@ -117,6 +120,7 @@ class ScriptAttributes(Attributes):
     """Attributes of a module of TorchScript, which hands out copies: equal ones are the same."""
 
     write: Callable = staticmethod(setattr)
+    reader = Place.reader
 
     def __init__(self, label: str, owner: Any):
         super().__init__(label, owner)
@@ -129,10 +133,6 @@ class ScriptAttributes(Attributes):
                 self._last[name] = value
         return dict(self._last)
 
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return lambda name: self.values().get(name)
-
 
 def _is_equal(one: Any, other: Any) -> bool:
     if one is other or isinstance(one, Tensor):
@@ -143,24 +143,17 @@ def _is_equal(one: Any, other: Any) -> bool:
         return False
 
 
-class Cell(Place):
+class Cell(Variables):
     """A variable that a function captures."""
+
+    write = staticmethod(lambda cell, name, value: setattr(cell, "cell_contents", value))
+    delete = staticmethod(lambda cell, name: delattr(cell, "cell_contents"))
 
     def values(self) -> dict[str, Any]:
         try:
             return {"": self.owner.cell_contents}
         except ValueError:  # not filled yet
             return {}
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return lambda name: self.values().get(name)
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        if values:
-            self.owner.cell_contents = values[""]
-        else:
-            del self.owner.cell_contents
 
 
 class ClassAttributes(Attributes):

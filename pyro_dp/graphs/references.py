@@ -363,8 +363,7 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _globals_of(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
-    """Names used by code, or a function defined in it: global names, imported modules, all
-    names."""
+    """Names that code, or a function in it, uses: global ones, imported modules, all."""
     found, imported, named = set(), set(), set(code.co_names)
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):

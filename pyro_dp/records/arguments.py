@@ -95,12 +95,11 @@ def in_memory(arguments: T, *, below: int | None = None) -> T:
     :param below: only those with fewer rows.
     """
 
-    def read(leaf: Any) -> Any:
-        if isinstance(leaf, Column) and (below is None or len(leaf) < below):
-            return leaf.rows(torch.arange(len(leaf)))
-        return leaf
+    def read(column: Column) -> Tensor | Column:
+        few = below is None or len(column) < below
+        return column.rows(torch.arange(len(column))) if few else column
 
-    found: T = pytree.tree_map(read, arguments)
+    found: T = pytree.tree_map_only(Column, read, arguments)
     return found
 
 
@@ -252,17 +251,17 @@ def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) 
 def as_of_all(arguments: Arguments, shard: Shard) -> Arguments:
     """The arguments with public rows instead of data, as many as all processes have."""
     leaves, spec = pytree.tree_flatten(arguments)
-    for i in shard.places:
-        row = placeholder_row(like(leaves[i]))
-        leaves[i] = row.expand(shard.size, *row.shape)
-    return pytree.tree_unflatten(leaves, spec)
+    return pytree.tree_unflatten(_with_public_rows(leaves, shard, shard.size), spec)
 
 
 def with_a_row(leaves: Sequence[Any], shard: Shard) -> list[Any]:
     """An empty shard has one public row, to trace the model; no step takes it."""
-    if shard.count:
-        return list(leaves)
-    rows = {i: placeholder_row(like(leaves[i]))[None] for i in shard.places}
+    return list(leaves) if shard.count else _with_public_rows(leaves, shard, 1)
+
+
+def _with_public_rows(leaves: Sequence[Any], shard: Shard, length: int) -> list[Any]:
+    rows = {i: placeholder_row(like(leaves[i])) for i in shard.places}
+    rows = {i: row.expand(length, *row.shape) for i, row in rows.items()}
     return [rows.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from pyro_dp.records.column import (
     Column,
     Name,
+    Places,
     block_size,
     dtype_of,
+    indices_of,
     joint_dtype,
     own_tensor,
     parts,
@@ -73,9 +75,10 @@ class _ArrowColumn(Column):
         dtype = joint_dtype([dtype_of(kind) for _, kind in kinds])
         super().__init__((size, *((len(kinds),) if stacked else kinds[0][0])), dtype)
 
-    def _at(self, indices: Tensor) -> Tensor:
-        found, done = torch.empty((len(indices), *self.row_shape), dtype=self.dtype), 0
-        for piece in self._pieces(indices.cpu().numpy()):
+    def _at(self, places: Places) -> Tensor:
+        indices, done = indices_of(places).numpy(), 0
+        found = torch.empty((len(indices), *self.row_shape), dtype=self.dtype)
+        for piece in self._pieces(indices):
             rows = self._rows_of(piece)
             found[done : done + len(rows)] = rows
             done += len(rows)

@@ -1,7 +1,7 @@
 """A column: one argument with a row per record, read a part at a time, or held for some records."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,6 +13,7 @@ from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ModelError
 
 Name = str | Sequence[str]  # one column's; or several, whose numbers make one row
+Places = slice | Tensor  # from start to stop; or ascending indices
 
 _NO_NAME = "columns(): a name is a text, or a list of texts for one column with all of them."
 _NAMES = (
@@ -108,7 +109,7 @@ class Column(abc.ABC):
             return self.like[:0].clone()
         first, last = int(indices[0]), int(indices[-1])
         if last - first + 1 == len(indices):  # those that stand together
-            return self._between(first, last + 1)
+            return self._at(slice(first, last + 1))
         return self._at(indices)
 
     def repeated_rows(self, indices: Tensor) -> Tensor:
@@ -120,19 +121,15 @@ class Column(abc.ABC):
         """All rows in their order, some megabytes at a time."""
         count = block_size(self.row_shape.numel())
         for start in range(0, len(self), count):
-            yield self._between(start, min(start + count, len(self)))
+            yield self._at(slice(start, min(start + count, len(self))))
 
     def only_read(self, start: int, stop: int) -> Tensor:
         """Rows start, ..., stop - 1, where they are if that is memory: nobody writes into them."""
-        return self._between(start, stop)
-
-    def _between(self, start: int, stop: int) -> Tensor:
-        """Rows start, ..., stop - 1, with memory of their own."""
-        return self._at(torch.arange(start, stop))
+        return self._at(slice(start, stop))
 
     @abc.abstractmethod
-    def _at(self, indices: Tensor) -> Tensor:
-        """Rows at ascending indices, with memory of their own."""
+    def _at(self, places: Places) -> Tensor:
+        """Rows of a slice or at ascending indices, with memory of their own."""
 
 
 class TensorColumn(Column):
@@ -164,12 +161,10 @@ class TensorColumn(Column):
     def only_read(self, start: int, stop: int) -> Tensor:
         return self.tensor[start:stop].to(self.dtype).contiguous()
 
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self.tensor[start:stop].to(self.dtype, copy=True)
-
-    def _at(self, indices: Tensor) -> Tensor:
-        rows = self.tensor.index_select(0, indices.to(self.device))
-        return rows.to(self.dtype)
+    def _at(self, places: Places) -> Tensor:
+        if isinstance(places, slice):
+            return self.tensor[places].to(self.dtype, copy=True)
+        return self.tensor.index_select(0, places.to(self.device)).to(self.dtype)
 
 
 class ArrayColumn(Column):
@@ -182,13 +177,8 @@ class ArrayColumn(Column):
         super().__init__(array.shape, dtype_of(array.dtype.kind))
         self.array = array
 
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._read(self.array[start:stop])
-
-    def _at(self, indices: Tensor) -> Tensor:
-        return self._read(self.array[indices.cpu().numpy()])
-
-    def _read(self, rows: Any) -> Tensor:
+    def _at(self, places: Places) -> Tensor:
+        rows = self.array[places if isinstance(places, slice) else places.cpu().numpy()]
         return own_tensor(np.asarray(rows), self.dtype)
 
 
@@ -204,14 +194,13 @@ class StackedColumn(Column):
         self._columns = columns
         self.sequential = any(column.sequential for column in columns)
 
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._stacked(lambda column: column._between(start, stop))
+    def _at(self, places: Places) -> Tensor:
+        return torch.stack([column._at(places).to(self.dtype) for column in self._columns], dim=1)
 
-    def _at(self, indices: Tensor) -> Tensor:
-        return self._stacked(lambda column: column._at(indices))
 
-    def _stacked(self, read: Callable[[Column], Tensor]) -> Tensor:
-        return torch.stack([read(column).to(self.dtype) for column in self._columns], dim=1)
+def indices_of(places: Places) -> Tensor:
+    """Them as indices, on the CPU."""
+    return torch.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu()
 
 
 def block_size(numbers: int) -> int:
@@ -287,11 +276,8 @@ class HeldRows(Column):
                 return self._held[self._places[found]]
         return self._column.rows(indices)
 
-    def _between(self, start: int, stop: int) -> Tensor:
-        return self._column._between(start, stop)
-
-    def _at(self, indices: Tensor) -> Tensor:
-        return self._column._at(indices)
+    def _at(self, places: Places) -> Tensor:
+        return self._column._at(places)
 
 
 def drawn_ahead(columns: Sequence[Column], sampler: RecordSampler) -> DrawnAhead:

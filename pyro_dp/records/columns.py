@@ -18,8 +18,10 @@ from pyro_dp.records.column import (
     ArrayColumn,
     Column,
     Name,
+    Places,
     StackedColumn,
     TensorColumn,
+    indices_of,
     parts,
     require_names,
 )
@@ -201,8 +203,8 @@ class _DatasetColumn(Column):
         row = items.rows(torch.zeros(1, dtype=torch.long))[place]
         super().__init__((items.size, *row.shape[1:]), row.dtype)
 
-    def _at(self, indices: Tensor) -> Tensor:
-        rows = self._items.rows(indices.cpu())[self._place]
+    def _at(self, places: Places) -> Tensor:
+        rows = self._items.rows(indices_of(places))[self._place]
         # The first item must not decide what becomes of the others' numbers.
         kept = torch.promote_types(rows.dtype, self._dtype) == self._dtype
         if not kept or rows.shape[1:] != self.row_shape:

@@ -59,7 +59,6 @@ _NUMBERS = (
     "data: it is for the curator only.)"
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
-_KINDS = ("rows", "columns")
 _ENDS = ("\n", ",", "],", "},")  # what ends a record in a text
 _WAYS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),
@@ -72,7 +71,7 @@ def refuse_rows(references: References, size: int) -> None:
     """:raises ModelError: something that user code holds has a row per record; names it."""
     for label, thing in references.held:
         kind = _elements(thing, size)
-        if kind == _KINDS[0] and (found := re.match(_OF_CONDITION, label)):
+        if kind == "rows" and (found := re.match(_OF_CONDITION, label)):
             raise ModelError(_CONDITIONED.format(site=found.group(1), size=size))
         if kind:
             raise ModelError(_ROWS.format(label=sentence(label), size=size, kind=kind))
@@ -80,16 +79,12 @@ def refuse_rows(references: References, size: int) -> None:
 
 def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
-    memory = {address(x.tensor) for x in records.columns if isinstance(x, TensorColumn)}
-    memory |= {_base(x.array) for x in records.columns if isinstance(x, ArrayColumn)}
     given = [x for x in records.original.leaves if _shape(x)[:1] == (records.count,)]
-    memory |= {address(x) for x in given if isinstance(x, Tensor)}
-    memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
-    for label, tensor in references.tensors:
-        if tensor.numel() and address(tensor) in memory:
-            raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
-    for label, thing in references.held:
-        if isinstance(thing, np.ndarray) and thing.size and _base(thing) in memory:
+    given += [x.tensor for x in records.columns if isinstance(x, TensorColumn)]
+    given += [x.array for x in records.columns if isinstance(x, ArrayColumn)]
+    memory = {_memory(x) for x in given} - {None}
+    for label, thing in [*references.tensors, *references.held]:
+        if _memory(thing) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     arrays = [(label, each) for label, x in references.held for each in _arrays_of(x)]
     floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind in "fc"]
@@ -129,10 +124,12 @@ def _numeric(table: Any) -> np.ndarray:
     return np.concatenate(found or [np.empty(0)])
 
 
-def _base(thing: Any) -> int:
-    """The address of the memory that an array and its views share; -1 for other objects."""
-    if not isinstance(thing, np.ndarray):
-        return -1
+def _memory(thing: Any) -> int | None:
+    """The address of the memory that a tensor or an array shares with its views, if it has any."""
+    if isinstance(thing, Tensor):
+        return address(thing) if thing.numel() else None
+    if not (isinstance(thing, np.ndarray) and thing.size):
+        return None
     while isinstance(thing.base, np.ndarray):
         thing = thing.base
     return thing.__array_interface__["data"][0]
@@ -141,13 +138,13 @@ def _base(thing: Any) -> int:
 def _elements(thing: Any, size: int) -> str:
     """Which elements of a thing are as many as there are records; an empty text if none are."""
     if isinstance(thing, (str, bytes)):
-        return _KINDS[0] if size > 1 and _lists(thing, size) else ""
+        return "rows" if size > 1 and _lists(thing, size) else ""
     shape = () if isinstance(thing, Tensor) and thing.requires_grad else _shape(thing)
     if size > 1 and shape[:1] == (size,):
-        return _KINDS[0]
+        return "rows"
     # A public constant of this length may be the only row.
     turned = size > 1 and len(shape) == 2 and shape[0] > 1 and shape[1] == size
-    return _KINDS[1] if turned else ""
+    return "columns" if turned else ""
 
 
 def _lists(text: str | bytes, size: int) -> bool:

@@ -3,13 +3,12 @@
 import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
-from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
@@ -18,7 +17,7 @@ from torch.distributions.constraints import Constraint
 from pyro_dp.records.local_parameters import LocalParameters, leaves_of
 from pyro_dp.records.losses import record_loss, single_particle
 from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import PrivatePlate, Sites, is_random
+from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
@@ -164,7 +163,7 @@ def draw_particle(
     plate = records.plate
     # Outside the plate nothing is enumerated: there the two losses agree, and one is simpler.
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
-    guide_sites, model_sites = _Sites(plate), _Sites(plate)
+    of_model, of_guide = poutine.trace(model), poutine.trace(guide)
     args, kwargs = records.arguments(records.placeholder())
     substitutes = given.substitutes if given else {}
     with (
@@ -174,7 +173,7 @@ def draw_particle(
         local.shown(local.constants()),
         given or contextlib.nullcontext(),
     ):
-        shown = Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide))
+        shown = Outside(plate)(of_model), Outside(plate)(of_guide)
         outside = record_loss(elbo, *shown, args, kwargs)
     learnt = {
         name: substitutes.get(id(leaf), leaf)
@@ -182,11 +181,12 @@ def draw_particle(
         if leaf.requires_grad and name not in local.leaves
     }
     names = frozenset(parameters.trace.nodes)
-    indices = model_sites.indices | guide_sites.indices
+    indices = _other_indices(of_model.trace, plate) | _other_indices(of_guide.trace, plate)
     particle = Particle(outside, {}, {}, {}, indices, None, learnt, names)
-    for name, site in guide_sites.found.items():
+    priors = _outside(of_model.trace, plate)
+    for name, site in _outside(of_guide.trace, plate).items():
         # A latent's own space is that of its prior; auxiliary sites have only the guide's.
-        transform = _to_support(model_sites.found.get(name, site)["fn"].support)
+        transform = _to_support(priors.get(name, site)["fn"].support)
         if transform is not None and getattr(site["fn"], "has_rsample", False):
             particle.transforms[name] = transform
             particle.latents[name] = transform.inv(site["value"])
@@ -198,19 +198,14 @@ def draw_particle(
     return particle
 
 
-@dataclass(eq=False, repr=False)
-class _Sites(Messenger):
-    """Keeps the sample sites outside the plate."""
+def _outside(trace: poutine.Trace, plate: PrivatePlate) -> Sites:
+    return {name: site for name, site in random_sites(trace).items() if not plate.holds(site)}
 
-    plate: PrivatePlate
-    found: dict[str, dict] = field(default_factory=dict)
-    indices: dict[str, Tensor] = field(default_factory=dict)  # for other plates, if they subsample
 
-    def _pyro_post_sample(self, msg: dict) -> None:
-        if is_random(msg) and not self.plate.holds(msg):
-            self.found[msg["name"]] = msg
-        elif isinstance(msg["fn"], _Subsample) and msg["name"] != self.plate.name:
-            self.indices[msg["name"]] = msg["value"]
+def _other_indices(trace: poutine.Trace, plate: PrivatePlate) -> dict[str, Tensor]:
+    """Those of other plates."""
+    sites = ((n, s) for n, s in trace.nodes.items() if n != plate.name)
+    return {name: s["value"] for name, s in sites if isinstance(s.get("fn"), _Subsample)}
 
 
 def _to_support(support: Constraint) -> Transform | None:

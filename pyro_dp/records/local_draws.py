@@ -7,6 +7,7 @@ records and traced.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,12 +91,8 @@ def attached(sampler: Callable[..., Tensor], arguments: tuple, value: Tensor) ->
     return value.clone() if function is None else function.apply(arguments[0], value)
 
 
-class ByTorch:
-    """Replaces ``torch.distributions.dirichlet._Dirichlet`` where torch functions are traced."""
-
-    @staticmethod
-    def apply(concentration: Tensor) -> Tensor:
-        return torch._sample_dirichlet(concentration)
+# Replaces ``torch.distributions.dirichlet._Dirichlet`` where torch functions are traced.
+BY_TORCH = SimpleNamespace(apply=lambda concentration: torch._sample_dirichlet(concentration))
 
 
 class LocalDraws:
@@ -137,28 +134,21 @@ def _standard(kind: str, shape: Sequence[int], **options: Any) -> Tensor:
 _FACTORIES = {"normal": torch.randn, "uniform": torch.rand}
 
 
-def _fill(draws, tensor, kind, function):
-    options = {"dtype": tensor.dtype, "device": tensor.device}
-    values = function(draws(_standard, kind, tensor.shape, **options))
-    # Under vmap a plain tensor cannot be overwritten; torch.distributions use the result.
-    return tensor.copy_(values) if peek_interpreter_stack() is None else values
+def _filling(kind, function):
+    """A method that overwrites a tensor by a function of standard draws and of its arguments."""
+
+    def fill(draws, tensor, *args, generator=None, **named):
+        options = {"dtype": tensor.dtype, "device": tensor.device}
+        values = function(draws(_standard, kind, tensor.shape, **options), *args, **named)
+        # Under vmap a plain tensor cannot be overwritten; torch.distributions use the result.
+        return tensor.copy_(values) if peek_interpreter_stack() is None else values
+
+    return fill
 
 
-def _normal_(draws, tensor, mean=0.0, std=1.0, *, generator=None):
-    return _fill(draws, tensor, "normal", lambda z: mean + std * z)
-
-
-def _uniform_(draws, tensor, low=0.0, high=1.0, *, generator=None, **named):
+def _uniform(u, low=0.0, high=1.0, **named):
     low, high = named.get("from", low), named.get("to", high)
-    return _fill(draws, tensor, "uniform", lambda u: low + (high - low) * u)
-
-
-def _exponential_(draws, tensor, lambd=1.0, *, generator=None):
-    return _fill(draws, tensor, "exponential", lambda e: e / lambd)
-
-
-def _cauchy_(draws, tensor, median=0.0, sigma=1.0, *, generator=None):
-    return _fill(draws, tensor, "cauchy", lambda c: median + sigma * c)
+    return low + (high - low) * u
 
 
 def _factory(kind):
@@ -203,10 +193,10 @@ _SAMPLERS = (
 )
 DRAWING = {sampler: _by_torch(sampler) for sampler in _SAMPLERS} | {
     functional.dropout: _dropout,
-    torch.Tensor.normal_: _normal_,
-    torch.Tensor.uniform_: _uniform_,
-    torch.Tensor.exponential_: _exponential_,
-    torch.Tensor.cauchy_: _cauchy_,
+    torch.Tensor.normal_: _filling("normal", lambda z, mean=0.0, std=1.0: mean + std * z),
+    torch.Tensor.uniform_: _filling("uniform", _uniform),
+    torch.Tensor.exponential_: _filling("exponential", lambda e, lambd=1.0: e / lambd),
+    torch.Tensor.cauchy_: _filling("cauchy", lambda c, median=0.0, sigma=1.0: median + sigma * c),
     torch.randn: _factory("normal"),
     torch.rand: _factory("uniform"),
     torch.randn_like: _like("normal"),

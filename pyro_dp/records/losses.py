@@ -56,8 +56,7 @@ _OF_PARTICLES = (RenyiELBO, TraceTailAdaptive_ELBO)
 _KINDS = (
     "loss must be one of Trace_ELBO(), TraceMeanField_ELBO(), TraceEnum_ELBO(), TraceGraph_ELBO(), "
     "or your own loss. That is a function of model, guide and their arguments, or a subclass of "
-    "ELBO "
-    "with differentiable_loss. "
+    "ELBO with differentiable_loss. "
 )
 _WEIGHTED = (
     "loss: {kind} weights whole draws of the latents by the likelihood of all records together. It "
@@ -232,10 +231,8 @@ def as_elbo(loss: Any) -> ELBO:
         return loss
     # The derivative must be of what SVI would take.
     place = {name: _depth(kind, name) for name in ("differentiable_loss", "loss_and_grads")}
-    missing = getattr(kind, "differentiable_loss", None) is getattr(
-        ELBO, "differentiable_loss", None
-    )
-    if place["differentiable_loss"] > place["loss_and_grads"] or missing:
+    missing = not hasattr(kind, "differentiable_loss")
+    if missing or place["differentiable_loss"] > place["loss_and_grads"]:
         raise ConfigurationError(_NOT_DIFFERENTIABLE.format(kind=kind.__name__))
     return OwnLoss(loss)
 

@@ -77,10 +77,7 @@ def is_random(site: Mapping) -> bool:
     """
     if site["type"] != "sample" or isinstance(site["fn"], _Subsample):
         return False
-    fn = site["fn"]
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return not (site["is_observed"] and isinstance(fn, Delta))
+    return not (site["is_observed"] and isinstance(bare(site["fn"]), Delta))
 
 
 def random_sites(trace: poutine.Trace) -> Sites:
@@ -301,6 +298,13 @@ def latents_alone(trace: poutine.Trace) -> poutine.Trace:
         if not site["is_observed"]:
             latents.add_node(name, **site)
     return latents
+
+
+def bare(fn: Any) -> Any:
+    """A distribution without all that is around it, transforms, too."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
 
 
 def innermost(fn: Distribution) -> Any:

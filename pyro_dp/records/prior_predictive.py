@@ -35,12 +35,7 @@ _NOT_FOUND = (
 
 @dataclass(frozen=True, eq=False)
 class PriorPredictive:
-    """
-    :param model: the user's.
-    :param plate: the private one.
-    :param args: made up; their outcomes are of the right shape and type, and not used.
-    :param kwargs: the same.
-    """
+    """:param args: made up, as ``kwargs``; outcomes have the right shape and type, and no use."""
 
     model: Callable
     plate: PrivatePlate

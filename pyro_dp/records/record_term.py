@@ -18,6 +18,7 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
+from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
@@ -84,28 +85,23 @@ class RecordGradients:
         found = [each < NEVER for each in self.otherwise]
         return found[0] if found else torch.zeros_like(self.losses, dtype=torch.bool)
 
+    @property
+    def numbers(self) -> tuple[dict, dict, Tensor, dict]:
+        """Those of each record: its gradients, and its loss."""
+        return self.latents, self.parameters, self.losses, self.local
+
     def at(self, places: Tensor) -> "RecordGradients":
         """Gradients of some of these records."""
-
-        def chosen(mine: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: x[places] for name, x in mine.items()}
-
-        of_latents, of_parameters = chosen(self.latents), chosen(self.parameters)
-        return RecordGradients(of_latents, of_parameters, self.losses[places], chosen(self.local))
+        return RecordGradients(*pytree.tree_map(lambda x: x[places], self.numbers))
 
     def with_rows(self, places: Tensor, own: "RecordGradients") -> "RecordGradients":
         """Replace the gradients of some records by others; then all count."""
 
-        def replaced(mine: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: x.index_copy(0, places, others[name].to(x)) for name, x in mine.items()}
+        def replaced(mine: Tensor, other: Tensor) -> Tensor:
+            return mine.index_copy(0, places, other.to(mine))
 
-        return RecordGradients(
-            replaced(self.latents, own.latents),
-            replaced(self.parameters, own.parameters),
-            self.losses.index_copy(0, places, own.losses.to(self.losses)),
-            replaced(self.local, own.local),
-            self.sampled,
-        )
+        latents, parameters, losses, local = pytree.tree_map(replaced, self.numbers, own.numbers)
+        return RecordGradients(latents, parameters, losses, local, self.sampled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +263,6 @@ class RecordTerm:
         latents: dict[str, Tensor],
         index: Tensor,
         row: list[Tensor],
-        draws: LocalDraws | None = None,
         *,
         validates: bool = False,
     ) -> list[dict]:
@@ -275,8 +270,7 @@ class RecordTerm:
 
         :param validates: distributions are made as Pyro's validation makes them.
         """
-        mode = RecordMode(draws or LocalDraws())
-        shown = self.shown(particle, latents, index, row, mode)
+        shown = self.shown(particle, latents, index, row)
         with shown as (model, guide, args, kwargs), pyro.validation_enabled(validates):
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)

@@ -172,9 +172,11 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
     length = 2 if records.slice_data else records.shown
     indices = records.apart(2, length)
 
-    def parts(together: Arguments, rows: list[list[Tensor]]) -> list[Tensor]:
+    def parts(tables: list[Tensor]) -> list[Tensor]:
         """Each a vector of the loss and its derivatives: of both records; outside; of each."""
         drawn: dict[str, Tensor] = {}
+        together = records.with_tables(tables)
+        rows = [[table[i] for table in tables] for i in indices.tolist()]
         both = value(together, indices, _Drawn(records.plate, drawn), None)
         outside = value(together, indices, _Drawn(records.plate, drawn), Outside)
         alone = [
@@ -188,17 +190,11 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
         ]
         return [both, outside, *alone]
 
-    def on_rows(integers: bool) -> list[Tensor]:
-        tables = [varied(table, length, 1, integers=integers) for table in records.likes]
-        rows = [[table[i] for table in tables] for i in indices.tolist()]
-        together = records.varied(length, 1, integers=integers)
-        return parts(together, rows)
-
-    found = on_varied(on_rows)
+    found = on_varied(
+        lambda integers: parts([varied(x, length, 1, integers=integers) for x in records.likes])
+    )
     if found is None:  # they may be outside the model's domain
-        row = records.placeholder()
-        together = records.arguments(row, length=length)
-        found = parts(together, [row, row])
+        found = parts([row.expand(length, *row.shape) for row in records.placeholder()])
     both, *each = found
     if not agree(torch.stack([both, *each]), torch.stack([torch.stack(each).sum(0), *each])):
         raise ModelError(_NO_SUM.format(plate=records.plate.name))

@@ -132,8 +132,7 @@ class Records:
         self._names = argument_names(model, args, kwargs)
         if not self._data:
             raise ModelError(_no_data(plate, zip(self._names, self._leaves, strict=True)))
-        if text := _turned({plate.size, self.count}, self.constants):
-            raise ModelError(text)
+        _refuse_turned({plate.size, self.count}, self.constants)
         columns = [as_column(self._leaves[i]) for i in self._data]
         self.columns: list[Column] = [HeldRows(x) if x.sequential else x for x in columns]
         self.numbers = DataNumbers(self.columns)
@@ -272,8 +271,7 @@ class Records:
 
     def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
         """The arguments with public rows that differ, as ``stand_ins.varied`` makes them."""
-        tables = [varied(like, length, seed, integers=integers) for like in self.likes]
-        return self._with_tables(tables)
+        return self.with_tables([varied(x, length, seed, integers=integers) for x in self.likes])
 
     def apart(self, count: int, length: int) -> Tensor:
         """Indices of so many varied rows that have nothing in common, (count,)."""
@@ -290,9 +288,10 @@ class Records:
         length = length or (1 if self.slice_data else self.plate.size)
         # A copy of its own, because the model may write into it.
         own = [value if is_batchedtensor(value) else value.clone() for value in row]
-        return self._with_tables([value.expand(length, *value.shape) for value in own])
+        return self.with_tables([value.expand(length, *value.shape) for value in own])
 
-    def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
+    def with_tables(self, tables: Sequence[Tensor]) -> Arguments:
+        """The arguments with these rows instead of the data, (length, ...) each."""
         leaves = list(self._leaves)
         if self.reading is Reading.COUNTED:
             for i, leaf in enumerate(leaves):
@@ -388,17 +387,16 @@ def _no_data(plate: PrivatePlate, arguments: Iterable[tuple[str, Any]]) -> str:
     return text.format(plate=plate, name=name, names=names, rows=rows)
 
 
-def _turned(sizes: set[int], constants: Sequence[tuple[str, Any]]) -> str:
-    """An error text for an argument that has a column per record; empty: there is none.
-
+def _refuse_turned(sizes: set[int], constants: Sequence[tuple[str, Any]]) -> None:
+    """
     :param sizes: the numbers of all records and of those here.
+    :raises ModelError: an argument has a column per record.
     """
     for label, leaf in constants:
         if has_rows(leaf) and len(leaf.shape) == 2 and len(leaf) > 1:
             count = leaf.shape[1]
             if count > 1 and count in sizes:
-                return _COLUMNS.format(label=sentence(label), size=count)
-    return ""
+                raise ModelError(_COLUMNS.format(label=sentence(label), size=count))
 
 
 def _same(new: Any, old: Any, known: int) -> bool:

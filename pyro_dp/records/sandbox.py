@@ -27,8 +27,7 @@ PLACEHOLDERS = (
 )
 _INDEXED = (
     "In the private plate, read all data and rows of parameters at its indices (x[idx]). Or read "
-    "all of them whole, with shapes that follow from the "
-    "arguments (len(x))."
+    "all of them whole, with shapes that follow from the arguments (len(x))."
 )
 _WHOLE = (
     "The model reads the data whole, and sees one row of them. Let all shapes follow from the "
@@ -214,18 +213,15 @@ def _together() -> bool:
 def _location(error: BaseException) -> str:
     """The Pyro site and the line of user code that an exception came from."""
     site = line = ""
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
+    for frame, number in traceback.walk_tb(error.__traceback__):
         message = frame.f_locals.get("msg")
         if isinstance(message, dict) and "name" in message:
             site = f" at site {message['name']!r}"
         if not is_library(frame.f_globals.get("__name__") or ""):
             file = frame.f_code.co_filename
-            source = linecache.getline(file, trace.tb_lineno, frame.f_globals).strip()
-            line = f" ({Path(file).name}:{trace.tb_lineno}, in {frame.f_code.co_name}"
+            source = linecache.getline(file, number, frame.f_globals).strip()
+            line = f" ({Path(file).name}:{number}, in {frame.f_code.co_name}"
             line += f": {source})" if source else ")"
-        trace = trace.tb_next
     return site + line
 
 

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from pyro.poutine import Trace
@@ -21,7 +20,7 @@ from pyro_dp.graphs.tracing import called_by_torch, needed, tracing
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.losses import NotVectorizable
-from pyro_dp.records.plate import PrivatePlate, Traces, random_sites
+from pyro_dp.records.plate import PrivatePlate, Traces, bare, random_sites
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
 from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.records.site_checks import Runs
@@ -45,8 +44,7 @@ _SHOWN = {
 }
 _SQUARE = (
     "Site {name!r} of the {part} has a term for every pair of records. Shapes (N, 1) and (N,) "
-    "broadcast to N x N. Make both (N,), one number per "
-    "record, as in y.squeeze(-1)."
+    "broadcast to N x N. Make both (N,), one number per record, as in y.squeeze(-1)."
 )
 _REMEMBERS = (
     "The term of a record changes after another record's run: the model keeps some of its data. "
@@ -126,9 +124,7 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
 
 @looking_at_records()
 def _require_isolated(term: RecordTerm, at: Callable) -> None:
-    """
-    :param at: gradients and loss of an index with a row.
-    """
+    """:param at: gradients and loss of an index with a row."""
     records = term.records
     first = records.row(0)
     gradients, loss = at(0, first)
@@ -288,7 +284,7 @@ class _Support:
             sites = term.observations(particle, *own, validates=True)
         except ModelError:  # a placeholder is out of some range
             return _Support(term, particle, set())
-        trusted = {s["name"] for s in sites if not _innermost(s["fn"])._validate_args}
+        trusted = {s["name"] for s in sites if not bare(s["fn"])._validate_args}
         return _Support(term, particle, trusted) if len(trusted) < len(sites) else None
 
     @property
@@ -341,12 +337,6 @@ class _Support:
         except Exception:  # there is none
             return None
         return lambda index, row: dict(zip(names, graph(index, *row), strict=True))
-
-
-def _innermost(fn: Any) -> Any:
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
 
 
 def _in_support(site: dict) -> Tensor:

@@ -83,11 +83,8 @@ def lengths(value: Any) -> Iterator[int]:
     """The possible tables with a row per record, in an argument or within its containers."""
     if _is_listed(value) or isinstance(value, Column):
         yield len(value)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from lengths(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
+    elif isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from lengths(each)
     elif _is_array(value) and value.shape:
         yield int(value.shape[0])

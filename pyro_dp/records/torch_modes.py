@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.tracing import constant_number
-from pyro_dp.records.local_draws import DRAWING, ByTorch, LocalDraws
+from pyro_dp.records.local_draws import BY_TORCH, DRAWING, LocalDraws
 from pyro_dp.records.losses import NotVectorizable
 from pyro_dp.records.vectorised import VECTORISED
 
@@ -257,7 +257,7 @@ class RecordMode(Substitution):
         self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
     def __enter__(self):
-        self._dirichlet = mock.patch.object(dirichlet, "_Dirichlet", ByTorch)
+        self._dirichlet = mock.patch.object(dirichlet, "_Dirichlet", BY_TORCH)
         self._dirichlet.start()
         return super().__enter__()
 

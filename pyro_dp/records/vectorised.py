@@ -31,21 +31,15 @@ from pyro_dp.graphs.references import is_users
 from pyro_dp.records.losses import NotVectorizable
 
 # Their tensors are numbers, never indices.
-OF_NUMBERS = frozenset(
-    [
-        *(getattr(torch, name) for name in ("addmm", "addmv", "baddbmm", "einsum", "tensordot")),
-        *(
-            getattr(owner, name)
-            for owner in (torch, Tensor)
-            for name in ("bmm", "dot", "matmul", "mm", "mv")
-        ),
-        Tensor.__matmul__,
-        Tensor.__rmatmul__,
-        *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
-        *(functional.bilinear, functional.conv1d, functional.conv2d, functional.conv3d),
-        functional.linear,
-    ]
-)
+OF_NUMBERS = {
+    *(torch.addmm, torch.addmv, torch.baddbmm, torch.einsum, torch.tensordot),
+    *(torch.bmm, torch.dot, torch.matmul, torch.mm, torch.mv),
+    *(Tensor.bmm, Tensor.dot, Tensor.matmul, Tensor.mm, Tensor.mv),
+    *(Tensor.__matmul__, Tensor.__rmatmul__),
+    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+    *(functional.bilinear, functional.conv1d, functional.conv2d, functional.conv3d),
+    functional.linear,
+}
 _MOST_PAIRS = 2**17  # over all heads
 _TORCHS = ("aten", "prim", "prims")  # namespaces of operators
 _OF_USERS = "{name} is no function of torch's own, and would see several records at once"
@@ -128,8 +122,7 @@ def _layers(
 
 
 def _by_run(flat: Sequence[Tensor], bias: bool, runs: int) -> list[list[Any]]:
-    """For each layer and direction: both matrices, both biases, the projection; None for missing
-    ones."""
+    """By layer and direction: both matrices, both biases, the projection; or None."""
     size, found = len(flat) // runs, []
     for start in range(0, len(flat), size):
         own: list[Any] = list(flat[start : start + size])

@@ -64,12 +64,11 @@ def _swallow_and_hang(watch):
         _hang(watch)
 
 
-def _crash(watch):
-    raise RuntimeError
+def _raising(error):
+    def run(watch):
+        raise error
 
-
-def _type_error(watch):
-    raise TypeError("unhashable type")
+    return run
 
 
 def _not_finite(watch):
@@ -89,10 +88,6 @@ def _recorded_only(watch):
     watch.watch(PrivacyAccountant()).record(SubsampledGaussian(1.0))
 
 
-def _leaking(watch):
-    raise ModelError(f"the largest is {torch.tensor(SENTINEL)}")
-
-
 def _leaking_from_behind(watch):
     try:
         raise ValueError(f"{[SENTINEL]}")
@@ -102,10 +97,13 @@ def _leaking_from_behind(watch):
 
 BROKEN = {
     "hang": [_hang, _swallow_and_hang],
-    "crash": [_crash, _type_error],
+    "crash": [_raising(RuntimeError()), _raising(TypeError("unhashable type"))],
     "not finite": [_not_finite],
     "unrecorded": [_recorded_only],
-    "leak": [_leaking, _leaking_from_behind],
+    "leak": [
+        _raising(ModelError(f"the largest is {torch.tensor(SENTINEL)}")),
+        _leaking_from_behind,
+    ],
 }
 
 

@@ -22,7 +22,6 @@ from leaks import ActNorm, Leak, Means, dpsep, dpsvi, observe, patients, points,
 from torch import nn
 
 from pyro_dp import DPSVI, Execution, ModelError
-from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.vips import GaussianMixture
 
 PEAK = 150.0
@@ -247,35 +246,12 @@ def require_good(build, data=patients, *names):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", PLACES)
-def test_what_is_kept_of_an_odd_record(place):
-    names = ("'kept'", "AutoNormal.locs.w")
-    require_good(lambda x, y: dpsvi(model_with(PLACES[place]()), None, x, y), few, *names)
-
-
 @pytest.mark.parametrize(
-    "place, write",
-    [
-        (torch.zeros(2), lambda kept: kept.fill_(1.0)),
-        (torch.zeros(2), lambda kept: kept.data.fill_(1.0)),
-        (torch.zeros(2), lambda kept: setattr(kept, "data", torch.ones(2))),
-        (np.zeros(2), lambda kept: kept.fill(1.0)),
-    ],
+    ("place", "fit"), [*((place, dpsvi) for place in PLACES), ("an array", dpsep)]
 )
-def test_numbers_are_put_back_and_refused(place, write):
-    """A step goes on after the error, without the record: the next one must not see its numbers."""
-
-    def model():
-        write(place)
-
-    with pytest.raises(ModelError, match="Variable 'place'"), CapturedState(model).preserved():
-        model()
-    assert (place == 0).all()
-
-
-@pytest.mark.long
-def test_arrays_under_dpsep():
-    require_good(lambda x, y: dpsep(model_with(within("an array")), None, x, y), few, "'kept'")
+def test_what_is_kept_of_an_odd_record(place, fit):
+    names = ("'kept'", "AutoNormal.locs.w")
+    require_good(lambda x, y: fit(model_with(PLACES[place]()), None, x, y), few, *names)
 
 
 @pytest.mark.long
@@ -298,32 +274,25 @@ def test_a_submodule_made_for_an_odd_record():
 # Arguments that are no data: the model can write into them, and they can hold data.
 
 
-def kept_in(argument, read, write):
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind",
+    [
+        attribute(lambda: with_peak(types.SimpleNamespace())),
+        element(lambda: torch.full((2,), PEAK)),
+    ],
+    ids=["object", "tensor"],
+)
+def test_kept_in_an_argument(kind):
+    make, read, write = kind
+
     def model(x, y, kept):
         w = weights()
         with pyro.plate("data", len(x)) as idx:
             write(kept, max(read(kept), float(y[idx].max())))
             observe(x[idx] @ w / read(kept), y[idx])
 
-    return lambda x, y: dpsvi(model, None, x, y, argument())
-
-
-@pytest.mark.long
-def test_an_object_as_argument():
-    build = kept_in(
-        lambda: types.SimpleNamespace(peak=PEAK),
-        lambda kept: kept.peak,
-        lambda kept, y: setattr(kept, "peak", y),
-    )
-    require_good(build, few)
-
-
-@pytest.mark.long
-def test_a_tensor_as_argument():
-    build = kept_in(
-        lambda: torch.full((2,), PEAK), lambda kept: float(kept[0]), lambda kept, y: kept.fill_(y)
-    )
-    require_good(build, few, "'kept'")
+    require_good(lambda x, y: dpsvi(model, None, x, y, make()), few, "'kept'")
 
 
 def test_a_module_as_argument():

@@ -57,14 +57,19 @@ def test_a_run_goes_on_from_its_journal_and_state(name, tmp_path):
     assert accountant.get_epsilon() <= 2.0
 
 
-@pytest.mark.parametrize("kind", ["ledger.json", "journal"])
-def test_what_runs_were_and_what_a_ledger_is_about_load(kind, tmp_path):
-    path = shutil.copy(FOLDER / f"described.{kind}", tmp_path)
+def loaded(name, kind, tmp_path):
+    path = shutil.copy(FOLDER / f"{name}.{kind}", tmp_path)
     accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
     if kind == "journal":
         accountant.journal(path).close()
     else:
         accountant.load(path)
+    return accountant
+
+
+@pytest.mark.parametrize("kind", ["ledger.json", "journal"])
+def test_what_runs_were_and_what_a_ledger_is_about_load(kind, tmp_path):
+    accountant = loaded("described", kind, tmp_path)
     assert accountant.description.stated() == {"title": "A study", "unit": "a person", "units": 60}
     (one, first), (other, second) = accountant.runs()
     assert (one.method, one.generator, other.generator) == ("DPSEP", "secure", "ordinary")
@@ -76,11 +81,6 @@ def test_what_runs_were_and_what_a_ledger_is_about_load(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["ledger.json", "journal"])
 @pytest.mark.parametrize("name, note", [("dpsvi", SEEDED), ("described", SECURE)])
 def test_notes_of_older_versions_are_read_in_todays_words(name, note, kind, tmp_path):
-    path = shutil.copy(FOLDER / f"{name}.{kind}", tmp_path)
-    accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
-    if kind == "journal":
-        accountant.journal(path).close()
-    else:
-        accountant.load(path)
+    accountant = loaded(name, kind, tmp_path)
     assert accountant.notes == (note,)
     assert "At least one run " in accountant.report()  # was seeded, or in secure mode

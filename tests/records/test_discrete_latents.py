@@ -7,11 +7,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_paper_dpsvi, fit_svi, start
+from problems import Problem, eager, require_equals_svi, require_same_gradients, start
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
-from torch import nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
+from zoo.images import SSVAE, images
 
 from pyro_dp import Execution, Noise, RowAdam
 from pyro_dp.records.record_term import Batch
@@ -19,41 +19,10 @@ from pyro_dp.records.record_term import Batch
 N = 12
 
 
-class SemiSupervised(nn.Module):
-    """The unlabelled part of Pyro's ss_vae_M2: z depends on the class that is summed over."""
-
-    def __init__(self, pixels=6, classes=3, latent=2):
-        super().__init__()
-        self.classes, self.latent = classes, latent
-        self.encoder_y = nn.Sequential(nn.Linear(pixels, classes), nn.Softmax(dim=-1))
-        self.encoder_z = nn.Linear(pixels + classes, 2 * latent)
-        self.decoder = nn.Linear(latent + classes, pixels)
-
-    def model(self, xs):
-        pyro.module("ss_vae", self)
-        with pyro.plate("data", len(xs)):
-            zs = pyro.sample("z", dist.Normal(xs.new_zeros(len(xs), self.latent), 1.0).to_event(1))
-            prior = xs.new_ones(len(xs), self.classes) / self.classes
-            ys = pyro.sample("y", dist.OneHotCategorical(prior))
-            logits = self.decoder(_together(zs, ys))
-            pyro.sample("x", dist.Bernoulli(logits=logits).to_event(1), obs=xs)
-
-    def guide(self, xs):
-        with pyro.plate("data", len(xs)):
-            ys = pyro.sample("y", dist.OneHotCategorical(self.encoder_y(xs)))
-            loc, scale = self.encoder_z(_together(xs, ys)).chunk(2, dim=-1)
-            pyro.sample("z", dist.Normal(loc, softplus(scale)).to_event(1))
-
-
-def _together(*parts):
-    shape = torch.broadcast_shapes(*(each.shape[:-1] for each in parts))
-    return torch.cat([each.expand(shape + each.shape[-1:]) for each in parts], dim=-1)
-
-
 def semi_supervised(how="parallel"):
-    made = SemiSupervised()
-    data = (torch.bernoulli(torch.full((N, 6), 0.5)),)
-    return made.model, config_enumerate(made.guide, how, expand=True), data
+    """z depends on the class that is summed over."""
+    made = SSVAE()
+    return made.model, config_enumerate(made.guide, how, expand=True), images(N)
 
 
 def dirichlet_process(marks, how="parallel"):
@@ -186,21 +155,12 @@ def both(svi, chosen=range(5)):
     return vectorized, term.looped(particle, replace(batch, values=vectorized.sampled))
 
 
-def require_same(one, other):
-    torch.testing.assert_close(one.losses, other.losses, rtol=1e-9, atol=1e-11)
-    for part in ("latents", "parameters", "local"):
-        ours, theirs = getattr(one, part), getattr(other, part)
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-8, atol=1e-10)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_enumerated_in_the_guide(name):
     """Each record's term is Pyro's, to its derivative in every parameter."""
     vectorized, looped = both(prepared(ENUMERATED[name]))
-    require_same(vectorized, looped)
+    require_same_gradients(vectorized, looped)
     for part in (vectorized.latents, vectorized.parameters, vectorized.local):
         for key, gradient in part.items():
             assert gradient.abs().max() > 0, key
@@ -220,9 +180,7 @@ def test_enumerated_equals_svi(name, jit):
         return problem(ENUMERATED[name]())
 
     optim = pyro.optim.Adam({"lr": 0.02}), RowAdam(lr=0.02)
-    ours = fit_paper_dpsvi(make, steps=20, optim=optim, execution=Execution(jit=jit))
-    for key, value in fit_svi(make, steps=20).items():
-        torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
+    require_equals_svi(make, steps=20, optim=optim, execution=Execution(jit=jit))
 
 
 def visits():
@@ -262,7 +220,7 @@ def test_drawn_in_the_guide(name, loss):
     svi = prepared(DRAWN[name], loss, execution=Execution(jit="none"))
     assert svi._kept.prepared.term.vectorizes
     for i in range(4):  # one at a time: the draw itself comes from torch
-        require_same(*both(svi, [i]))
+        require_same_gradients(*both(svi, [i]))
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """Runs on Parquet whose steps draw ahead: the numbers are those of tensors, in fewer passes."""
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pyro
 import pytest
@@ -8,6 +7,7 @@ import torch
 from contract import same
 from problems import logistic, new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
+from test_arrow import NUMBERS, arrow_table
 from test_columns import N, X, Y
 
 import pyro_dp
@@ -16,13 +16,10 @@ from pyro_dp.records import column
 from pyro_dp.records.column import ArrayColumn, Column, HeldRows, StackedColumn
 from pyro_dp.vips import LogisticRegression
 
-NUMBERS = ["x0", "x1", "x2"]
-
 
 @pytest.fixture
 def path(tmp_path):
-    columns = {f"x{j}": pa.array(X[:, j].numpy()) for j in range(3)} | {"y": pa.array(Y.numpy())}
-    pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=50)
+    pq.write_table(arrow_table(), tmp_path / "data.parquet", row_group_size=50)
     return tmp_path / "data.parquet"
 
 

@@ -30,6 +30,7 @@ from releases import batches, take
 from sums import exact_sums
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 import pyro_dp.mechanism.sampling
 from pyro_dp import (
@@ -634,18 +635,10 @@ def test_state_without_and_with_the_rows(monkeypatch):
     assert "private_local_state" not in public
     assert public["parameters"].keys() == private["parameters"].keys() == {"loc", "scale"}
     assert not names & (public["parameters"].keys() | public["optimizer"].keys())
-    assert not any(leaf.shape[:1] == (SIZE,) for leaf in _tensors(public))
+    tensors = (x for x in pytree.tree_leaves(public) if isinstance(x, torch.Tensor))
+    assert not any(tensor.shape[:1] == (SIZE,) for tensor in tensors)
     assert private["private_local_state"].keys() == names
     assert {k for k in private if k != "private_local_state"} == public.keys()
-
-
-def _tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (dict, list, tuple)):
-        values = value.values() if isinstance(value, dict) else value
-        return [tensor for each in values for tensor in _tensors(each)]
-    return []
 
 
 @pytest.mark.long
@@ -722,22 +715,27 @@ def test_fixed_batches_are_refused(monkeypatch):
     assert accountant.num_releases == 0
 
 
+def require_same_by_graphs(monkeypatch, make, model, data, **options):
+    """Parameters and rows at the end of a run, by Pyro's code and by graphs."""
+    ends = []
+    for jit in ("none", "trace"):
+        fixture = new(monkeypatch, make(), model, execution=Execution(jit=jit), **options)
+        for _ in range(5):
+            fixture.svi.step(*data)
+        ends.append(values() | rows(fixture.svi))
+    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     """And the same globals, with noise and two particles; batches are padded."""
     by_index(monkeypatch)
-    ends, data = [], regression_data()
-    for jit in ("none", "trace"):
-        options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
-        options |= dict(loss=Trace_ELBO(num_particles=2), execution=Execution(jit=jit))
-        fixture = new(monkeypatch, GUIDES[name][0](), model_of(name), **options)
-        for _ in range(5):
-            fixture.svi.step(*data)
-        ends.append(values() | rows(fixture.svi))
-    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
-    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+    options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
+    options["loss"], make = Trace_ELBO(num_particles=2), GUIDES[name][0]
+    require_same_by_graphs(monkeypatch, make, model_of(name), regression_data(), **options)
 
 
 @pytest.mark.long
@@ -755,15 +753,9 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
         with pyro.plate("data", len(x)):
             pyro.sample("rate", dist.Delta(a / (1 + a)))
 
-    ends, data = [], (torch.arange(1.0, SIZE + 1) % 10,)
-    for jit in ("none", "trace"):
-        options = dict(noise=Noise(1.0, source=source), execution=Execution(jit=jit))
-        fixture = new(monkeypatch, guide, model, sampling=FullBatch(), **options)
-        for _ in range(4):
-            fixture.svi.step(*data)
-        ends.append(rows(fixture.svi))
-    assert isinstance(fixture.svi._kept.prepared.step, TracedStep)
-    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+    options = dict(noise=Noise(1.0, source=source), sampling=FullBatch())
+    data = (torch.arange(1.0, SIZE + 1) % 10,)
+    require_same_by_graphs(monkeypatch, lambda: guide, model, data, **options)
 
 
 @pytest.mark.long

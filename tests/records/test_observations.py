@@ -4,14 +4,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi, regression_data
+from problems import Problem, looked_at, new_paper_dpsvi, regression_data, require_equals_svi
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import Execution, FullBatch
 from pyro_dp.records.record_term import Batch
-from pyro_dp.utils.errors import ModelError
 
 
 def coefficients(x):
@@ -78,34 +77,20 @@ OBSERVED = {
 @pytest.mark.parametrize("jit", ["none", "trace"])
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observed_equals_svi(name, jit):
-    ours = fit_paper_dpsvi(OBSERVED[name], steps=20, execution=Execution(jit=jit))
-    for key, value in fit_svi(OBSERVED[name], steps=20).items():
-        torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-10)
+    require_equals_svi(OBSERVED[name], steps=20, atol=1e-10, execution=Execution(jit=jit))
 
 
 @pytest.mark.parametrize("name", OBSERVED)
 def test_a_record_reads_its_own_outcome(name):
     """And no other, however it is observed."""
     problem = OBSERVED[name]()
-    svi = problem.paper_dpsvi()
-    svi._look_at(problem.data, {})
-    particle, chosen = eager(svi).draw()[0], torch.arange(30)
+    (term, particle), chosen = looked_at(problem.paper_dpsvi(), *problem.data), torch.arange(30)
     x, y = problem.data
     other = y.clone()
     other[7] = 1 - other[7]
-    term = svi._kept.prepared.term
     before = term.gradients(particle, Batch(chosen, [x, y])).losses
     after = term.gradients(particle, Batch(chosen, [x, other])).losses
     assert torch.equal(before != after, chosen == 7)
-
-
-@pytest.mark.parametrize("model", [whole, indexed])
-def test_captured_by_condition(model):
-    """Refused, with the line that works."""
-    x, y = regression_data()
-    conditioned = pyro.condition(model, data={"y": y})
-    with pytest.raises(ModelError, match=r"conditioned\(x, y\), which returns pyro.condition\("):
-        new_paper_dpsvi(conditioned, AutoNormal(conditioned)).step(x)
 
 
 def missing():
@@ -186,11 +171,9 @@ def test_missing_outcomes(name):
     guide = AutoNormal(model) if guide is None else guide
     loss = loss(max_plate_nesting=1)
     own = dict(sampling=FullBatch(), execution=Execution(jit="none"))
-    svi = new_paper_dpsvi(model, guide, loss=loss, **own)
-    svi._look_at((x, y, seen), {})
-    term = svi._kept.prepared.term
+    svi, chosen = new_paper_dpsvi(model, guide, loss=loss, **own), torch.arange(30)
+    term, particle = looked_at(svi, x, y, seen)
     assert term.vectorizes
-    particle, chosen = eager(svi).draw()[0], torch.arange(30)
     local = term.local.rows(chosen)
 
     def latents(outcomes):
@@ -217,20 +200,4 @@ def test_missing_outcomes_equal_svi(name):
     def make():
         return Problem(model, guide, missing(), loss(max_plate_nesting=1))
 
-    ours = fit_paper_dpsvi(make, steps=20)
-    for key, value in fit_svi(make, steps=20).items():
-        torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-10)
-
-
-def test_infer_is_dropped_with_a_mask():
-    """By Pyro: the message says what to write instead."""
-
-    def model(x, y, seen):
-        w = coefficients(x)
-        with pyro.plate("data", len(x)):
-            own = dict(obs=y, obs_mask=seen, infer={"enumerate": "parallel"})
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), **own)
-
-    svi = new_paper_dpsvi(model, only_means, loss=TraceEnum_ELBO(max_plate_nesting=1))
-    with pytest.raises(ModelError, match=r"write config_enumerate\(model\) instead"):
-        svi.step(*missing())
+    require_equals_svi(make, steps=20, atol=1e-10)

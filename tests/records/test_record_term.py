@@ -8,7 +8,16 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import PROBLEMS, Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
+from problems import (
+    PROBLEMS,
+    Problem,
+    eager,
+    looked_at,
+    new_paper_dpsvi,
+    new_resting,
+    require_equals_svi,
+    require_same_gradients,
+)
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 from releases import gradients, require_bound
@@ -44,13 +53,9 @@ def test_vectorized_equals_loop(name):
     batch = Batch(indices, term.records.rows(indices))
     vectorized = term.vectorized(particle, batch)
     looped = term.looped(particle, dataclasses.replace(batch, values=vectorized.sampled))
-    torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
-    for part in ("latents", "parameters"):
-        one, other = getattr(vectorized, part), getattr(looped, part)
-        assert one.keys() == other.keys()
-        for key in one:
-            torch.testing.assert_close(one[key], other[key], rtol=1e-8, atol=1e-10)
-            assert one[key].abs().max() > 0, f"{key} is used, but its gradient is zero"
+    require_same_gradients(vectorized, looped)
+    for key, gradient in (vectorized.latents | vectorized.parameters).items():
+        assert gradient.abs().max() > 0, f"{key} is used, but its gradient is zero"
 
 
 def test_a_term_stays_what_was_checked():
@@ -142,8 +147,7 @@ def test_score_function_of_a_global_site(loss):
     x = torch.randn(10)
     own = dict(noise=0, clip=Clip(math.inf, of="parameters"), sampling=FullBatch())
     svi = new_paper_dpsvi(model, guide, loss=loss(), **own)
-    svi._look_at((x,), {})
-    particle, term = eager(svi).draw()[0], svi._kept.prepared.term
+    term, particle = looked_at(svi, x)
     gradients = term.gradients(particle, Batch(torch.arange(10), [x]))
     coordinates = ParameterCoordinates([particle], term, svi._kept.prepared.parameters)
     k = particle.fixed["k"]
@@ -168,10 +172,8 @@ def test_falls_back_to_the_loop():
         return Problem(_sequential, AutoNormal(_sequential), (x,))
 
     with pytest.warns(UserWarning, match="one record at a time") as caught:
-        ours = fit_paper_dpsvi(make, steps=3)
+        require_equals_svi(make, steps=3)
     assert len(caught) == 1
-    for name, value in fit_svi(make, steps=3).items():
-        torch.testing.assert_close(ours[name], value)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +232,9 @@ def test_draws_in_place():
     x = torch.zeros(5)
     svi = new_paper_dpsvi(model, AutoNormal(model))
     with pytest.warns(UserWarning, match="one record at a time"):
-        svi._look_at((x,), {})
-    batch = Batch(torch.arange(5), [x])
-    particle = eager(svi).draw()[0]
+        term, particle = looked_at(svi, x)
     torch.manual_seed(0)
-    gradients = svi._kept.prepared.term.gradients(particle, batch).latents["w"]
+    gradients = term.gradients(particle, Batch(torch.arange(5), [x])).latents["w"]
     torch.manual_seed(0)
     jitter = torch.cat([torch.randn(1) for _ in range(5)])
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + jitter)
@@ -259,10 +259,10 @@ def test_a_generator_of_the_users_is_not_moved(draw):
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("x", dist.Normal(w + 0.0 * next(numbers), 1.0), obs=x[idx])
 
-    svi, x = new_paper_dpsvi(model, AutoNormal(model)), torch.randn(5)
-    svi._look_at((x,), {})
-    (particle,), state = eager(svi).draw(), own.get_state()
-    svi._kept.prepared.term.gradients(particle, Batch(torch.arange(5), [x]))
+    x = torch.randn(5)
+    term, particle = looked_at(new_paper_dpsvi(model, AutoNormal(model)), x)
+    state = own.get_state()
+    term.gradients(particle, Batch(torch.arange(5), [x]))
     assert torch.equal(own.get_state(), state)
 
 
@@ -307,13 +307,12 @@ def test_a_derivative_that_keeps_something(monkeypatch):
     model = with_hook(hook.scaled)
     new_dpsep(model).step(x)
     assert hook.largest == 100.0
-    still = pyro.optim.Adam({"lr": 1e-30})
-    svi = new_paper_dpsvi(model, AutoNormal(model), optim=still, clip=0.5)
+    svi = new_resting(model, clip=0.5)
     require_bound(gradients(monkeypatch, svi, x), len(x), [3, 5])
     assert hook.largest == 100.0
     hook.largest, x[-1] = 1.0, 50.0  # which the checks look at
     with pytest.raises(ModelError, match="'largest' of Hook changes with the data"):
-        new_paper_dpsvi(model, AutoNormal(model), optim=still).step(x)
+        new_resting(model).step(x)
 
 
 def test_a_derivative_of_all_records_keeps_nothing():

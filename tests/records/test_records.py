@@ -54,14 +54,6 @@ def test_repeating_a_row_copies_nothing():
     assert x.stride(0) == 0
 
 
-def test_rows():
-    seen, args, kwargs = records()
-    for got, given in zip(
-        seen.rows(torch.tensor([1, 5])), (args[0], args[2]["z"], kwargs["y"]), strict=True
-    ):
-        assert torch.equal(got, given[[1, 5]])
-
-
 def test_placeholders_are_constants():
     one, _, _ = records()
     other, args, _ = records()
@@ -133,20 +125,10 @@ def test_codes_of_balanced_groups_are_no_moments():
     assert checked(codes) == len(codes)
 
 
-def test_no_data():
-    with pytest.raises(ModelError, match="'x' is a batch: it has 5 rows"):
-        Records(model, PLATE, (torch.ones(5),), {}, Reading.BY_INDEX)
-
-
 @pytest.mark.parametrize("other", [torch.ones(6).numpy(), range(6)])
 def test_data_that_are_no_tensor(other):
     with pytest.raises(ModelError, match="'public'"):
         Records(model, PLATE, (torch.ones(6), other), {}, Reading.BY_INDEX)
-
-
-def test_a_callable_without_signature():
-    seen = Records(dict, PLATE, (torch.ones(6),), {}, Reading.BY_INDEX)
-    require_finite(seen)
 
 
 def test_module_signature():

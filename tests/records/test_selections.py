@@ -4,7 +4,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
+from problems import (
+    Problem,
+    looked_at,
+    new_resting,
+    require_equals_svi,
+    require_same_gradients,
+)
 from pyro.infer.autoguide import AutoNormal
 from releases import gradients, require_bound
 
@@ -126,12 +132,6 @@ def make(model):
     return lambda: Problem(model, AutoNormal(model), own)
 
 
-def new(model, **options):
-    """Which stays where it is."""
-    still = pyro.optim.Adam({"lr": 1e-30})
-    return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
-
-
 def batch(x, y):
     return Batch(torch.arange(len(x)), [x, y])
 
@@ -140,16 +140,13 @@ def batch(x, y):
 @JIT
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_svi(model, jit):
-    ours = fit_paper_dpsvi(make(model), steps=6, execution=Execution(jit=jit))
-    theirs = fit_svi(make(model), steps=6)
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value)
+    require_equals_svi(make(model), steps=6, execution=Execution(jit=jit))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_a_graph(model):
-    svi = new(model, execution=Execution(jit="trace"))
+    svi = new_resting(model, execution=Execution(jit="trace"))
     svi.step(*data())
     assert type(svi._kept.prepared.step) is TracedStep
 
@@ -159,30 +156,26 @@ def test_a_graph(model):
 @pytest.mark.parametrize("model", [*MODELS, paired, by_hand, over_others, mirrored, rooted])
 def test_all_at_once_is_the_loop(model):
     """Or the loop itself, where only that gives its numbers."""
-    svi, own = new(model), data()
+    svi, own = new_resting(model), data()
     if model is rooted:
         own[0][7] = -own[0][7].abs()  # nothing is selected
-    svi._look_at(own, {})
-    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
+    term, particle = looked_at(svi, *own)
     assert term.vectorizes == (model not in (by_hand, over_others))
     found = term.gradients(particle, batch(*own))
-    expected = term.looped(particle, batch(*own))
-    torch.testing.assert_close(found.losses, expected.losses)
-    torch.testing.assert_close(found.latents, expected.latents)
+    require_same_gradients(found, term.looped(particle, batch(*own)))
 
 
 @pytest.mark.filterwarnings("ignore:The model branches on values of a record")
 def test_masks_that_differ_are_noticed():
-    svi, own = new(paired), data()
-    svi._look_at(own, {})
-    term, particle = svi._kept.prepared.term, eager(svi).draw()[0]
+    svi, own = new_resting(paired), data()
+    term, particle = looked_at(svi, *own)
     apart = term.at_once(particle, batch(*own)).apart
     assert apart.nonzero().flatten().tolist() == [3]
 
 
 @pytest.mark.parametrize(("model", "name"), [(in_order, "cumsum"), (counted, "numel")])
 def test_other_functions_take_records_one_by_one(model, name):
-    svi = new(model)
+    svi = new_resting(model)
     with pytest.warns(UserWarning, match=rf"{ONE_BY_ONE}.*: {name}\(\) of numbers"):
         svi.step(*data())
 
@@ -199,7 +192,7 @@ def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):
             pyro.factor("y", terms.sum(-1))
 
     x, y = data()
-    svi = new(model, clip=0.5, execution=Execution(jit=jit))
+    svi = new_resting(model, clip=0.5, execution=Execution(jit=jit))
     svi.step(x, y)
     x.numpy()[5] = -1.0  # after the checks, which torch does not notice
     gradient, everyone = gradients(monkeypatch, svi, x, y), list(range(len(x)))
@@ -213,5 +206,5 @@ def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):
 @pytest.mark.parametrize("model", [selected, paired])
 def test_sensitivity(monkeypatch, model, jit):
     """A record moves the sum by its bound at most, also one whose masks differ."""
-    own, svi = data(), new(model, clip=0.5, execution=Execution(jit=jit))
+    own, svi = data(), new_resting(model, clip=0.5, execution=Execution(jit=jit))
     require_bound(gradients(monkeypatch, svi, *own), len(own[0]), (0, 3))

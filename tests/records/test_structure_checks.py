@@ -30,7 +30,6 @@ from pyro.infer.autoguide import (
     AutoNormal,
     init_to_value,
 )
-from sums import exact_sums
 from torch import nn
 
 import pyro_dp.records.record_term
@@ -46,10 +45,7 @@ from pyro_dp import (
     PaperDPSVI,
     PoissonSampling,
     PrivacyAccountant,
-    PrivacyBudgetExceeded,
 )
-from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Block
 from pyro_dp.records import initial_values
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
@@ -125,48 +121,13 @@ def test_settings(named, options):
         attempt(**options)
 
 
-def test_calibration_needs_budget_and_steps():
-    with pytest.raises(ConfigurationError, match="epsilon"):
-        attempt(noise=None, num_steps=10)
-    with pytest.raises(ConfigurationError, match="num_steps"):
-        attempt(noise=None, accountant=PrivacyAccountant(epsilon=1.0))
-    with pytest.raises(ConfigurationError, match="num_steps"):
-        new_paper_dpsvi(logistic, handwritten_guide).run(*regression_data())
-
-
-def test_exhausted_budget():
-    from pyro_dp import SubsampledGaussian
-
-    accountant = PrivacyAccountant(epsilon=1.0)
-    accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
-    with pytest.raises(PrivacyBudgetExceeded):
-        attempt(accountant=accountant, noise=0.5)
-    with pytest.raises(PrivacyBudgetExceeded):
-        attempt(accountant=accountant, noise=0)
-
-
 def test_fixed_batch_of_nothing():
     accountant = PrivacyAccountant(neighboring="replace_one")
     with pytest.raises(ConfigurationError, match="rate"):
         attempt(accountant=accountant, sampling=FixedSizeSampling(0.001))
 
 
-def test_module_local_params():
-    with pyro.settings.context(module_local_params=True):
-        with pytest.raises(ConfigurationError, match="module_local_params"):
-            attempt(guide=handwritten_guide)
-
-
 # Plates and arguments
-
-
-def no_plate(x, y):
-    w = weights()
-    pyro.sample("y", dist.Bernoulli(logits=x @ w).to_event(1), obs=y)
-
-
-def no_data(x, y):
-    pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
 
 def two_plates(x, y):
@@ -177,26 +138,9 @@ def two_plates(x, y):
         pyro.sample("z", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
-def observed_outside(x, y):
-    w = weights()
-    pyro.sample("total", dist.Normal(w.sum(), 1.0), obs=torch.tensor(0.0))
-    observe(x, y, w)
-
-
-@pytest.mark.parametrize(
-    ("model", "plate", "named"),
-    [
-        (no_plate, None, "plate"),
-        (no_data, None, "obs="),
-        (two_plates, None, "'men', 'women'"),
-        (two_plates, "men", "'z' is observed outside the private plate 'men'"),
-        (observed_outside, None, "'total'"),
-        (logistic, "patients", "'data'"),
-    ],
-)
-def test_plates(model, plate, named):
-    with pytest.raises(ModelError, match=named):
-        attempt(model, handwritten_guide, sampling=PoissonSampling(plate=plate))
+def test_two_plates():
+    with pytest.raises(ModelError, match="'z' is observed outside the private plate 'men'"):
+        attempt(two_plates, handwritten_guide, sampling=PoissonSampling(plate="men"))
 
 
 def ridge_outside(x, y):
@@ -352,57 +296,15 @@ def test_an_empty_subsample():
         attempt(model)
 
 
-def test_data_must_be_arguments():
-    x, y = regression_data()
-
-    def captured():
-        logistic(x, y)
-
-    with pytest.raises(ModelError, match="'x', which captured"):
-        attempt(captured, handwritten_closure(x), data=())
-
-    def half_captured(x):
-        logistic(x, y)
-
-    with pytest.raises(ModelError, match="'y', which half_captured"):
-        attempt(half_captured, lambda x: handwritten_guide(x, None), data=(x,))
-
-
-def handwritten_closure(x):
-    return lambda: handwritten_guide(x, None)
-
-
 def test_transposed_data():
     def model(x, y):
         w = weights()
         with pyro.plate("data", len(y)) as idx:
-            pyro.sample("y", dist.Bernoulli(logits=w @ x[:, idx]), obs=y[idx])
-
-    def of_a_constant(x, y):
-        model(x[0], y)
+            pyro.sample("y", dist.Bernoulli(logits=w @ x[0][:, idx]), obs=y[idx])
 
     x, y = regression_data()
-    turned = x.T.contiguous()
-    with pytest.raises(ModelError, match="'x' has 30 columns"):
-        attempt(model, lambda x, y: handwritten_guide(x.T, y), data=(turned, y))
     with pytest.raises(ModelError, match="first dimension"):
-        attempt(of_a_constant, lambda x, y: handwritten_guide(x[0].T, y), data=(turned[None], y))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("argument", ["x", "y"])
-def test_missing_values(bad, argument):
-    x, y = secret_data()
-    (x if argument == "x" else y).view(-1)[-1] = bad
-    with pytest.raises(ModelError, match=f"'{argument}'.*curator"):
-        attempt(data=(x, y))
-
-
-def test_observations_outside_the_support():
-    """Pyro would validate them; -1 and 1 instead of 0 and 1 must not pass in silence."""
-    x, y = secret_data()
-    with pytest.raises(ModelError, match="'y'.*support.*curator"):
-        attempt(data=(x, 2 * y - 1))
+        attempt(model, lambda x, y: handwritten_guide(x[0].T, y), data=(x.T[None], y))
 
 
 def test_a_support_that_the_record_sets():
@@ -456,41 +358,20 @@ def test_masked_observations_may_be_anything():
 # Isolation of records
 
 
+def test_reading_other_rows():
+    with pytest.raises(ModelError, match="other rows"):
+        attempt(logits_of(lambda x, idx: x[idx - 1]), handwritten_guide, data=secret_data())
+
+
 @pytest.mark.parametrize(
-    ("rows", "named"),
+    "change",
     [
-        (lambda x, idx: (x - x.mean(0))[idx], "other rows"),
-        (lambda x, idx: x[idx - 1], "other rows"),
-        (lambda x, idx: x, r"'y'.*Or read all of them whole"),
+        lambda x: x - x.mean(0),
+        lambda x: x / x.std(0),
+        lambda x: x / x.abs().max(),  # in units of the largest
+        lambda x: x.argsort(0).argsort(0).to(x),  # ranks
+        lambda x: torch.cat([x[:, :2], x[:, :1].mean(0).expand(len(x), 1)], dim=1),
     ],
-)
-def test_reading_other_rows(rows, named):
-    with pytest.raises(ModelError, match=named):
-        attempt(logits_of(rows), handwritten_guide, data=secret_data())
-
-
-def centred(x):
-    return x - x.mean(0)
-
-
-def scaled(x):
-    return x / x.std(0)
-
-
-def in_units_of_the_largest(x):
-    return x / x.abs().max()
-
-
-def ranked(x):
-    return x.argsort(0).argsort(0).to(x)
-
-
-def with_batch_mean(x):
-    return torch.cat([x[:, :2], x[:, :1].mean(0).expand(len(x), 1)], dim=1)
-
-
-@pytest.mark.parametrize(
-    "change", [centred, scaled, in_units_of_the_largest, ranked, with_batch_mean]
 )
 @pytest.mark.parametrize("slice_data", [False, True])
 @pytest.mark.parametrize("within", ["batch", "all"])
@@ -591,26 +472,6 @@ def test_the_users_starting_values_are_not_moved():
         assert not torch.allclose(guide.median()["w"], start)
 
 
-def test_an_enumerated_site_that_the_guide_does_not_leave_out():
-    data = (torch.randn(40, 2),)
-    with pytest.raises(ModelError, match=r"discrete latent at site 'z'.*hide it from the guide"):
-        attempt(mixture, AutoNormal(mixture), data, TraceEnum_ELBO())
-
-
-def test_initial_values_come_from_placeholders():
-    """The guide starts at the same values with any data."""
-    starts = []
-    for scale in (1.0, 1e3):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        guide = AutoNormal(logistic)
-        x, y = regression_data()
-        svi = new_paper_dpsvi(logistic, guide)
-        svi._look_at((scale * x, y), {})
-        starts.append([v.detach().clone() for v in pyro.get_param_store().values()])
-    assert all(map(torch.equal, *starts))
-
-
 # Latents
 
 
@@ -663,13 +524,6 @@ def discrete_global(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + k), obs=y[idx])
 
 
-def test_enumerated_global_site():
-    with pytest.raises(ModelError, match="'k' is enumerated"):
-        attempt(discrete_global, handwritten_guide, loss=TraceEnum_ELBO(max_plate_nesting=1))
-    with pytest.raises(ModelError, match="'k'.*not in the guide"):
-        attempt(discrete_global, handwritten_guide)
-
-
 def test_too_small_a_max_plate_nesting():
     """It matters only if latents are enumerated in parallel."""
     loss = TraceEnum_ELBO(max_plate_nesting=0)
@@ -679,20 +533,6 @@ def test_too_small_a_max_plate_nesting():
     with pytest.raises(ModelError, match="'z'.*TraceEnum_ELBO"):
         attempt(mixture, guide, data=(torch.randn(30, 2),))
     attempt(loss=loss)
-
-
-def test_an_error_of_the_loss_keeps_its_text():
-    """The loss runs on placeholders before it runs on records."""
-
-    def model(x, y):
-        locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        with pyro.plate("data", len(x)) as idx, poutine.scale(scale=x[idx, 0].exp()):
-            z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}).long()
-            pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
-
-    with pytest.raises(ModelError, match="ValueError: enumeration only supports scalar") as caught:
-        attempt(model, AutoNormal(poutine.block(model, hide=["z"])), loss=TraceEnum_ELBO())
-    assert "withheld" not in str(caught.value)
 
 
 def test_global_site_without_reparameterisation():
@@ -708,36 +548,6 @@ def test_global_site_without_reparameterisation():
 
 
 # Errors of user code
-
-
-def test_errors_show_no_data():
-    """Pyro's message quotes the value; ours tells type, site and line."""
-
-    def model(x, y):
-        if (x > SECRET - 1).any():
-            raise RuntimeError(f"too large: {x.max()}")
-        logistic(x, y)
-
-    data = secret_data()
-    data[0][0] = SECRET
-    with pytest.raises(ModelError, match="RuntimeError.*in model") as caught:
-        attempt(model, handwritten_guide, data=data)
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__
-
-
-def test_error_names_the_site():
-    def model(x, y):
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("y", dist.Normal(torch.zeros(4), 1.0), obs=y[idx])
-
-    with pytest.raises(ModelError, match="'y'"):
-        attempt(model, lambda x, y: None)
-
-
-def test_a_valid_step_is_silent():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        attempt()
 
 
 @pytest.mark.parametrize(("scale", "seed"), [(20.0, 16), (50.0, 13), (100.0, 17)])
@@ -786,25 +596,6 @@ def test_one_record_is_enough(name):
 
 
 # State and control flow
-
-
-class Greedy:
-    """Keeps a statistic of the first data that it sees."""
-
-    scale = None
-
-    def __call__(self, x, y):
-        if self.scale is None:
-            self.scale = x.abs().max()
-        w = pyro.sample("w", dist.Normal(0.0, self.scale).expand([3]).to_event(1))
-        observe(x, y, w)
-
-
-def test_a_model_that_keeps_what_it_is_first_shown():
-    model = Greedy()
-    with pytest.raises(ModelError, match="'scale' of Greedy changes with the data"):
-        attempt(model, handwritten_guide)
-    assert model.scale is None
 
 
 def test_what_is_kept_but_not_used_is_no_harm():
@@ -864,24 +655,11 @@ def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
 
 
 def test_running_averages():
-    """A buffer that a record changes is refused, and put back."""
-
-    class Average(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("average", torch.zeros(3))
-
-        def forward(self, x):
-            self.average.mul_(0.9).add_(x.detach().reshape(-1, 3).mean(0), alpha=0.1)
-            return x
-
-    average, norm = Average(), nn.InstanceNorm1d(3, track_running_stats=True)
-    for rows in (
-        lambda x, idx: average(x[idx]),
-        lambda x, idx: norm(x[idx].reshape(-1, 3, 1).expand(-1, 3, 2)).mean(-1),
-    ):
-        with pytest.raises(ModelError, match="Buffer"):
-            attempt(logits_of(rows), handwritten_guide)
+    """A buffer that a record changes is refused."""
+    norm = nn.InstanceNorm1d(3, track_running_stats=True)
+    model = logits_of(lambda x, idx: norm(x[idx].reshape(-1, 3, 1).expand(-1, 3, 2)).mean(-1))
+    with pytest.raises(ModelError, match="Buffer"):
+        attempt(model, handwritten_guide)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
@@ -902,35 +680,6 @@ def test_parameters_of_some_records_only():
     with pytest.raises(ModelError, match="'bias_5' appears for some records only"):
         attempt(model, guide, data=(x, group))
     assert "bias_5" not in pyro.get_param_store()
-
-
-def test_a_record_on_which_the_model_fails_counts_as_zero():
-    """An exception in a later step would tell that there is such a record."""
-
-    def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)) as idx:
-            matrix = torch.eye(2) * (3.0 - x[idx].abs() * w.abs())[..., None, None]
-            scale = torch.linalg.cholesky(matrix)
-            pyro.sample("x", dist.Normal(w * scale[..., 0, 0], 1.0), obs=x[idx])
-
-    sums = []
-    for breaks in (True, False):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        x = 0.1 * torch.rand(20)
-        svi = new_paper_dpsvi(
-            model, AutoNormal(model), sampling=FullBatch(), clip=Clip(report=False)
-        )
-        svi._look_at((x,), {})
-        if breaks:
-            x[7] = 1e6
-        draws = svi._kept.prepared.step.draw()
-        indices = torch.tensor([i for i in range(20) if i != 7 or breaks])
-        clipped = ClippedSum([Block(1, 1e6)])
-        svi._kept.prepared.step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
-        sums.append(exact_sums(clipped)[0])
-    torch.testing.assert_close(*sums)
 
 
 def test_a_record_does_not_end_the_program():
@@ -1063,16 +812,6 @@ def test_numbers_of_numpy_are_taken():
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), **settings)
     svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 2
-
-
-def test_nothing_to_learn():
-    def guide(x, y):
-        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-
-    svi = new_paper_dpsvi(logistic, guide)
-    with pytest.raises(ModelError, match="nothing to learn"):
-        svi.step(*regression_data())
-    assert svi.accountant.ledger == ()
 
 
 def test_dropout_couples_no_records():
