@@ -112,10 +112,7 @@ class DeterministicSites:
     def find(
         model: Callable, guide: GaussianGuide | FittedGuide, records: Records
     ) -> "DeterministicSites | None":
-        """None: no deterministic site stands between a latent and the records.
-
-        :param guide: the latents of the model.
-        """
+        """None: no deterministic site stands between a latent and the records."""
         draws = _prior_draws(model, records)
         candidates = _deterministic(draws, model, records)
         own = {each.name: each.transform for each in guide.latents}

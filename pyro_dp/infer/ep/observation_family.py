@@ -148,9 +148,8 @@ class Family:
         return numbers, rest
 
     def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
-        """Weighted log density of every element, (..., E).
+        """Weighted log density of every element, (..., E), from numbers (..., E, r).
 
-        :param numbers: (..., E, r).
         :param rest: as :meth:`read` gives it, each (..., E).
         """
         *constant, value, weight = rest
@@ -162,7 +161,7 @@ class Family:
         """Gradients of the log density at outcomes of the model, (count, ..., E, r).
 
         Outcomes come from torch's global generator, which a private stream stands in for. The
-        arguments are those of :meth:`log_prob`. The observed value does not matter.
+        observed value does not matter.
         """
         *constant, _, weight = rest
         # torch's draw never ends if a binomial's count is NaN.
@@ -196,10 +195,7 @@ class Family:
         return self.distribution(**parameters)
 
     def derivatives(self, numbers: list[Tensor], rest: list[Tensor]) -> Derivatives:
-        """Derivatives of :meth:`log_prob`: in closed form where :func:`closed_form` has one.
-
-        :param numbers: r tensors, (..., E) each.
-        """
+        """Derivatives of :meth:`log_prob` by r numbers, (..., E) each: by :func:`closed_form`."""
         if self._closed is None:
             return by_autodiff(partial(self.log_prob, rest=rest), numbers)
         value, weight = rest
@@ -241,7 +237,6 @@ class Family:
 
     @property
     def residuals(self) -> str:
-        """One of :class:`Residuals`."""
         if self._labels:
             return Residuals.BOUNDED
         if self.distribution not in (Normal, pyro.distributions.Normal):
@@ -251,9 +246,7 @@ class Family:
     def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
         """Largest gradient of the log density over all outcomes, (..., E, r).
 
-        The arguments are those of :meth:`log_prob`. The observed value does not matter.
-
-        :returns: None if there are infinitely many outcomes.
+        None if there are infinitely many. The observed value does not matter.
         """
         *constant, value, weight = rest
         largest = None

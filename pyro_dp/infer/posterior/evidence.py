@@ -100,7 +100,7 @@ class Evidence(Displayed):
         :raises ModelError: a site is missing, or has another shape.
         """
         z = self.coordinates(values)
-        return torch.stack([part.pooled.log_likelihood()(z) for part in self.parts]).sum()
+        return _over_parts(self.parts, lambda pooled: pooled.log_likelihood()(z))
 
     def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (d,) of unconstrained values that looks are made in.
@@ -124,10 +124,7 @@ class Evidence(Displayed):
         return torch.cat(flat)
 
     def factor(self, mean: Tensor) -> Gaussian:
-        """The likelihood as a Gaussian factor, for a posterior with this mean.
-
-        :param mean: (d,).
-        """
+        """The likelihood as a Gaussian factor, for a posterior with this mean, (d,)."""
         pooled = [part.pooled for part in self.parts]
         found = [(p.information(mean), p.estimate) for p in pooled]
         information = torch.stack([precision for precision, _ in found]).sum(dim=0)
@@ -139,13 +136,11 @@ class Evidence(Displayed):
 
         It is less than the factor's, which the mean follows from: the likelihood bends.
         """
-        pooled = [part.pooled for part in self.parts]
-        return torch.stack([p.information(mean, p.bending(mean)) for p in pooled]).sum(dim=0)
+        return _over_parts(self.parts, lambda each: each.information(mean, each.bending(mean)))
 
     def lost(self, mean: Tensor) -> Tensor:
         """The precision (d, d) that the noise takes from the likelihood, for a posterior's mean."""
-        curvature = torch.stack([part.pooled.curvature for part in self.parts]).sum(dim=0)
-        return curvature - self._information(mean)
+        return _over_parts(self.parts, lambda each: each.curvature) - self._information(mean)
 
     def posterior(self, model: Callable, method: Any = "gaussian", **settings: Any) -> Any:
         """prior * evidence, for any prior on the same sites. It costs no privacy.
@@ -246,13 +241,13 @@ class Evidence(Displayed):
 
         before, found = combined(prior, evidence, mean, factor)
         mean = found.mean
-        plain = [part.pooled.curvature for part in self.parts]
-        curvature = torch.stack(plain).sum(dim=0)
-        exact = before * Gaussian(curvature @ mean[places], curvature).embedded(places, len(mean))
-        wide = self._information(mean[places])
-        aware = before * Gaussian(wide @ mean[places], wide).embedded(places, len(mean))
+        curvature = _over_parts(self.parts, lambda each: each.curvature)
+        aware, plain = (
+            before * Gaussian(own @ mean[places], own).embedded(places, len(mean))
+            for own in (self._information(mean[places]), curvature)
+        )
         return Posterior(
-            density.latents, mean, aware.covariance, plain=exact.covariance, status=self.status
+            density.latents, mean, aware.covariance, plain=plain.covariance, status=self.status
         )
 
     def _times(self, model: Callable) -> PriorTimesEvidence:
@@ -328,6 +323,11 @@ class Evidence(Displayed):
         axes.axvline(0.0, color="0.8", zorder=0)
         axes.set_xlabel("estimate by the evidence alone, with 95% interval")
         return figure
+
+
+def _over_parts(parts: Sequence[Part], of: Callable[[PooledLooks], Tensor]) -> Tensor:
+    """The sum over all parts."""
+    return torch.stack([of(part.pooled) for part in parts]).sum(dim=0)
 
 
 def _rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:

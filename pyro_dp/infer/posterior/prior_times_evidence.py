@@ -39,8 +39,7 @@ class PriorTimesEvidence:
 
     :param density: the model's, with the evidence as a factor.
     :param near: the same with :meth:`Evidence.conditioned_near`, where the search begins.
-    :param mean: where to start, (d,).
-    :param sds: at the start, (d,).
+    :param mean: where to start, (d,), with these sds.
     :ivar independent: mean and sds (d,) of the independent Gaussians closest in KL(q || p).
     """
 
@@ -106,12 +105,10 @@ _LEAST, _MORE = 0.3, 0.9  # a step's size is .3 to 1.2 times the usual one
 def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, float]:
     """Draws (K, d) from a density. They are the same in each call.
 
-    Chains start at independent normal draws. The covariance of all chains after a round is the
-    metric of the next one (Neal 2011, section 5.4.2). Rounds go on until their mean stays.
+    Chains start at independent normal draws with this mean and these sds, (d,) each. The covariance
+    of all chains after a round is the metric of the next one (Neal 2011, section 5.4.2). Rounds go
+    on until their mean stays.
 
-    :param gradients: those of the log density.
-    :param mean: centre of the start, (d,).
-    :param sds: standard deviations at the start, (d,).
     :returns: the last round's draws, and how far its mean was from the last but one's, in standard
         deviations of the coordinate where that is largest.
     """
@@ -192,22 +189,14 @@ _LBFGS, _ROUNDS, _SMALL = 200, 5, 1e-3  # it ends if the objective falls by less
 
 
 def mean_field(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sds (d,) of the independent Gaussians closest in KL(q || p).
-
-    :param gradients: those of log p.
-    :param mean: where to start, (d,).
-    :param sds: at the start, (d,).
-    """
+    """Mean and sds (d,) of the independent Gaussians closest in KL(q || p), from a start."""
     start = [mean, sds.log()]
     found = _minimised(gradients, start, lambda leaves: leaves[1].exp().diag(), _ADAM)
     return found[0], found[1].exp()
 
 
 def full_rank(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p).
-
-    Arguments are those that :func:`mean_field` has found.
-    """
+    """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p)."""
     start = [mean, sds.log(), torch.zeros(len(mean), len(mean)).to(mean)]
 
     def root(leaves: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
-from pyro_dp.infer.svi.eager_step import GradientStep, Report
+from pyro_dp.infer.svi.eager_step import Report
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.optimizers import StepPlan
 from pyro_dp.mechanism import norm_histogram
@@ -43,7 +43,6 @@ class Reading(NamedTuple):
     """A release, and public numbers by which it is read.
 
     :param released: estimates for all records, one for each of the blocks.
-    :param noise_multiplier: sigma in the sums.
     """
 
     released: Sequence[Tensor]
@@ -55,9 +54,9 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClipPolicy:
-    """A bound C that stays, without a report.
+    """A bound C that stays, or that follows the number of records within it.
 
-    :param side: the block that reports clipping, if there is one.
+    :param side: the block that reports clipping, if there is one: here that number.
     :param report: makes a record's part of that block.
     :param fractions: estimates, for each step, of the fraction of the records beyond C.
     """
@@ -68,7 +67,7 @@ class ClipPolicy:
     report: Report | None = None
     fractions: ClippedFractions = field(default_factory=ClippedFractions)
 
-    _named = ""  # the block beside the gradient
+    _named = "the bit of being clipped"  # the block beside the gradient
     names: ClassVar[tuple[str, ...]] = ()  # a state must have these parts
 
     def __post_init__(self) -> None:
@@ -89,17 +88,11 @@ class ClipPolicy:
         return 1.0 - self._of_loss - sum(block.share for block in self.side)
 
     def blocks(self, size: int) -> list[Block]:
-        """The blocks of the next release: gradient, loss, and the report of clipping.
-
-        :param size: coordinates of the gradient.
-        """
+        """The next release has a gradient of this size, a loss, and a report of clipping."""
         blocks = [Block(size, self.bound, self.share)]
         if self.clip.loss is not None:
             blocks.append(Block(1, self.clip.loss, self.clip.loss_share))
         return [*blocks, *self.side]
-
-    def of(self, step: GradientStep) -> GradientStep:
-        return step
 
     @property
     def opens(self) -> bool:
@@ -107,7 +100,13 @@ class ClipPolicy:
         return False
 
     def learned(self, read: Reading) -> "ClipPolicy":
-        return self
+        if not self.side:
+            return self
+        self.fractions.add(read.released[-1:], read.sampler, read.noise_multiplier)
+        if self.clip.adaptive is None:
+            return self
+        within = read.released[-1].item() / read.sampler.size + 0.5
+        return replace(self, bound=self.clip.adaptive.updated(self.bound, within))
 
     def resumed(self, state: Mapping[str, Any]) -> "ClipPolicy":
         """:raises ConfigurationError: the policy's part of the state is damaged."""
@@ -123,34 +122,6 @@ class ClipPolicy:
         return self.fractions.mean()
 
     @property
-    def status(self) -> Status:
-        return NOTHING_TO_CHECK
-
-    def judged(self, found: Status) -> Status:
-        return found if self.status.is_ok else _joined(self.status, found)
-
-    def warnings(self, status: Status) -> list[Warning]:
-        """:param status: as of :meth:`judged`."""
-        return []
-
-
-def _joined(first: Status, other: Status) -> Status:
-    return Status(
-        CHECK, "; ".join(filter(None, (first.reason, other.reason))), first.cause or other.cause
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Counted(ClipPolicy):
-    """Each release has the number of records within the bound."""
-
-    _named = "the bit of being clipped"
-
-    def learned(self, read: Reading) -> ClipPolicy:
-        self.fractions.add(read.released[-1:], read.sampler, read.noise_multiplier)
-        return self
-
-    @property
     def _many(self) -> ClippedFraction | None:
         return self.clipped if self.clipped and self.clipped.is_large else None
 
@@ -159,8 +130,13 @@ class Counted(ClipPolicy):
         many = self._many
         return Status(CHECK, f"clipped: {many}", CLIPPING) if many else NOTHING_TO_CHECK
 
+    def judged(self, found: Status) -> Status:
+        return found if self.status.is_ok else _joined(self.status, found)
+
     def warnings(self, status: Status) -> list[Warning]:
-        if not (many := self._many):
+        """About a finished run, whose posterior has this status."""
+        many = self._many
+        if many is None or self.clip.adaptive is not None:
             return []
         return [
             ClippingWarning(
@@ -171,18 +147,10 @@ class Counted(ClipPolicy):
         ]
 
 
-@dataclass(frozen=True, eq=False)
-class Adaptive(Counted):
-    """A bound that follows this number."""
-
-    def learned(self, read: Reading) -> ClipPolicy:
-        super().learned(read)
-        assert self.clip.adaptive is not None
-        within = read.released[-1].item() / read.sampler.size + 0.5
-        return replace(self, bound=self.clip.adaptive.updated(self.bound, within))
-
-    def warnings(self, status: Status) -> list[Warning]:
-        return []
+def _joined(first: Status, other: Status) -> Status:
+    return Status(
+        CHECK, "; ".join(filter(None, (first.reason, other.reason))), first.cause or other.cause
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +175,6 @@ class Measured(ClipPolicy):
 
     def blocks(self, size: int) -> list[Block]:
         return [Block(SIZE, 1.0)] if self.opens else super().blocks(size)
-
-    def of(self, step: GradientStep) -> GradientStep:
-        return step.eager.of_norms_alone() if self.opens else step
 
     def learned(self, read: Reading) -> ClipPolicy:
         size, rate, dim = read.sampler.size, read.sampler.sample_rate, max(read.plan.dim, 1)
@@ -272,9 +237,7 @@ def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
 def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
     bound = clip.first_bound
     assert bound is not None
+    if not clip.adaptive and (not clip.report or bound == math.inf):
+        return ClipPolicy(clip, bound)
     bits = ClippedFractions(clip.adaptive.share if clip.adaptive else SHARE)
-    if clip.adaptive:
-        return Adaptive(clip, bound, bits.blocks, with_bit, bits)
-    if clip.report and bound != math.inf:
-        return Counted(clip, bound, bits.blocks, with_bit, bits)
-    return ClipPolicy(clip, bound)
+    return ClipPolicy(clip, bound, bits.blocks, with_bit, bits)

@@ -76,52 +76,63 @@ def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
 
 
 class ClippedSteps(Steps):
-    """Steps whose bound follows a policy."""
+    """Steps whose bound follows a policy.
+
+    No step may follow a plan, whose number of steps the first one may choose.
+    """
 
     def __init__(self, moves: "Moves", num_steps: int | None, sampling: str, bound: float):
         super().__init__(num_steps, sampling, bound)
-        self._moves = moves
+        self._moves, self.chooses = moves, moves.planned
 
     @property
     def bound(self) -> float:
         return self._moves.policy.bound
 
-
-class PlannedSteps(ClippedSteps):
-    """No step may follow the plan, whose number the first step may choose."""
-
-    chooses = True
-
     def rate(self, subsample: int, size: int) -> float:
-        return super().rate(subsample, size) if subsample < size else usual_rate(size)
+        if self._moves.planned and subsample >= size:
+            return usual_rate(size)
+        return super().rate(subsample, size)
 
     def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
-        if self.finished:
+        if self._moves.planned and self.finished:
             raise ConfigurationError(_DONE.format(steps=self.num_steps))
+        super().require_step(noise_multiplier, calibrates)
 
 
 class Moves:
-    """The user's optimizer, as a paper has it: the guide holds the last iterate.
+    """Steps of optimizers.
+
+    The guide of a planned run ends at means over the last half of the iterates. The plan has step
+    sizes, unless the user sets them. Without a plan the guide holds the last iterate, as a paper
+    has it.
 
     :param policy: clips the next release.
     :param optim: the user's; None: ours.
     :param local: the user's, of rows of parameters per record; None: each has usual settings.
+    :ivar averages: None before the first look, and without a plan.
     """
 
-    steps: type[ClippedSteps] = ClippedSteps
-    names: tuple[str, ...] = ()  # a state must have these parts
-    averages: IterateAverages | None = None  # None: the guide holds the last iterate
-
-    def __init__(self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None):
-        self.policy = policy
+    def __init__(
+        self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None, planned: bool
+    ):
+        self.policy, self.planned = policy, planned
         self.optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
         self.chooses = optim is None  # step sizes
         self.local = local
         self.rows = RowOptimizer(self._row_adam)
         self.waiting: dict[str, Tensor] = {}  # loaded, of parameters that do not exist yet
+        self.averages: IterateAverages | None = None
+        self.concluded = ""  # what the guide of a planned run holds
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A state must have these parts."""
+        return ("averages", "num_steps") if self.planned else ()
 
     def _row_adam(self, name: str) -> RowAdam:
-        return self.local or RowAdam.like(self.optimizer.optim, name)
+        usual = RowAdam() if self.planned else None
+        return self.local or usual or RowAdam.like(self.optimizer.optim, name)
 
     def require(self, parameters: Mapping[str, Tensor]) -> None:
         """Take up loaded values.
@@ -137,6 +148,9 @@ class Moves:
 
     def begin(self, num_steps: int | None) -> int | None:
         """Begin a run, or go on: the number of its steps."""
+        if self.planned:
+            num_steps = num_steps or USUAL_STEPS
+            self.averages = self.averages or IterateAverages(num_steps)
         return num_steps
 
     def move(
@@ -151,47 +165,70 @@ class Moves:
 
         :param noise: variance of the noise in a location's gradient.
         """
+        if self.chooses:
+            self.optimizer.set(lr=plan.step_size(step - 1), betas=BETAS)
         # In few steps a device may be waited for.
         rarely = step <= 3 or step % 10 == 0 or step == plan.num_steps
         self.optimizer.step(parameters, gradients, rarely=rarely)
+        if self.chooses:
+            self.optimizer.set(lr=plan.step_size(step))  # which a state must know
+        if self.planned and self.local is None:
+            self.rows.set_step_size(row_step_size((step - 1) / plan.num_steps))
+        if self.averages is not None:
+            self.averages.add(step, parameters, gradients, noise)
 
     def conclude(self, parameters: Mapping[str, Tensor]) -> None:
         """Write the run's result into the guide."""
-
-    def status_line(self, status: Status) -> str | None:
-        """The result's status, for the ledger; None: no status judges it."""
-        return None
+        if self.planned:
+            averages = self.averages or IterateAverages(1)
+            self.concluded = _IN_ITS_PLACE.format(what=averages.conclude(parameters))
 
     def warnings(self, status: Status) -> list[Warning]:
         """About a finished run, whose posterior has this status."""
-        return []
+        if not self.planned or status.is_ok or status.cause == CLIPPING:
+            return []
+        return [ConvergenceWarning(f"{status}. {self.concluded or REMEDIES[status.cause]}")]
 
-    def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
-        return {}
+    def state(self, num_steps: int | None) -> dict[str, Any]:
+        if not self.planned:
+            return {}
+        averages = None if self.averages is None else self.averages.state()
+        histogram = self.policy.histogram_state
+        return {"averages": averages, "num_steps": num_steps, "histogram": histogram}
 
     def require_own(self, state: Any) -> None:
         """:raises ConfigurationError: the state is that of a run of another kind."""
+        if self.planned and isinstance(state, dict) and "num_steps" not in state:
+            raise ConfigurationError(_OF_PAPER)
 
     def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
         """:raises ConfigurationError: a part is damaged, or of another model or plan."""
-        saved, store = require_tensors("parameters", state["parameters"]), pyro.get_param_store()
-        for name, value in saved.items():
+        parameters = require_tensors("parameters", state["parameters"])
+        store = pyro.get_param_store()
+        for name, value in parameters.items():
             if name in store and store[name].unconstrained().shape != value.shape:
                 raise ConfigurationError(_OTHER_SHAPE.format(name=name))
         if not isinstance(state["optimizer"], dict):
             raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
         RowOptimizer.check(state.get("private_local_state", {}))
-        self._require_plan(state.get("num_steps"), num_steps)
-
-    def _require_plan(self, saved: Any, num_steps: int | None) -> None:
+        saved = state.get("num_steps")
+        if not self.planned:
+            if saved is not None:
+                raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
+            return
         if saved is not None:
-            raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
+            require_count("num_steps", saved)
+        if num_steps is not None and not same(num_steps, saved):
+            raise ConfigurationError("num_steps differs from that of the saved run.")
+        _averages(state)
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.rows.load_state_dict(state.get("private_local_state", {}))
         self.waiting = dict(state["parameters"])
         self._take_up()
         self.optimizer.load(state["optimizer"])
+        if self.planned:
+            self.averages = _averages(state)
 
     @torch.no_grad()
     def _take_up(self) -> None:
@@ -201,81 +238,6 @@ class Moves:
             if leaf.shape != self.waiting[name].shape:
                 raise ConfigurationError(_OTHER_SHAPE.format(name=name))
             leaf.copy_(self.waiting.pop(name))
-
-
-class PlannedMoves(Moves):
-    """Steps of a planned number. The guide ends at means over the last half of them.
-
-    Step sizes follow from the plan, unless the user sets them.
-    """
-
-    steps = PlannedSteps
-    names = ("averages", "num_steps")
-
-    def __init__(self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None):
-        super().__init__(policy, optim, local)
-        self.averages = None  # until the first look
-        self.concluded = ""  # what the guide holds
-
-    def _row_adam(self, name: str) -> RowAdam:
-        return self.local or RowAdam()
-
-    def begin(self, num_steps: int | None) -> int:
-        num_steps = num_steps or USUAL_STEPS
-        self.averages = self.averages or IterateAverages(num_steps)
-        return num_steps
-
-    def move(
-        self,
-        parameters: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor | None],
-        plan: StepPlan,
-        step: int,
-        noise: float,
-    ) -> None:
-        if self.chooses:
-            self.optimizer.set(lr=plan.step_size(step - 1), betas=BETAS)
-        super().move(parameters, gradients, plan, step, noise)
-        if self.chooses:
-            self.optimizer.set(lr=plan.step_size(step))  # which a state must know
-        if self.local is None:
-            self.rows.set_step_size(row_step_size((step - 1) / plan.num_steps))
-        if self.averages is not None:
-            self.averages.add(step, parameters, gradients, noise)
-
-    def conclude(self, parameters: Mapping[str, Tensor]) -> None:
-        averages = self.averages or IterateAverages(1)
-        self.concluded = _IN_ITS_PLACE.format(what=averages.conclude(parameters))
-
-    def status_line(self, status: Status) -> str:
-        return str(status)
-
-    def warnings(self, status: Status) -> list[Warning]:
-        if status.is_ok or status.cause == CLIPPING:
-            return []
-        return [ConvergenceWarning(f"{status}. {self.concluded or REMEDIES[status.cause]}")]
-
-    def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
-        averages = None if self.averages is None else self.averages.state()
-        return {"averages": averages, "num_steps": num_steps, "histogram": histogram}
-
-    def require_own(self, state: Any) -> None:
-        if isinstance(state, dict) and "num_steps" not in state:
-            raise ConfigurationError(_OF_PAPER)
-
-    def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
-        super().require_state(state, num_steps)
-        _averages(state)
-
-    def _require_plan(self, saved: Any, num_steps: int | None) -> None:
-        if saved is not None:
-            require_count("num_steps", saved)
-        if num_steps is not None and not same(num_steps, saved):
-            raise ConfigurationError("num_steps differs from that of the saved run.")
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self.averages = _averages(state)
 
 
 def _averages(state: Mapping[str, Any]) -> IterateAverages | None:

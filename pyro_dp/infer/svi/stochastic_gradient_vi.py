@@ -28,9 +28,9 @@ from pyro_dp.infer.svi.averaged_guide import (
     gaussian_of,
     posterior_of,
 )
-from pyro_dp.infer.svi.clip_policy import ClipPolicy, Reading, by_bit, by_histogram
+from pyro_dp.infer.svi.clip_policy import Reading, by_bit, by_histogram
 from pyro_dp.infer.svi.eager_step import EagerStep, PreparedGradient, exact
-from pyro_dp.infer.svi.moves import Moves, PlannedMoves, optimizers, without_history
+from pyro_dp.infer.svi.moves import ClippedSteps, Moves, optimizers, without_history
 from pyro_dp.infer.svi.optimizers import RowAdam, StepPlan
 from pyro_dp.infer.svi.traced_step import step_from_graphs
 from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction, require_fractions
@@ -112,8 +112,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         *,
         clip: Clip | AdaptiveClip | float | None = None,
         noise: Noise | float | None = None,
-        first_policy: Callable[[Clip, Noise], ClipPolicy] = by_histogram,
-        moves: type[Moves] = PlannedMoves,
+        planned: bool = True,
         **settings: Any,
     ):
         optim, local = optimizers(optim)
@@ -121,13 +120,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
             as_elbo(loss)
         self.loss = loss
         self.clip, noise = Clip.read(clip), Noise.read(noise)
-        self._moves = moves(first_policy(self.clip, noise), optim, local)
+        policy = (by_histogram if planned else by_bit)(self.clip, noise)
+        self._moves = Moves(policy, optim, local, planned)
         super().__init__(
             model,
             guide,
-            bound=self._moves.policy.bound,
+            bound=policy.bound,
             noise=noise,
-            plan=partial(self._moves.steps, self._moves),
+            plan=partial(ClippedSteps, self._moves),
             **settings,
         )
 
@@ -148,11 +148,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         """
         self._reservation.require_step()
         prepared = self._look_at(args, kwargs)
-        loops = self._moves.steps.chooses and self.last_run is None  # over step()
+        loops = self._moves.planned and self.last_run is None  # over step()
         if loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
-        policy = self._moves.policy
-        step = policy.of(prepared.step)
+        policy, step = self._moves.policy, prepared.step
+        if policy.opens:
+            step = step.eager.of_norms_alone()
         position = self.accountant.position
         draws = step.draw()
         size = step.size(draws)
@@ -231,7 +232,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
                 found = self.posterior().status
             except ConfigurationError:  # the guide has no Gaussian to read
                 found = policy.judged(WITHOUT_NOISE)
-        super()._conclude(self._moves.status_line(found))
+        super()._conclude(str(found) if self._moves.planned else None)
         return policy.warnings(found) + self._moves.warnings(found)
 
     @property
@@ -255,7 +256,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
             "bound": self._moves.policy.bound,
         }
-        state |= self._moves.state(self.num_steps, self._moves.policy.histogram_state)
+        state |= self._moves.state(self.num_steps)
         if include_private_local_state:
             state["private_local_state"] = self._moves.rows.state_dict()
         return state
@@ -414,8 +415,7 @@ class PaperDPSVI(StochasticGradientVI, InPlaceOfSVI):
             num_steps=num_steps,
             clip=replace(clips, bound=1.0) if clips.bound is None else clips,
             noise=noise,
-            first_policy=by_bit,
-            moves=Moves,
+            planned=False,
             sampling=sampling,
             execution=execution,
         )
