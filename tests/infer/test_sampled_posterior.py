@@ -11,9 +11,9 @@ from seeded import seeded
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import DPSEP, ModelError
+from pyro_dp.infer.posterior.chains import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient
-from pyro_dp.infer.posterior.prior_times_evidence import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent
 

@@ -172,15 +172,18 @@ class Family:
             outcomes = self._made(near, constant).sample().to(weight)
         shape = outcomes.shape
         rest = [x.expand(shape).flatten(0, 1) for x in (*constant, outcomes, weight)]
-        gradient = self._gradient(near.flatten(0, 1), rest)
+        numbers = near.flatten(0, 1)
+        if self._closed is None:
+            gradient = self.slope(numbers, rest)
+        else:
+            found = self.derivatives(list(numbers.unbind(-1)), rest)
+            gradient = torch.stack(found.gradient, dim=-1)
         return gradient.reshape(*shape, self.rank).nan_to_num(0.0, 0.0, 0.0)
 
-    def _gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
-        """The gradient of :meth:`log_prob`, (..., E, r)."""
-        if self._closed is not None:
-            return torch.stack(self.derivatives(list(numbers.unbind(-1)), rest).gradient, dim=-1)
+    def slope(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
+        """The gradient of :meth:`log_prob`, (..., E, r), by automatic differentiation."""
         with torch.enable_grad():
-            a = numbers.clone().requires_grad_()
+            a = numbers.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.log_prob(a, rest).sum(), a)
         return gradient
 
@@ -251,10 +254,8 @@ class Family:
         *constant, value, weight = rest
         largest = None
         for label in range(self._labels):
-            with torch.enable_grad():
-                a = numbers.detach().requires_grad_()
-                other = [*constant, torch.full_like(value, label), weight]
-                (gradient,) = torch.autograd.grad(self.log_prob(a, other).sum(), a)
+            other = [*constant, torch.full_like(value, label), weight]
+            gradient = self.slope(numbers, other)
             largest = gradient.abs() if largest is None else largest.maximum(gradient.abs())
         return largest
 
