@@ -440,7 +440,7 @@ def test_the_weight_of_several_rows_does_not_look_at_the_outcomes():
     torch.testing.assert_close(*parts)
 
 
-def whitened_sites(x, y, bound, model=logistic, plate=None):
+def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
     """Each record's part of the first block of a look with this bound, in a narrow cavity."""
     start = init_to_value(values={"w": torch.ones(3)})
     sep = DPSEP(
@@ -451,8 +451,18 @@ def whitened_sites(x, y, bound, model=logistic, plate=None):
         sampling=FullBatch(plate=plate),
     )
     sep._look_at((x, y), {})
-    frame = Frame(torch.eye(3), 0.7, bound, 0.1 * min(bound, 1.0))
+    frame = Frame(torch.eye(3) if root is None else root, 0.7, bound, 0.1 * min(bound, 1.0))
     return [look_sums(sep, frame, [record])[0] for record in range(len(x))]
+
+
+@pytest.mark.parametrize("kind", ["logistic", "poisson", "linear"])
+def test_a_part_keeps_the_bound_in_any_frame(kind):
+    """Also one that makes a direction thirty times as long, and for outcomes far from usual."""
+    x, _ = regression_data(size=8)
+    y = torch.full((8,), 1.0 if kind == "logistic" else 300.0)
+    root = torch.diag(torch.tensor([30.0, 0.1, 0.1]))
+    for part in whitened_sites(x, y, 0.02, model=_KINDS[kind][0], root=root):
+        assert 0 < part.norm() <= 0.02 * (1 + 1e-9)
 
 
 def test_the_opening_counts_each_record_once():
