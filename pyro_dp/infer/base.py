@@ -58,7 +58,6 @@ P = TypeVar("P", bound=Prepared)
 class Preparation(Generic[P]):
     """Keeps the objects of the last step, and knows whether they still hold.
 
-    :param model: Pyro's.
     :param jit: "none", "trace" or "compile".
     :ivar prepared: None before the first look.
     :ivar callbacks: those of a run that begins, until they are looked at.
@@ -243,10 +242,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
 @contextlib.contextmanager
 def _named_arguments(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
-    """Errors of a first look name the arguments, and those that were taken for data.
-
-    :raises ModelError: the same, with more to say.
-    """
+    """Errors of a first look name the arguments, and those that were taken for data."""
     try:
         yield
     except ModelError as error:

@@ -98,8 +98,7 @@ class ServedLooks(FitByLooks):
             term = record_term(model, guide, records, microbatch)
             if term.answers:
                 raise NoEvidence(_BRANCHES)
-            problem = EPProblem.of(term, model, guide, "auto", read)
-            problem = problem.as_seen(model, "auto", microbatch)
+            problem = EPProblem.of(term, model, guide, "auto", microbatch, read)
         except RaisedOnRecords:
             raise
         except ModelError as reason:

@@ -41,7 +41,6 @@ class PaddedSum:
         blocks, and further outputs, (B, ...) each. The rest is rows of local parameters, then
         local draws.
     :param public: further inputs, in the form that they will always have.
-    :param blocks: number of blocks.
     :param size: number of records in a pass.
     :param sampling: makes the local draws of the records, (B, ...) each, from public, indices and
         the rest; None: there are none.
@@ -127,10 +126,7 @@ class PaddedSum:
 
 
 def padded_batch(term: RecordTerm, chosen: Tensor, size: int) -> list[Tensor]:
-    """Indices, rows of data and of local parameters. The first record stands in for missing ones.
-
-    :param chosen: indices of at most ``size`` records, (B,).
-    """
+    """Indices, rows of data and of local parameters. The first record stands for missing ones."""
     missing = size - len(chosen)
     indices = torch.cat([chosen, chosen[:1].expand(missing)]) if missing else chosen
     rows = [*term.records.rows(indices, distinct=not missing), *term.local.rows(indices).values()]

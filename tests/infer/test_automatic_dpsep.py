@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -31,15 +30,13 @@ from pyro.infer.autoguide import (
 )
 from releases import Releases
 from run_contract import STEPS
-from sums import exact_sums
+from seeded import look_sums, seeded
 from zoo import ZOO
 
 from pyro_dp import (
     DPSEP,
     DPSVI,
-    ClippingWarning,
     ConfigurationError,
-    ConvergenceWarning,
     Execution,
     FullBatch,
     ModelError,
@@ -55,7 +52,6 @@ from pyro_dp.infer.ep.ep_by_looks import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.infer.ep.observation_family import Residuals
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
 from pyro_dp.utils.gaussian import Gaussian
 
@@ -164,16 +160,7 @@ def _looks(patch, steps):
 
 
 def fitted(model, data, epsilon=1.0, seed=0, guide=AutoMultivariateNormal, **options):
-    pyro.clear_param_store()
-    pyro.set_rng_seed(seed)
-    accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    noise = Noise(source=seed)
-    sep = DPSEP(model, guide(model), accountant=accountant, noise=noise, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", ClippingWarning)
-        sep.run(*data, progress=False)
-    return sep
+    return seeded(DPSEP, model, guide, *data, epsilon=epsilon, seed=seed, **options)
 
 
 def exact_linear(x, y):
@@ -191,17 +178,11 @@ def gaussian_data(size=4000, dim=4, seed=3):
 @pytest.mark.long
 def test_without_noise_it_is_exact():
     x, y = gaussian_data(200)
-    sep = DPSEP(
-        linear,
-        AutoMultivariateNormal(linear),
-        accountant=PrivacyAccountant(),
-        noise=0.0,
-    )
-    sep.run(x, y, progress=False)
+    found = fitted(linear, (x, y), epsilon=None, noise=0.0).posterior()
     exact = exact_linear(x, y)
-    torch.testing.assert_close(sep.posterior().mean, exact.mean, rtol=0.0, atol=1e-7)
+    torch.testing.assert_close(found.mean, exact.mean, rtol=0.0, atol=1e-7)
     torch.testing.assert_close(
-        sep.posterior().covariance_matrix, exact.covariance_matrix, rtol=0.0, atol=1e-7
+        found.covariance_matrix, exact.covariance_matrix, rtol=0.0, atol=1e-7
     )
 
 
@@ -234,12 +215,10 @@ def test_records_of_a_rare_value_are_not_lost():
     x = torch.stack([torch.ones(size), 2 * torch.rand(size, generator=rng) - 1, rare], dim=1)
     weights = torch.tensor([0.5, 1.0, -1.0])
     y = torch.bernoulli(torch.sigmoid(x @ weights), generator=rng)
-    guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(6.0), noise=Noise(source=0))
-    sep.run(x, y, progress=False)
+    found = fitted(logistic, (x, y), epsilon=6.0).posterior()
     p = torch.sigmoid(x @ weights)
     exact = torch.linalg.inv((x * (p * (1 - p)).unsqueeze(1)).T @ x + torch.eye(3))
-    ratio = sep.posterior().stddev / exact.diagonal().sqrt()
+    ratio = found.stddev / exact.diagonal().sqrt()
     assert ratio.max() < 1.5
 
 
@@ -293,9 +272,7 @@ def test_a_mixture_of_the_right_model_has_no_dispersion():
     data = entry.data(2000)
     pyro.set_rng_seed(1)
     model, guide = entry.make()
-    accountant = PrivacyAccountant(epsilon=4.0)
-    sep = DPSVI(model, guide, accountant=accountant, noise=Noise(source=1))
-    sep.run(*data, progress=False)
+    sep = seeded(DPSVI, model, lambda _: guide, *data, epsilon=4.0, seed=1)
     assert sep.posterior().status.is_ok
 
 
@@ -395,22 +372,12 @@ def test_where_records_say_nothing_no_step_leads_far_away():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("residuals", "ratio"),
-    [
-        (Residuals.NORMAL, 8 / 30),
-        (Residuals.SCALED, 8 / 30),
-        (Residuals.OTHER, 8 / 30),
-        (Residuals.LABELS, 8 / 30),
-        (Residuals.INTEGRATED, 8 / 30),
-        (Residuals.BOUNDED, 1.0),
-        (Residuals.SUMMED, 1.0),
-    ],
-)
-def test_parts_cut_off_agree_less_in_more_dimensions(residuals, ratio):
+@pytest.mark.parametrize("residuals", ["normal", "scaled", "other", "labels", "integrated"])
+def test_parts_cut_off_agree_less_in_more_dimensions(residuals):
     """Unless the model is wrong or a mixture."""
-    few, many = (LookPlan(dim, 5000, 1.0, residuals).squared_bias(1.0) * dim for dim in (2, 30))
-    assert many / few == pytest.approx(ratio)
+    for kind, ratio in ((residuals, 8 / 30), (Residuals.BOUNDED, 1.0), (Residuals.SUMMED, 1.0)):
+        few, many = (LookPlan(dim, 5000, 1.0, kind).squared_bias(1.0) * dim for dim in (2, 30))
+        assert many / few == pytest.approx(ratio)
 
 
 def test_centred_parts_point_to_one_side_if_the_model_is_wrong():
@@ -483,17 +450,9 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
         noise=5.0,
         sampling=FullBatch(plate=plate),
     )
-    prepared = sep._look_at((x, y), {})
-    known = sep._fit.approximation
+    sep._look_at((x, y), {})
     frame = Frame(torch.eye(3) if root is None else root, 0.7, bound, 0.1 * min(bound, 1.0))
-    blocks = replace(known, frame=frame).blocks
-    found = []
-    for record in range(len(x)):
-        clipped = ClippedSum(blocks)
-        at = (known.posterior, frame)
-        prepared.sites.add(clipped, at, torch.tensor([record]), np.random.default_rng(0))
-        found.append(exact_sums(clipped)[0])
-    return found
+    return [look_sums(sep, frame, [record])[0] for record in range(len(x))]
 
 
 @pytest.mark.parametrize("kind", ["logistic", "poisson", "linear"])
@@ -510,10 +469,8 @@ def test_the_opening_counts_each_record_once():
     x, y = regression_data(size=8)
     guide = AutoMultivariateNormal(logistic)
     sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise=5.0)
-    prepared, known = sep._look_at((x, y), {}), sep._fit.approximation
-    clipped, stream = ClippedSum(known.blocks), np.random.default_rng(0)
-    known.next_sum(prepared.sites).add(clipped, known.at(8), torch.arange(8), stream)
-    assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
+    sep._look_at((x, y), {})
+    assert look_sums(sep, None, range(8))[0].sum().item() == pytest.approx(8, rel=1e-9)
 
 
 def test_a_state_of_the_other_kind_is_refused():
@@ -645,3 +602,54 @@ def test_the_posterior_follows_from_the_evidence_alone():
     other = replace(state, posterior=lost, prior=lost)._target(pooled)[1]
     assert torch.equal(other.mean, expected.mean)
     assert (expected.mean - found).abs().max() < 0.01
+
+
+# Looks begin at the prior's mean, also beside latents whose prior is not normal.
+
+
+def wide_regression(x, y):
+    beta = pyro.sample("beta", dist.Normal(0.0, 10.0).expand([3]).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
+
+
+def made_up():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 3, generator=draw)
+    return x, x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
+
+
+@pytest.mark.in_turns
+@pytest.mark.long
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_a_wide_prior_and_an_unknown_scale(epsilon):
+    x, y = made_up()
+    found = fitted(wide_regression, (x, y), epsilon).posterior()
+    exact = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
+    sds = found.variance[:3].sqrt()
+    assert str(found.status) == "ok"
+    assert (sds < 0.05).all()
+    assert ((found.mean[:3] - exact).abs() < 4 * sds).all()
+
+
+@pytest.mark.in_turns
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [2.0, 0.1])
+def test_a_prior_of_a_scale_that_is_far_too_small(scale):
+    """The opening says so, and the first look is made at a scale that fits."""
+
+    def model(x, y):
+        sigma = pyro.sample("sigma", dist.HalfNormal(0.1))
+        beta = pyro.sample("beta", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
+
+    x, y = made_up()
+    y = y * (scale / 0.5)
+    found = fitted(model, (x, y), epsilon=4.0).posterior()
+    exact = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
+    sds = found.variance[1:].sqrt()
+    assert str(found.status) == "ok"
+    assert (sds < 2 * scale / len(x) ** 0.5).all()
+    assert ((found.mean[1:] - exact).abs() < 4 * sds).all()

@@ -10,8 +10,9 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
+from seeded import seeded
 
-from pyro_dp import DPSEP, DPSVI, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
 
 GROUPS = 4
 
@@ -29,24 +30,26 @@ def latents():
     return pyro.deterministic("effect", mu + scale * z)
 
 
+def observe(logits, y):
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
 def not_centred(group, y):
     effect = latents()
-    with pyro.plate("people", len(y)):
-        pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+    observe(effect[group], y)
 
 
 def centred(group, y):
     mu, scale = scales()
     effect = pyro.sample("effect", dist.Normal(mu, scale).expand([GROUPS]).to_event(1))
-    with pyro.plate("people", len(y)):
-        pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+    observe(effect[group], y)
 
 
 def unnamed(group, y):
     mu, scale, z = sites()
     logits = pyro.deterministic("logits", mu + scale * z[group])  # a row for each record
-    with pyro.plate("people", len(y)):
-        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+    observe(logits, y)
 
 
 def by_plate(group, y):
@@ -54,16 +57,14 @@ def by_plate(group, y):
     with pyro.plate("groups", GROUPS):
         z = pyro.sample("z", dist.Normal(0.0, 1.0))
         effect = pyro.deterministic("effect", mu + scale * z, event_dim=0)
-    with pyro.plate("people", len(y)):
-        pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+    observe(effect[group], y)
 
 
 def partly(group, y):
     """Records see the mean itself, too."""
     mu, scale, z = sites()
     own = pyro.deterministic("own", scale * z)
-    with pyro.plate("people", len(y)):
-        pyro.sample("y", dist.Bernoulli(logits=mu + own[group]), obs=y)
+    observe(mu + own[group], y)
 
 
 def made_up(size=2000):
@@ -76,12 +77,7 @@ def made_up(size=2000):
 
 @functools.cache
 def found(model, method=DPSEP, guide=AutoNormal, noise=1e-3, **options):
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    settings = {"accountant": PrivacyAccountant(), "noise": Noise(noise, source=0)}
-    inference = method(model, guide(model), **settings | options)
-    inference.run(*made_up(), progress=False)
-    return inference
+    return seeded(method, model, guide, *made_up(), noise=noise, **options)
 
 
 @functools.cache
@@ -98,13 +94,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
 def test_the_likelihood_is_that_of_the_centred_model(model):
     evidence, expected = found(model).evidence, found(centred).evidence
     assert [each.name for each in evidence.latents] == ["effect"]
-    centre = expected.parts[0].pooled
-    torch.testing.assert_close(
-        evidence.parts[0].pooled.estimate, centre.estimate, atol=0.02, rtol=0
-    )
-    torch.testing.assert_close(
-        evidence.parts[0].pooled.curvature, centre.curvature, atol=3, rtol=0.1
-    )
+    ours, theirs = evidence.parts[0].pooled, expected.parts[0].pooled
+    torch.testing.assert_close(ours.estimate, theirs.estimate, atol=0.02, rtol=0)
+    torch.testing.assert_close(ours.curvature, theirs.curvature, atol=3, rtol=0.1)
 
 
 @pytest.mark.slow
@@ -131,8 +123,7 @@ def test_noise_widens_the_intervals_and_the_plain_ones_stay():
 @pytest.mark.long
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
 def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
-    accountant = PrivacyAccountant(epsilon=4.0)
-    svi = found(not_centred, DPSVI, guide, None, optim=Adam({"lr": 0.01}), accountant=accountant)
+    svi = found(not_centred, DPSVI, guide, None, optim=Adam({"lr": 0.01}), epsilon=4.0)
     assert [each.name for each in svi.evidence.latents] == ["effect"]
     median = svi.guide.median()
     effect = median["mu"] + median["scale"] * median["z"]
@@ -184,8 +175,7 @@ def test_public_factors_of_the_prior_count():
     def pulled(group, y):
         effect = latents()
         pyro.factor("pull", dist.Normal(effect.sum(), 0.01).log_prob(torch.tensor(0.0)))
-        with pyro.plate("people", len(y)):
-            pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+        observe(effect[group], y)
 
     median = found(pulled, noise=0.3).guide.median()
     assert (median["mu"] + median["scale"] * median["z"]).sum().abs() < 0.2

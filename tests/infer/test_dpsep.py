@@ -37,7 +37,6 @@ from releases import Releases, take
 from scipy import integrate, stats
 
 from pyro_dp import (
-    DPSEP,
     ConfigurationError,
     ConvergenceWarning,
     Factors,
@@ -389,17 +388,6 @@ def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
     torch.testing.assert_close(posterior.stddev[1], torch.tensor(3.0), rtol=1e-6, atol=1e-6)
 
 
-def test_warm_starts_are_in_the_ledger():
-    data = regression_data()
-    sep = new_sep(noise=1.0, clip=1.0)
-    sep.run(*data, progress=False)
-    assert not sep.accountant.notes
-    accountant = PrivacyAccountant()
-    again = DPSEP(logistic, sep.guide, accountant=accountant, noise=1.0)
-    again.step(*data)
-    assert "before the first step of DPSEP" in str(accountant)
-
-
 # Accounting, settings, errors.
 
 
@@ -481,11 +469,6 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_spent(
     with pytest.raises(ModelError, match=message):
         sep.step(*regression_data())
     assert not sep.accountant.ledger
-
-
-def test_there_is_no_posterior_before_the_first_step():
-    with pytest.raises(ConfigurationError, match="first step"):
-        new_sep().posterior()
 
 
 def test_the_noise_of_a_saved_run_is_remembered():

@@ -3,20 +3,18 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from problems import glm, logistic, mixture, mixture_guide, points, regression_data
 from pyro.infer.autoguide import AutoMultivariateNormal
-from sums import exact_sums
+from seeded import look_sums
 
 import pyro_dp.mechanism.releases
 from pyro_dp import DPSEP, ConfigurationError, Noise, PrivacyAccountant, PrivacyBudgetExceeded
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import Frame
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release import release
 
 # The budget and the noise multiplier of a run. One of them can be None.
@@ -246,20 +244,10 @@ def look_of(model, guide, *data):
     """Prepared sums, blocks of a look in a frame of its own, and of the opening."""
     pyro.clear_param_store()
     sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise=1.0)
-    prepared, known = sep._look_at(data, {}), sep._fit.approximation
-    root = torch.randn(known.plan.dim, known.plan.dim)
-    frame = Frame(root @ root.T + 0.1 * torch.eye(known.plan.dim), 0.6, BOUND, 0.2)
-
-    def sums(indices, opens):
-        if opens:
-            at, own = known.at(SIZE), known
-        else:
-            at, own = (known.at(SIZE)[0], frame), replace(known, frame=frame)
-        clipped, stream = ClippedSum(own.blocks), np.random.default_rng(0)
-        own.next_sum(prepared.sites).add(clipped, at, torch.tensor(indices), stream)
-        return exact_sums(clipped)
-
-    return prepared, sums
+    prepared, dim = sep._look_at(data, {}), sep._fit.approximation.plan.dim
+    root = torch.randn(dim, dim)
+    frame = Frame(root @ root.T + 0.1 * torch.eye(dim), 0.6, BOUND, 0.2)
+    return prepared, lambda indices, opens: look_sums(sep, None if opens else frame, indices)
 
 
 def require_bounds(sums, places, broken=(), unread=()):

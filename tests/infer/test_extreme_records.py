@@ -9,8 +9,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
+from seeded import seeded
 
-from pyro_dp import DPSEP, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.look_plan import LookPlan
 from pyro_dp.infer.ep.norm_counts import (
     FROM,
@@ -153,13 +154,7 @@ def exact_mean(x, y):
 def test_a_few_extreme_records_are_no_longer_missed(cap):
     """21 of 15,000 records put an unaware interval 25 of its standard deviations off."""
     data = visits(cap)
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
-    sep = DPSEP(
-        poisson, AutoMultivariateNormal(poisson), accountant=accountant, noise=Noise(source=0)
-    )
-    sep.run(*data, progress=False)
+    sep = seeded(DPSEP, poisson, AutoMultivariateNormal, *data, epsilon=1.0)
     posterior = sep.posterior()
     assert posterior.status.is_ok == (cap == 20)
     if not posterior.status.is_ok:
@@ -185,13 +180,7 @@ def test_a_bound_keeps_most_of_a_few_records_of_large_leverage():
     x[:12, 0] = 60.0
     y = 0.5 * x[:, 1] + torch.randn(20_000, generator=generator)
     y[:12] += 0.05 * 60.0
-    pyro.clear_param_store()
-    accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    sep = DPSEP(
-        linear, AutoMultivariateNormal(linear), accountant=accountant, noise=Noise(source=0)
-    )
-    sep.run(x, y, progress=False)
-    found = sep.posterior()
+    found = seeded(DPSEP, linear, AutoMultivariateNormal, x, y, epsilon=4.0).posterior()
     precision = x.mT @ x + torch.eye(3)
     exact = torch.linalg.solve(precision, x.mT @ y)
     away = found.mean - exact
@@ -207,13 +196,9 @@ def test_early_looks_with_small_bounds_do_not_bias_the_mean():
     mean = np.exp(features @ [0.5, -0.3, 0.3])
     counts = rng.negative_binomial(0.3, 1 / (1 + mean / 0.3))
     x, y = torch.tensor(features), torch.tensor(counts, dtype=torch.float64)
-    pyro.clear_param_store()
     exact = exact_mean(x, y)
-    start = init_to_value(values={"w": exact})
-    accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
-    guide = AutoMultivariateNormal(poisson, init_loc_fn=start)
-    sep = DPSEP(poisson, guide, accountant=accountant, noise=Noise(source=0))
-    sep.run(x, y, progress=False)
+    guide = AutoMultivariateNormal(poisson, init_loc_fn=init_to_value(values={"w": exact}))
+    sep = seeded(DPSEP, poisson, lambda _: guide, x, y, epsilon=4.0)
     away = sep.posterior().mean - exact
     precision = (x * (x @ exact).exp()[:, None]).mT @ x
     assert 0.5 * away @ precision @ away < 15  # nats; 39 if looks are weighted by noise alone

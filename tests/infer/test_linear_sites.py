@@ -121,14 +121,8 @@ def sites_of(model, tensors, *, scale=0.1, **options):
     pyro.clear_param_store()
     finite = [torch.nan_to_num(x) if x.is_floating_point() else x for x in tensors]
     kind, steps = (PaperDPSEP, {"num_steps": 9}) if "clip" in options else (DPSEP, {})
-    sep = kind(
-        model,
-        AutoMultivariateNormal(model, init_scale=scale),
-        accountant=PrivacyAccountant(),
-        noise=1.0,
-        **steps,
-        **options,
-    )
+    guide, own = AutoMultivariateNormal(model, init_scale=scale), steps | options
+    sep = kind(model, guide, accountant=PrivacyAccountant(), noise=1.0, **own)
     prepared = sep._look_at(tuple(finite), {})
     for column, given in zip(prepared.records.columns, tensors, strict=True):
         column.tensor.copy_(given)  # a NaN that no check saw
@@ -145,9 +139,13 @@ def sums(sites, at, blocks, indices, fast=True, kind=ClippedSum):
     return exact_sums(clipped)
 
 
-def frame(dim, bound):
+def look_of(sep, bound=2.0):
+    """Cavity and frame of a look with this bound, and its blocks."""
+    known = sep._fit.approximation
+    dim = len(known.problem.places)
     root = torch.randn(dim, dim)
-    return Frame(root @ root.T + torch.eye(dim), 0.7, bound, 0.2 * bound)
+    frame = Frame(root @ root.T + torch.eye(dim), 0.7, bound, 0.2 * bound)
+    return (known.at(SIZE)[0], frame), replace(known, frame=frame).blocks
 
 
 def both(model, tensors, *, bounds=(2.0,), scale=0.1, options=None, kind=ClippedSum, indices=None):
@@ -157,10 +155,7 @@ def both(model, tensors, *, bounds=(2.0,), scale=0.1, options=None, kind=Clipped
     known, found = sep._fit.approximation, ([], [])
     indices = torch.arange(len(tensors[0])) if indices is None else indices
     for bound in bounds:
-        at, blocks = known.at(SIZE), known.blocks
-        if not options:
-            own = frame(len(known.problem.places), bound)
-            at, blocks = (at[0], own), replace(known, frame=own).blocks
+        at, blocks = (known.at(SIZE), known.blocks) if options else look_of(sep, bound)
         for each, fast in zip(found, (True, False), strict=True):
             each += sums(sites, at, blocks, indices, fast, kind)
     return found
@@ -178,10 +173,16 @@ def test_the_fast_sum_is_the_slow_one(model):
     close(both(model, data(model), bounds=(0.05, 2.0)))
 
 
-@pytest.mark.in_turns
-@pytest.mark.parametrize("scale", [1e-4, 0.3, 2.0])
-def test_in_cavities_of_any_width(scale):
-    close(both(logistic, data(logistic), scale=scale))
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"scale": scale} for scale in (1e-4, 0.3, 2.0)),  # cavities of any width
+        {"indices": torch.tensor([0, 2, 3, 4, 7, 50])},
+    ],
+)
+def test_other_cavities_and_batches(options):
+    close(both(logistic, data(logistic), **options))
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -191,11 +192,6 @@ def test_with_a_bound_of_ones_own(model, centred):
     close(both(model, data(model), options=options))
 
 
-def test_of_a_batch():
-    indices = torch.tensor([0, 2, 3, 4, 7, 50])
-    close(both(logistic, data(logistic), indices=indices))
-
-
 def test_in_integers():
     close(both(logistic, data(logistic), kind=FixedPointSum), tolerance=1e-6)
 
@@ -203,11 +199,8 @@ def test_in_integers():
 @pytest.mark.long
 def test_one_record_adds_the_bound_at_most():
     """Both relations follow: zeroed out it is C, replaced 2 C."""
-    tensors = data(logistic)
-    sep, sites = sites_of(logistic, tensors)
-    known = sep._fit.approximation
-    own = frame(DIM + 1, 0.5)
-    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    sep, sites = sites_of(logistic, data(logistic))
+    at, blocks = look_of(sep, 0.5)
     everyone = torch.arange(SIZE)
     whole = sums(sites, at, blocks, everyone)
     largest = 0.0
@@ -236,9 +229,7 @@ def test_no_record_decides_how_another_one_is_taken():
     for indices in (torch.arange(SIZE), torch.arange(1, SIZE)):
         torch.manual_seed(0)
         sep, sites = sites_of(saturated, (x, y))
-        known, own = sep._fit.approximation, frame(DIM, 0.5)
-        (cavity, blocks) = known.at(SIZE)[0], replace(known, frame=own).blocks
-        found = []
+        ((cavity, own), blocks), found = look_of(sep, 0.5), []
         for shift in (0.0, 1.5):  # in the second step many predictors are beyond 3
             moved = replace(cavity, eta=cavity.eta + shift * cavity.precision.sum(-1))
             found.append(torch.cat(sums(sites, (moved, own), blocks, indices)[:1]))
@@ -250,11 +241,15 @@ def test_no_record_decides_how_another_one_is_taken():
 @pytest.mark.parametrize("model, kept", [(logistic, True), (saturated, False)])
 def test_records_are_known_to_be_straight_where_the_code_is_affine(model, kept):
     sep, sites = sites_of(model, data(model))
-    known, own = sep._fit.approximation, frame(DIM + kept, 0.5)
-    blocks = replace(known, frame=own).blocks
-    sums(sites, (known.at(SIZE)[0], own), blocks, torch.arange(SIZE))
+    sums(sites, *look_of(sep, 0.5), torch.arange(SIZE))
     assert sites._moments.design.affine is kept
     assert sites._moments.design.straight.any() == kept
+
+
+def by_both(*given):
+    """The parts of sites as they are made, and by quadrature."""
+    parts = (vars(function(*given)).values() for function in (element_sites, by_quadrature))
+    return zip(*parts, strict=True)
 
 
 @pytest.mark.in_turns
@@ -268,9 +263,7 @@ def test_elements_without_a_search_are_those_of_quadrature(model):
     rest = [value, weight] if model is logistic else [torch.full((57, 1), 0.7), value, weight]
     for variance in (0.0, 1e-8, 0.01, 0.24, 0.26, 9.0):
         spread = torch.full((57, 1, 1, 1), variance)
-        found = element_sites(family, mean, spread, rest)
-        expected = by_quadrature(family, mean, spread, rest)
-        for one, other in zip(vars(found).values(), vars(expected).values(), strict=True):
+        for one, other in by_both(family, mean, spread, rest):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
@@ -285,9 +278,7 @@ def test_few_nodes_where_they_are_enough(model):
     rest = [*constants, torch.arange(57.0).unsqueeze(1) % 9, torch.ones(57, 1)]
     for variance in (0.0, 1e-8, 1e-4, 1e-3, 0.01, 1.0):
         spread = variance * (torch.eye(family.rank) + 0.4).expand(57, 1, -1, -1)
-        found = element_sites(family, mean, spread, rest)
-        expected = by_quadrature(family, mean, spread, rest)
-        for one, other in zip(vars(found).values(), vars(expected).values(), strict=True):
+        for one, other in by_both(family, mean, spread, rest):
             size = other.abs().flatten(1).amax(dim=1)
             assert ((one - other).abs().flatten(1).amax(dim=1) <= 1e-6 * (1 + size)).all()
 
@@ -296,8 +287,7 @@ def test_a_huge_count_adds_the_same_alone_and_among_others():
     """No mode is found of the largest ones, and their moments are rounding."""
     x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
     sep, sites = sites_of(overdispersed, (x, y))
-    known, own = sep._fit.approximation, frame(DIM + 1, 0.5)
-    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    at, blocks = look_of(sep, 0.5)
     everyone, one = torch.arange(SIZE + 1), torch.tensor([7])
     for count, fast in itertools.product((1e4, 3e7, 1e8, 3e9), (True, False)):
         sites._term.records.columns[1].tensor[7] = count
@@ -328,8 +318,7 @@ def test_predictors_that_are_not_linear_have_no_design():
 def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
     x, y, z = data(in_groups)
     sep, sites = sites_of(in_groups, (x, y, z))
-    known, own = sep._fit.approximation, frame(DIM + 4, 2.0)
-    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    at, blocks = look_of(sep)
     expected = sums(sites, at, blocks, torch.cat([torch.arange(7), torch.arange(8, SIZE)]))
     z[7] = group
     sites._term.records.columns[2].tensor.copy_(z)
@@ -346,8 +335,7 @@ def test_what_a_model_refers_to_may_change():
             pyro.sample("y", dist.Bernoulli(logits=sharpness[0] * (x[i] @ w)), obs=y[i])
 
     sep, sites = sites_of(model, data(logistic))
-    at, blocks = (sep._fit.approximation.at(SIZE)[0], frame(DIM, 2.0)), None
-    blocks = replace(sep._fit.approximation, frame=at[1]).blocks
+    at, blocks = look_of(sep)
     before = sums(sites, at, blocks, torch.arange(SIZE))[0]
     sharpness[0] = 2.0
     after = sums(sites, at, blocks, torch.arange(SIZE))[0]
@@ -365,19 +353,15 @@ def test_a_model_that_writes_to_its_row_leaves_the_data_alone():
 
     x, y = data(logistic)
     x[4] = 0.0
-    _, sites = sites_of(model, (x, y))
     kept = x.clone()
     sep, sites = sites_of(model, (x, y))
-    at = (sep._fit.approximation.at(SIZE)[0], frame(DIM, 2.0))
-    sums(sites, at, replace(sep._fit.approximation, frame=at[1]).blocks, torch.arange(SIZE))
+    sums(sites, *look_of(sep), torch.arange(SIZE))
     assert torch.equal(x, kept)
 
 
 def test_threads_change_nothing(monkeypatch):
-    tensors = data(clamped)
-    sep, sites = sites_of(clamped, tensors, execution=Execution(7))
-    at = (sep._fit.approximation.at(SIZE)[0], frame(DIM, 2.0))
-    blocks = replace(sep._fit.approximation, frame=at[1]).blocks
+    sep, sites = sites_of(clamped, data(clamped), execution=Execution(7))
+    at, blocks = look_of(sep)
     one = sums(sites, at, blocks, torch.arange(SIZE))
     before = torch.get_num_threads()
     torch.set_num_threads(3)

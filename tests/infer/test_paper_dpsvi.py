@@ -364,17 +364,30 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
     assert torch.equal(leaf.detach(), torch.zeros(2))
 
 
+def starting_at_nan(x, y):
+    loc = pyro.param("start", torch.full((3,), math.nan))
+    pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
 @pytest.mark.parametrize(
-    ("optim", "words"),
+    ("options", "words"),
     [
-        (pyro.optim.Adam({"lr": -1.0}), "Invalid learning rate"),
-        (pyro.optim.Adam({"nonsense": 1}), "nonsense"),
-        (pyro.optim.Adam(lambda name: None), "dictionary"),
-        (pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1}), "LBFGS.step needs a closure"),
+        ({"optim": pyro.optim.Adam({"lr": -1.0})}, "Invalid learning rate"),
+        ({"optim": pyro.optim.Adam({"nonsense": 1})}, "nonsense"),
+        ({"optim": pyro.optim.Adam(lambda name: None)}, "dictionary"),
+        (
+            {"optim": pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})},
+            "LBFGS.step needs a closure",
+        ),
+        ({"guide": starting_at_nan}, "'start' is NaN or infinite before"),
+        ({"noise": 1e300}, "noise would have"),
+        ({"noise": 1e40, "clip": 1e40}, "noise would have"),
+        ({"sampling": 1e-300}, "noise would have"),
     ],
 )
-def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
-    svi = new_paper_dpsvi(logistic, handwritten_guide, optim=optim)
+def test_settings_that_cannot_work_spend_nothing(options, words):
+    svi = new_paper_dpsvi(logistic, **{"guide": handwritten_guide} | options)
     with pytest.raises(ConfigurationError, match=words):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
@@ -481,25 +494,3 @@ def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
         with pytest.raises(PrivacyError):
             svi.step(*regression_data())
         assert accountant.num_releases == spent
-
-
-@pytest.mark.filterwarnings("ignore:Encountered NaN")
-def test_parameters_that_start_as_nan_spend_nothing():
-    def guide(x, y):
-        loc = pyro.param("start", torch.full((3,), math.nan))
-        pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
-
-    svi = new_paper_dpsvi(logistic, guide)
-    with pytest.raises(ConfigurationError, match="'start' is NaN or infinite before"):
-        svi.step(*regression_data())
-    assert svi.accountant.num_releases == 0
-
-
-@pytest.mark.parametrize(
-    "options", [{"noise": 1e300}, {"noise": 1e40, "clip": 1e40}, {"sampling": 1e-300}]
-)
-def test_noise_beyond_the_numbers_spends_nothing(options):
-    svi = new_paper_dpsvi(logistic, handwritten_guide, **options)
-    with pytest.raises(ConfigurationError, match="noise would have"):
-        svi.step(*regression_data())
-    assert svi.accountant.num_releases == 0

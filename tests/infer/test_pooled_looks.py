@@ -24,11 +24,16 @@ def precision(rng):
     return 100.0 * (root @ root.T + torch.eye(DIM))
 
 
+def symmetric(rng, sd):
+    """Noise of this standard deviation on the diagonal, and less off it."""
+    noise = torch.randn(DIM, DIM, generator=rng) * sd / 2**0.5
+    return torch.triu(noise, 1) + torch.triu(noise, 1).T + 2**0.5 * noise.diagonal().diag()
+
+
 def look(at, peak, curvature, geometry, rng, sd=0.0, curvature_sd=0.0):
     """A look at a quadratic log likelihood with this peak. Noise follows the geometry."""
     back = power(geometry, 0.5)
-    noise = torch.randn(DIM, DIM, generator=rng) * curvature_sd / 2**0.5
-    noise = torch.triu(noise, 1) + torch.triu(noise, 1).T + 2**0.5 * noise.diagonal().diag()
+    noise = symmetric(rng, curvature_sd)
     score = curvature @ (peak - at) + sd * back @ torch.randn(DIM, generator=rng)
     return Look(at, score, curvature + back @ noise @ back, geometry, sd, curvature_sd)
 
@@ -99,11 +104,7 @@ def test_noise_of_the_curvature_is_carried_with_the_distance(rng):
     curvature, zero = precision(rng), torch.zeros(DIM)
     found = pooled([look(zero, zero, curvature, torch.eye(DIM), rng)], SIZE, BEND)
     found, way = replace(found, curvature_sd=3.0), torch.randn(DIM, generator=rng)
-    carried = []
-    for _ in range(20_000):
-        noise = torch.randn(DIM, DIM, generator=rng) * 3.0 / 2**0.5
-        noise = torch.triu(noise, 1) + torch.triu(noise, 1).T + 2**0.5 * noise.diagonal().diag()
-        carried.append(noise @ way)
+    carried = [symmetric(rng, 3.0) @ way for _ in range(20_000)]
     expected = torch.stack(carried).T.cov()
     added = found.noise(way) - found.score_noise
     torch.testing.assert_close(added, expected, rtol=0.05, atol=0.05 * expected.max().item())

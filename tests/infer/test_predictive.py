@@ -24,6 +24,7 @@ from pyro.infer.autoguide import (
     init_to_value,
 )
 from pyro.poutine.runtime import _PYRO_STACK
+from seeded import seeded
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -34,7 +35,6 @@ from pyro_dp import (
     ConvergenceWarning,
     Execution,
     ModelError,
-    Noise,
     NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
@@ -157,10 +157,7 @@ def test_arguments_by_name_and_in_containers():
 @pytest.mark.slow
 def test_draws_are_those_of_the_posterior():
     """Joint ones, in the model's own space, and their outcomes; within six standard errors."""
-    x, y = regression_data(400)
-    guide, accountant = AutoMultivariateNormal(logistic), PrivacyAccountant(epsilon=1.0)
-    sep = DPSEP(logistic, guide, accountant=accountant, noise=Noise(source=0))
-    sep.run(x, y, progress=False)
+    sep = seeded(DPSEP, logistic, AutoMultivariateNormal, *regression_data(400), epsilon=1.0)
     posterior = sep.posterior()
     drawn = sep.predictive(1000)(NEW)
     w = drawn["w"]

@@ -5,13 +5,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
+from seeded import records_of
 from torch.distributions import MultivariateNormal
 
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import combined, model_prior
-from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Reading, Records
 from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import dense
 
@@ -28,7 +27,7 @@ def prior_of(latents, guide=AutoMultivariateNormal, y=None):
             pyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx])
 
     pyro.clear_param_store()
-    records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, Reading.BY_INDEX)
+    records = records_of(model, y)
     return EPProblem.build(model, guide(model), records, "auto", None).prior
 
 
@@ -231,7 +230,7 @@ def test_a_prior_that_reads_the_data_is_shown_placeholders():
     for y in (torch.randn(6), 1e6 * torch.ones(6)):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, Reading.BY_INDEX)
+        records = records_of(model, y)
         guide = AutoNormal(model, init_loc_fn=init_to_value(values={"w": torch.zeros(())}))
         guide(*records.arguments(records.placeholder())[0])
         gaussian = GaussianGuide(model, guide, records)

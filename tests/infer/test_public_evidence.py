@@ -10,9 +10,10 @@ import pytest
 import torch
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from seeded import seeded
 from torch.distributions import MultivariateNormal, biject_to, constraints
 
-from pyro_dp import DPSEP, ConfigurationError, ModelError, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.looks import Look
@@ -34,11 +35,8 @@ def regression(size=1500, seed=0):
 
 
 def run(model=linear, data=None, epsilon=3.0, guide=AutoMultivariateNormal, noise=None):
-    pyro.clear_param_store()
-    accountant = PrivacyAccountant(epsilon if noise is None else None)
-    sep = DPSEP(model, guide(model), accountant=accountant, noise=Noise(noise, source=0))
-    sep.run(*(data or regression()), progress=False)
-    return sep
+    own = {"epsilon": epsilon if noise is None else None, "noise": noise}
+    return seeded(DPSEP, model, guide, *(data or regression()), **own)
 
 
 def exact(x, y):
@@ -264,10 +262,8 @@ def test_mu_is_that_of_the_relation():
     """Sums over all records move twice as far where a record is replaced."""
     found = {}
     for relation in ("add_or_remove_one", "replace_one"):
-        pyro.clear_param_store()
         accountant = PrivacyAccountant(1.0, neighboring=relation)
-        sep = DPSEP(linear, AutoNormal(linear), accountant=accountant, noise=Noise(source=0))
-        sep.run(*regression(), progress=False)
+        sep = seeded(DPSEP, linear, AutoNormal, *regression(), accountant=accountant)
         found[relation] = sep.evidence
     one, two = found.values()
     assert one.mu == pytest.approx(two.mu, rel=1e-3)  # at the same epsilon

@@ -7,12 +7,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
+from seeded import seeded
 from torch.distributions import biject_to, constraints
 
-from pyro_dp import DPSEP, ModelError, Noise, PrivacyAccountant
+from pyro_dp import DPSEP, ModelError
+from pyro_dp.infer.posterior.chains import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient
-from pyro_dp.infer.posterior.prior_times_evidence import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent
 
@@ -152,13 +153,9 @@ def model(group, y):
 
 @pytest.mark.slow
 def test_evidence_about_a_deterministic_site_meets_a_prior():
-    torch.manual_seed(0)
-    pyro.clear_param_store()
     group = torch.randint(3, (1500,))
     y = torch.bernoulli(torch.sigmoid(torch.linspace(-1.0, 1.0, 3))[group])
-    accountant = PrivacyAccountant(epsilon=4.0)
-    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, noise=Noise(source=0))
-    sep.run(group, y, progress=False)
+    sep = seeded(DPSEP, model, AutoMultivariateNormal, group, y, epsilon=4.0)
     ours, other = sep.posterior(), sep.evidence.posterior(prior, "chains")
     assert ours.names == other.names
     torch.testing.assert_close(other.mean, ours.mean, rtol=0, atol=0.2)

@@ -117,12 +117,11 @@ def test_intervals_include_the_noise(of, particles):
         svi.run(*regression_data(200), progress=False)
     found = svi.posterior()
     plain = svi.posterior(noise_aware=False)
-    gradients = (
-        svi._kept.prepared.step.eager.num_noises * (20.0 * 2.0) ** 2 / svi._moves.policy.share
-    )
+    num_noises = particles if of == "latents" else 1
+    assert svi._kept.prepared.step.eager.num_noises == num_noises
+    gradients = num_noises * (20.0 * 2.0) ** 2 / svi._moves.policy.share
     expected = plain.covariance_matrix + gradients / 40 * plain.covariance_matrix.square()
     torch.testing.assert_close(found.covariance_matrix, expected)
-    assert svi._kept.prepared.step.eager.num_noises == (particles if of == "latents" else 1)
 
 
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
@@ -142,12 +141,13 @@ def test_intervals_that_do_not_include_the_noise(name):
             svi.posterior()
 
 
-def test_without_noise_there_is_nothing_to_check():
+def test_without_noise_there_is_nothing_to_check_or_clip():
     svi = new(num_steps=5, noise=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
         svi.run(*regression_data(), progress=False)
     assert svi.posterior().status.is_ok
+    assert svi._moves.policy.bound == math.inf and svi.clipped_fraction is None
 
 
 @pytest.mark.long
@@ -270,14 +270,8 @@ def test_step_sizes_fall():
 def test_the_bound_follows_the_norms(monkeypatch):
     """The first release is of norms alone; C is near the norms, and what it clips is reported."""
     x, y = regression_data(4000)
-    fixture = Fixture(
-        monkeypatch,
-        kind=StochasticGradientVI,
-        clip=None,
-        noise=Noise(1.0, source=0),
-        num_steps=50,
-        sampling=FullBatch(),
-    )
+    own = dict(clip=None, noise=Noise(1.0, source=0), num_steps=50, sampling=FullBatch())
+    fixture = Fixture(monkeypatch, kind=StochasticGradientVI, **own)
     svi = fixture.svi
     svi.step(x, y)
     assert all(leaf.grad is None for leaf in svi._kept.prepared.parameters.values())
@@ -293,12 +287,6 @@ def test_the_bound_follows_the_norms(monkeypatch):
         svi._moves.policy.bound, rel=0.3
     )
     assert svi.accountant.ledger == ((SubsampledGaussian(1.0, 1.0, "full"), 50),)
-
-
-def test_no_bound_without_noise():
-    svi = new(noise=0, num_steps=3)
-    svi.step(*regression_data())
-    assert svi._moves.policy.bound == math.inf and svi.clipped_fraction is None
 
 
 # Going on.

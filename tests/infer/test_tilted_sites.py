@@ -7,11 +7,10 @@ import torch
 from problems import glm, logistic, mixture, take_one_by_one
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
+from seeded import records_of
 
 from pyro_dp import ModelError
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Reading, Records
 
 SLOW = "one record at a time"
 
@@ -19,15 +18,15 @@ SLOW = "one record at a time"
 class Problem:
     """A model on its data, with what DPSEP asks of the moments."""
 
-    def __init__(self, model, *data, moments="linear", plate=None, reading=Reading.BY_INDEX):
+    def __init__(self, model, *data, moments="linear", plate=None):
         pyro.clear_param_store()
-        found = find_plate(model, data, {}, plate)
-        self.records = Records(model, found, data, {}, reading)
+        self.records = records_of(model, *data, plate=plate)
         guide = AutoNormal(poutine.block(model, hide=["z"]))
         self.moments = EPProblem.build(model, guide, self.records, moments, None).moments
 
-    def sites(self, mean, covariance, indices=None):
-        """Precisions (B, d, d) and residuals (B, d); of all records by default."""
+    def sites(self, mean=None, covariance=None, indices=None):
+        """Precisions (B, d, d) and residuals (B, d); of all records in ``cavity()`` by default."""
+        mean, covariance = cavity() if mean is None else (mean, covariance)
         indices = torch.arange(self.records.plate.size) if indices is None else indices
         spread = self.moments.spread(covariance)
         found = self.moments.factors(mean, spread, indices, self.records.rows(indices))
@@ -93,7 +92,7 @@ DENSITIES = {
 def test_sites_are_those_of_a_grid(model):
     x, y = data()
     problem, (mean, covariance) = Problem(model, 0.5 * x, y), cavity()
-    for n, found in enumerate(zip(*problem.sites(mean, covariance), strict=True)):
+    for n, found in enumerate(zip(*problem.sites(), strict=True)):
         expected = on_grid(lambda z, n=n: DENSITIES[model](0.5 * x[n], y[n], z), mean, covariance)
         close(found, expected, 1e-3)
 
@@ -133,8 +132,8 @@ def test_linear_regression_is_exact():
 def test_a_curved_predictor_is_linearised_at_the_cavity_mean():
     """That is one step of Gauss and Newton."""
     x, y = data()
-    mean, covariance = cavity()
-    precision, residual = Problem(curved, x, y).sites(mean, covariance)
+    mean, _ = cavity()
+    precision, residual = Problem(curved, x, y).sites()
     for n in range(len(x)):
         place = mean.clone().requires_grad_()
         value = torch.tanh(x[n, 0] * place[0]) * place[1]
@@ -165,9 +164,8 @@ def visits_in_a_loop(x, y):
 @pytest.mark.parametrize("model", [visits, visits_in_an_event, visits_in_a_loop])
 def test_a_records_site_is_the_product_of_its_elements(model):
     x, y = torch.randn(4, 3, 2), torch.bernoulli(torch.full((4, 3), 0.5))
-    mean, covariance = cavity()
-    found = Problem(model, x, y, plate="data").sites(mean, covariance)
-    single = Problem(logistic, x.flatten(0, 1), y.flatten()).sites(mean, covariance)
+    found = Problem(model, x, y, plate="data").sites()
+    single = Problem(logistic, x.flatten(0, 1), y.flatten()).sites()
     close(found, [each.unflatten(0, (4, 3)).sum(1) for each in single])
 
 
@@ -175,7 +173,6 @@ def test_a_records_site_is_the_product_of_its_elements(model):
 def test_sites_of_several_kinds_multiply():
     """A count and a measurement; of one and two numbers."""
     x, y = data()
-    mean, covariance = cavity()
 
     def both(x, y):
         w = latents()
@@ -184,8 +181,8 @@ def test_sites_of_several_kinds_multiply():
             pyro.sample("y", dist.Normal(x[idx, 0] * w[0], scale), obs=y[idx])
             pyro.sample("k", dist.Poisson((x[idx] @ w).exp()), obs=y[idx])
 
-    one, other = (Problem(model, x, y).sites(mean, covariance) for model in (noisy, poisson))
-    found = Problem(both, x, y).sites(mean, covariance)
+    one, other = (Problem(model, x, y).sites() for model in (noisy, poisson))
+    found = Problem(both, x, y).sites()
     close(found, [a + b for a, b in zip(one, other, strict=True)])
 
 
@@ -210,19 +207,16 @@ def test_masks_and_scales_are_powers():
 @pytest.mark.parametrize("model", [logistic, noisy, visits])
 def test_the_vectorised_path_is_the_loop(model):
     x, y = (torch.randn(5, 3, 2), torch.ones(5, 3)) if model is visits else data()
-    mean, covariance = cavity()
     problem = Problem(model, x, y, plate="data")
-    fast = problem.sites(mean, covariance)
+    fast = problem.sites()
     take_one_by_one(problem.moments)
-    close(problem.sites(mean, covariance), fast, 1e-12)
+    close(problem.sites(), fast, 1e-12)
 
 
 def test_a_record_does_not_depend_on_its_batch():
-    x, y = data()
-    mean, covariance = cavity()
-    problem, chosen = Problem(noisy, x, y), torch.tensor([1, 3])
-    together = problem.sites(mean, covariance)
-    close(problem.sites(mean, covariance, chosen), [each[chosen] for each in together], 1e-12)
+    problem, chosen = Problem(noisy, *data()), torch.tensor([1, 3])
+    together = problem.sites()
+    close(problem.sites(indices=chosen), [each[chosen] for each in together], 1e-12)
 
 
 def test_float32_models():
@@ -449,10 +443,8 @@ def test_a_record_unlike_the_examples_raises_nothing(model):
     x[1] = 2.0
     with pytest.warns(UserWarning, match=SLOW):
         problem = Problem(model, x, y)
-    mean, covariance = cavity()
     others = torch.tensor([0, 2, 8])
-    expected = problem.sites(mean, covariance, others)
-    close([each[others] for each in problem.sites(mean, covariance)], expected)
+    close([each[others] for each in problem.sites()], problem.sites(indices=others))
 
 
 def factorised(predictor):

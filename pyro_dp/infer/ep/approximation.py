@@ -20,13 +20,11 @@ from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
 _GAUSSIANS = ("posterior", "prior", "factor")
+_CHANGING = ("noise_variance", "sampling_variance", "_centre", "_stepping", "_radius", "_replaced")
 _UNSETTLED = (
     "{count} of the last {judged} estimates were left aside, or made where the gradient stood out "
     "of the noise"
 )
-
-
-_CHANGING = ("noise_variance", "sampling_variance", "_centre", "_stepping", "_radius", "_replaced")
 
 
 class AverageFactor:
@@ -56,12 +54,10 @@ class AverageFactor:
         self._replaced = 0
 
     def state(self) -> dict[str, Any]:
-        """Everything that updates change, as tensors and numbers."""
         others = {name: getattr(self, name) for name in _CHANGING}
         return others | {"_average": (self._average.eta, self._average.precision)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a result of :meth:`state`."""
         vars(self).update({name: state[name] for name in _CHANGING})
         self._average = Gaussian(*state["_average"])
 
@@ -124,13 +120,10 @@ def _averaged(variance: float, new: float, damping: float) -> float:
 class Approximation:
     """q = prior * f^N; everything in it is public.
 
-    :param problem: model, guide and prior for the present data.
     :param blocks: blocks of a release: sites, and possibly the bit of being within the bound.
-    :param weight: kappa, of the precision in the release.
-    :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
+    :param weight: kappa, as of :class:`SiteSum`, as is centred.
     :param steered: whether the step control chooses the damping.
     :param average: f^N on the latents that records see, from all estimates.
-    :param control: control of the steps.
     :param posterior: q.
     :param prior: the prior as a factor, refined at the posterior of the step before.
     :param factor: f^N on all latents, as the next step stands on it.
@@ -150,7 +143,6 @@ class Approximation:
     mean_noise: Tensor
 
     def site_sum(self, microbatch_size: int | None) -> SiteSum:
-        """The sum that computes the releases."""
         return SiteSum(
             problem=self.problem,
             structure=self.average.structure,
@@ -161,7 +153,6 @@ class Approximation:
         )
 
     def next_sum(self, sites: SiteSum) -> SiteSum:
-        """That of the next release."""
         return sites
 
     def at(self, size: int) -> Gaussian:
@@ -181,7 +172,7 @@ class Approximation:
 
         :param released: block by block; the first has the coordinates of f_hat^N.
         :param at: the cavity that :meth:`at` returned for it.
-        :param multiplier: standard deviation of the noise in units of the bound.
+        :param multiplier: sd of the noise in units of the bound.
         :param damping: None: as the step control says.
         :returns: Euclidean norm of the change of (eta, kappa Lambda), and the new approximation.
         """
@@ -202,10 +193,7 @@ class Approximation:
         return change, moved.advanced()
 
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
-        """Mean and covariance: (d, d), or (d,) for precisions without correlations.
-
-        :param noise_aware: with the uncertainty that the noise adds; see :meth:`DPSEP.posterior`.
-        """
+        """Mean and covariance: (d, d), or (d,) for precisions without correlations."""
         mean = self.posterior.mean
         plain = inverse((self.prior * self.problem.on_all(self.average.known)).precision)
         if not noise_aware:
@@ -221,10 +209,6 @@ class Approximation:
         return {NOISE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
 
     def status(self, clipped: ClippedFraction | None) -> Status:
-        """Whether the posterior can be published.
-
-        :param clipped: the fraction of clipped records, if there is an estimate.
-        """
         if not self.control.settled:
             counts = {"count": self.control.unsettled, "judged": self.control.judged}
             return Status(DO_NOT_PUBLISH, _UNSETTLED.format(**counts), STEPS)
@@ -237,7 +221,6 @@ class Approximation:
         return Status()
 
     def state(self) -> dict[str, Any]:
-        """Everything that steps change, as tensors and numbers."""
         gaussians = {name: getattr(self, name) for name in _GAUSSIANS}
         return {
             "average": self.average.state(),
@@ -319,9 +302,7 @@ def mean_noise(
     -Sigma E mu. In a centred release E mu also enters eta, which cancels this. E has variance
     v / kappa^2 on the diagonal and half of it off the diagonal.
 
-    :param covariance: Sigma, (d, d).
     :param places: the coordinates that records see, and that have noise.
-    :param variance: v.
     :param extrapolated: mean (d,) and kappa of an uncentred release.
     """
     noise = torch.eye(len(places)).to(covariance)

@@ -19,12 +19,11 @@ from torch.distributions import Transform
 from torch.distributions.transforms import identity_transform
 
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
-from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.evidence import Evidence, PriorTimesEvidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import PublicDensity
-from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import Sites, is_random
@@ -112,10 +111,7 @@ class DeterministicSites:
     def find(
         model: Callable, guide: GaussianGuide | FittedGuide, records: Records
     ) -> "DeterministicSites | None":
-        """None: no deterministic site stands between a latent and the records.
-
-        :param guide: the latents of the model.
-        """
+        """None: no deterministic site stands between a latent and the records."""
         draws = _prior_draws(model, records)
         candidates = _deterministic(draws, model, records)
         own = {each.name: each.transform for each in guide.latents}
@@ -169,30 +165,22 @@ class DeterministicSites:
 
     def _result(self, evidence: Evidence) -> PriorTimesEvidence:
         if self._looks != len(evidence.looks) or self._found is None:
-            exact, near = (
-                self._density(evidence.conditioned),
-                self._density(evidence.conditioned_near),
-            )
             mean, covariance = self._guide.read()
-            sds = dense(covariance).diagonal().sqrt()
+            start = mean, dense(covariance).diagonal().sqrt()
             self._looks = len(evidence.looks)
-            self._found = PriorTimesEvidence(evidence, exact, near, mean, sds)
+            self._found = PriorTimesEvidence(evidence, self._own_model, self._density, start)
         return self._found
 
-    def _density(self, conditioned: Callable[[Callable], Callable]) -> PublicDensity:
-        own = conditioned(self._own_model)
-        return PublicDensity(own, self._guide.latents, self._dtypes, self._records)
+    def _density(self, model: Callable) -> PublicDensity:
+        return PublicDensity(model, self._guide.latents, self._dtypes, self._records)
 
 
 @torch.no_grad()
 def _prior_draws(model: Callable, records: Records) -> list[Sites]:
     """Sites outside the plate, on placeholders."""
-    draws = []
     with forked_rng():
         torch.manual_seed(0)  # all ranks of a cluster find the same
-        for _ in range(_DRAWS):
-            draws.append(_outside(model, records, 1))
-    return draws
+        return [_outside(model, records, 1) for _ in range(_DRAWS)]
 
 
 def _outside(model: Callable, records: Records, count: int) -> Sites:

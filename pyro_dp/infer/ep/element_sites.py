@@ -55,8 +55,8 @@ class ElementSites:
 def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
     """Sites in a cavity.
 
-    :param mean: the numbers' mean in the cavity, (B, E, r), in float64.
-    :param variance: the numbers' covariance in the cavity, (B, E, r, r).
+    :param mean: the numbers' mean there, (B, E, r), in float64.
+    :param variance: their covariance, (B, E, r, r).
     :param rest: the other arguments of the family's density, (B, E) each.
     """
     if family.kind is Normal:

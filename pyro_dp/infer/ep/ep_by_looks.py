@@ -60,7 +60,6 @@ _OVERDISPERSED = (
 
 
 def status(state: EPState) -> Status:
-    """Whether the posterior can be published."""
     seen, pooled = state.seen, state.seen.pooled
     if pooled is None:
         return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
@@ -120,10 +119,7 @@ _ALL_LOST = (
 
 
 class FitByLooks(Fit[EPState]):
-    """Looks go where the looks before have pointed.
-
-    :param moments: those asked for.
-    """
+    """Looks go where the looks before have pointed."""
 
     remedy = "Use other units, or DPSVI."
     differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
@@ -160,10 +156,7 @@ class FitByLooks(Fit[EPState]):
 
 
 class LookShares(Steps):
-    """Looks, which share the budget as the run's state says.
-
-    :param fit: the run's, which has that state.
-    """
+    """Looks, which share the budget as the run's state says."""
 
     kind = ADAPTIVE
     whole = True  # also in a loop: Theorem 1 needs mu beforehand

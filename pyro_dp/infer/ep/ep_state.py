@@ -71,10 +71,7 @@ class Stride:
     way: Tensor | None = None
 
     def next_radius(self, way: Tensor, pooled: PooledLooks, longest: float) -> float:
-        """The longest step in a direction. It halves if steps turn back, and doubles otherwise.
-
-        :param longest: that of any step.
-        """
+        """The longest step in a direction. It halves if steps turn back, and doubles otherwise."""
         if self.way is None:
             return min(self.radius, longest)
         before = pooled.length(self.way)
@@ -87,8 +84,6 @@ class Stride:
 class EPState:
     """q = prior * evidence.
 
-    :param problem: model, guide and prior for the present data.
-    :param seen: the looks so far.
     :param posterior: q without the noise's uncertainty, on all latents.
     :param aware: q with it; both have the same mean.
     :param prior: the prior as a factor, refined at q.
@@ -98,7 +93,6 @@ class EPState:
     :param share: share of the budget for the next look.
     :param frame: the next look's; None: the next look is the opening.
     :param alike: number of looks of this share, one after the other, with the next one.
-    :param stride: the last step.
     """
 
     problem: EPProblem
@@ -118,9 +112,8 @@ class EPState:
     def start(problem: EPProblem, size: int, multiplier: float, *, new: bool) -> "EPState":
         """The guide's initial values are the first q, or :meth:`EPProblem.start`.
 
-        :param size: N.
+        :param multiplier: as of :class:`LookPlan`, as is size.
         :param new: whether the guide has been used for nothing before.
-        :param multiplier: noise of one release of the whole budget, in units of its bound.
         """
         mean, covariance = problem.guide.read()
         covariance = _narrowed(dense(covariance))
@@ -154,25 +147,17 @@ class EPState:
             return (Block(size, bound),)
         return Block(size + self.plan.num_extremes, bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)
 
-    def site_sum(self, microbatch_size: int | None) -> WhitenedSum:
+    def site_sum(self, microbatch_size: int | None) -> SiteSum:
         """The sum that computes the looks."""
-        return WhitenedSum(
-            problem=self.problem,
-            structure=Full(self.problem.widths),
-            num_blocks=1 if self.plan.multiplier == 0 else 2,
-            microbatch_size=microbatch_size,
-        )
+        count = 1 if self.plan.multiplier == 0 else 2
+        return WhitenedSum(problem=self.problem, num_blocks=count, microbatch_size=microbatch_size)
 
     def next_sum(self, sites: SiteSum) -> SiteSum:
         """That of the next look, or of the opening."""
         if self.frame is not None:
             return sites
-        return OpeningSum(
-            problem=self.problem,
-            structure=Full(self.problem.widths),
-            num_blocks=len(self.problem.groups),
-            microbatch_size=sites.microbatch_size,
-        )
+        count, size = len(self.problem.groups), sites.microbatch_size
+        return OpeningSum(problem=self.problem, num_blocks=count, microbatch_size=size)
 
     @property
     def finished(self) -> bool:
@@ -200,9 +185,8 @@ class EPState:
     ) -> tuple[float, "EPState"]:
         """The state after one more look. All else follows from its noisy numbers.
 
-        :param released: the release, block by block.
+        :param released: block by block.
         :param at: cavity and frame of the look.
-        :param multiplier: noise of one release of the whole budget, in units of its bound.
         :returns: the step's length, in roots of nats per record, and the state after it.
         """
         multiplier /= math.sqrt(max(self.share, LEAST_SHARE))
@@ -265,7 +249,6 @@ class EPState:
         """The next look's share of the budget.
 
         :param frame: the next look's.
-        :param precision: the posterior's, (d, d).
         :param gain: nats gained by the step after the last look; infinite if it was shortened.
         """
         share, plan, left, looks = self.share, self.plan, 1.0 - self.spent, self.seen.looks
@@ -328,7 +311,6 @@ class EPState:
 
     @property
     def squared_bias(self) -> float:
-        """As :meth:`SeenLooks.squared_bias`."""
         return self.seen.squared_bias(self.required_frame.bound, self.dispersion)
 
     @property
@@ -387,7 +369,6 @@ class EPState:
         return self.frame
 
     def state(self) -> dict[str, Any]:
-        """Everything that looks change, as tensors and numbers."""
         seen = self.seen
         return {
             "looks": [vars(look) for look in seen.looks],
@@ -409,7 +390,6 @@ class EPState:
         }
 
     def resumed(self, state: Mapping[str, Any]) -> "EPState":
-        """The state that :meth:`state` returned, on this problem."""
         pooled, frame = state["pooled"], state["frame"]
         extremes = state.get("extremes") or []  # the oldest states have none
         extremes = [extremes] if isinstance(extremes, Mapping) else extremes
@@ -429,10 +409,7 @@ class EPState:
         return replace(self, seen=seen, stride=stride, frame=frame, **numbers, **gaussians)
 
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
-        """Mean and covariance, (d, d).
-
-        :param noise_aware: whether to include the uncertainty that the noise adds.
-        """
+        """Mean and covariance, (d, d)."""
         covariance = (self.aware if noise_aware else self.posterior).covariance
         return self.posterior.mean, covariance
 

@@ -37,14 +37,13 @@ UNSEEN, ALIKE, MIXED, OTHER = range(4)  # kinds of records
 class FewPredictors:
     """A likelihood as a function of few predictors.
 
-    :param count: number of draws.
     :raises NotLinear: it is none, as far as public rows tell.
     :raises NotTraceable: likewise.
     :ivar families: the families of the observed distributions, or of their components.
     :ivar kinds: one for each record.
     """
 
-    def __init__(self, likelihood: Likelihood, z: Tensor, count: int):
+    def __init__(self, likelihood: Likelihood, z: Tensor):
         if not likelihood.term.vectorizes or likelihood.sums:
             raise NotLinear("it is not a sum of densities")
         records = likelihood.term.records
@@ -85,20 +84,18 @@ class FewPredictors:
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
     @staticmethod
-    def find(likelihood: Likelihood, z: Tensor, count: int) -> "FewPredictors | None":
+    def find(likelihood: Likelihood, z: Tensor) -> "FewPredictors | None":
         """None: it is no such function."""
         try:
-            return FewPredictors(likelihood, z, count)
+            return FewPredictors(likelihood, z)
         except (NotLinear, NotTraceable):
             return None
 
     def _read_sites(self, z: Tensor) -> None:
-        records = self._likelihood.term.records
-        index = torch.zeros((), dtype=torch.long, device=records.device)
+        likelihood = self._likelihood
         with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            sites = self._likelihood.observations(z, index, records.placeholder())
-            split = [_components(site) for site in sites]
+            sites = likelihood.observations(z.detach().requires_grad_(), *likelihood.placeholder)
+            split = [_components(site) for site in sites.values()]
             self.families = [Family(each, _MOST_NUMBERS) for each, _ in split]
         self._sizes = [0 if logits is None else logits.shape[-1] for _, logits in split]
         shapes = [math.prod(innermost(each["fn"]).batch_shape) for each, _ in split]
@@ -109,8 +106,7 @@ class FewPredictors:
         names = [f.name for f in self.families]
 
         def read(z: Tensor, index: Tensor, row: list[Tensor]) -> list[Tensor]:
-            sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
-            found = []
+            sites, found = self._likelihood.observations(z, index, row), []
             for name, family in zip(names, self.families, strict=True):
                 site, logits = _components(sites[name])
                 numbers, rest = family.read_each(site)
@@ -169,7 +165,7 @@ class FewPredictors:
         return [(None, None, found.unsqueeze(1), None)]
 
     def joint(self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int) -> Jet:
-        """Log densities of components, draws and records, (K, J, B).
+        """Log densities (K, J, B) of components, draws and records.
 
         :param predictors: (R', J, B), as :meth:`columns` has them.
         """
@@ -183,10 +179,7 @@ class FewPredictors:
     def components(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Whether a record's mixture has weight 0 or 1, and whether its components are the same.
-
-        :param predictors: (R, B).
-        """
+        """Whether a record's mixture has weight 0 or 1, and whether its components are the same."""
         regular = alike = torch.ones_like(indices, dtype=torch.bool)
         for _, jets, rest, logits in self._parts(predictors.unsqueeze(1), indices, rows, MIXED):
             if logits:
@@ -199,10 +192,7 @@ class FewPredictors:
     def _parts(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int
     ) -> Iterator[tuple]:
-        """Each site's family, numbers, other arguments of its density, and logits.
-
-        :param predictors: (R', J, B).
-        """
+        """Each site's family, numbers, other arguments of its density, and logits."""
         dtype, places = self._likelihood.dtype, self.columns(kind)
         predictors, leaves = predictors.to(dtype), []
         for leaf, columns in zip(self._leaves, self._columns, strict=True):

@@ -1,6 +1,6 @@
 """One record's likelihood, as a function of the latents, for a batch of records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from pyro_dp.graphs.tracing import tracing
 from pyro_dp.records.global_draw import Particle, unflat
 from pyro_dp.records.losses import record_loss
-from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.quadrature import integrated, num_nodes
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.sandbox import guarded
@@ -40,25 +39,34 @@ class Likelihood:
             with self.term.shown(self.particle, latents, index, row) as shown:
                 return -record_loss(self.term.loss, *shown)
 
-        return integrated(at, z) if self._plate.continuous else at(z)
+        return integrated(at, z) if self.continuous else at(z)
 
-    def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
-        """Observed sites of one record."""
-        return self.term.observations(self.particle, unflat(z, self.particle.latents), index, row)
+    def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> dict[str, dict]:
+        """Observed sites of one record, by name."""
+        latents = unflat(z, self.particle.latents)
+        found = self.term.observations(self.particle, latents, index, row)
+        return {site["name"]: site for site in found}
+
+    @property
+    def placeholder(self) -> tuple[Tensor, list[Tensor]]:
+        """Index and row of a public record."""
+        records = self.term.records
+        return torch.zeros((), dtype=torch.long, device=records.device), records.placeholder()
 
     @property
     def sums(self) -> bool:
         """Whether latents of a record are summed or integrated out."""
-        return self.term.enumerates or bool(self._plate.continuous)
+        return self.term.enumerates or bool(self.continuous)
 
     @property
     def num_nodes(self) -> int:
         """How many terms the sum of an integral has."""
-        return num_nodes(self._plate)
+        return num_nodes(self.term.records.plate)
 
     @property
-    def _plate(self) -> PrivatePlate:
-        return self.term.records.plate
+    def continuous(self) -> Mapping[str, int]:
+        """Continuous latents of a record, with how many numbers each has."""
+        return self.term.records.plate.continuous
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,7 +94,7 @@ class Likelihood:
                 with kept(batched=True), _derived(), all_at_once():
                     return self._remembered(key, batched(z, indices, rows))
             except Exception:  # which record it is, the loop finds out
-                if tracing() or (self._plate.continuous and key not in self._likes):
+                if tracing() or (self.continuous and key not in self._likes):
                     raise
         results = []
         for b, index in enumerate(indices):

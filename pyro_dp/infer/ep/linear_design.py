@@ -133,7 +133,6 @@ class Coefficients:
     ) -> Callable[[Sequence[Tensor]], Tensor]:
         """J T of B records, (B, R, d), from their rows.
 
-        :param basis: T, (d, d).
         :param chosen: these of the R rows; None: all of them.
         """
         some: Any = slice(None) if chosen is None else list(chosen)
@@ -192,11 +191,7 @@ class LinearDesign:
     def find(
         likelihood: Likelihood, families: list[Family], predictors: Callable, z: Tensor, size: int
     ) -> "LinearDesign | None":
-        """None: predictors are not such, as far as public rows tell.
-
-        :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
-        :param size: number of records in a pass.
-        """
+        """None: predictors are not such, as far as public rows tell."""
         if not likelihood.term.vectorizes:
             return None
         try:
@@ -285,7 +280,6 @@ def reading_graph(
 ) -> GraphModule:
     """A graph of a function of (z, indices, *rows) of so many records.
 
-    :param z: (d,), or (size, d).
     :raises NotTraceable: it is no fixed sequence of operations, or writes to its arguments.
     """
     records = likelihood.term.records
@@ -302,13 +296,11 @@ def reading_graph(
 def _graph(
     likelihood: Likelihood, families: list[Family], z: Tensor, size: int
 ) -> tuple[Callable[..., Numbers], bool]:
-    """The model's own code as tensor operations, that read rows and never write to them; whether
-    they are affine in z.
-    """
+    """The model's own code as operations that only read rows; whether they are affine in z."""
     spec: Any = None
 
     def read(z: Tensor, index: Tensor, row: list[Tensor]) -> Numbers:
-        sites = {s["name"]: s for s in likelihood.observations(z, index, row)}
+        sites = likelihood.observations(z, index, row)
         return [family.read(sites[family.name]) for family in families]
 
     def function(z: Tensor, indices: Tensor, *rows: Tensor) -> list[Tensor]:

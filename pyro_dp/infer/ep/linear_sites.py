@@ -65,9 +65,13 @@ class LinearSites:
         return where_possible(self.factors, self._by_derivatives, indices, rows)
 
     def _by_derivatives(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
-        sites = self._moments.factors(self._mean, self._covariance, indices, rows)
-        along, precision, residual, largest = sites.within(self._axes.basis)
+        along, precision, residual, largest = self._derived(indices, rows)
         return LowRank(along, precision, residual, largest, turn=self._axes.turn)
+
+    def _derived(self, indices: Tensor, rows: list[Tensor]) -> list[Tensor]:
+        """J T, precisions, residuals and largest ones, by the model's own derivatives."""
+        sites = self._moments.factors(self._mean, self._covariance, indices, rows)
+        return sites.within(self._axes.basis)
 
     def factors(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites of B records, in the frame's coordinates.
@@ -98,9 +102,11 @@ class LinearSites:
             if self._design.affine:
                 self._design.straight[indices] = straight
             if not straight.all():
-                parts = self._with_others(~straight, parts, indices, rows)
+                bent = ~straight
+                found = self._derived(indices[bent], [row[bent] for row in rows])
                 # Replace these alone: no other record's numbers change in the last digit.
-                lengths = lengths.index_put((~straight,), parts[0][~straight].square().sum(dim=2))
+                parts = [x.index_put((bent,), new) for x, new in zip(parts, found, strict=True)]
+                lengths = lengths.index_put((bent,), found[0].square().sum(dim=2))
         along, precision, residual, largest = parts
         lengths = lengths * _ROOM
         drawn = torch.cat(simulated, dim=2) if simulated else residual.new_zeros(0)
@@ -117,12 +123,3 @@ class LinearSites:
         gap = after - before - along @ self._probe
         size = after.abs() + before.abs() + lengths.sqrt()
         return (gap.abs() <= self._tolerance * size).all(dim=1)
-
-    def _with_others(
-        self, others: Tensor, parts: list[Tensor], indices: Tensor, rows: list[Tensor]
-    ) -> list[Tensor]:
-        """Some records, (B,), by the model's own derivatives."""
-        own = [row[others] for row in rows]
-        sites = self._moments.factors(self._mean, self._covariance, indices[others], own)
-        found = sites.within(self._axes.basis)
-        return [x.index_put((others,), new) for x, new in zip(parts, found, strict=True)]

@@ -107,7 +107,7 @@ class LookPlan:
     """The settings of all looks. They are public before the first one.
 
     :param dim: d, the number of coordinates of the latents that records see.
-    :param size: N.
+    :param size: N, the number of records.
     :param multiplier: noise of one release of the whole budget, in units of its bound.
     :param residuals: kind of the observations' residuals.
     """
@@ -145,8 +145,7 @@ class LookPlan:
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """The records' mean weight, from the released sum and from the histogram of norms.
 
-        :param total: the released sum of the weights, divided by N.
-        :param noise: standard deviation of that number's noise.
+        :param total: the released sum of the weights, divided by N, with noise of this sd.
         :param predicted: the mean weight that the norms predict.
         """
         own, other = 1 / max(noise, 1e-12) ** 2, 1 / _WEIGHT_SD**2
@@ -162,8 +161,7 @@ class LookPlan:
         follows the precision only as far as the noise would matter otherwise. It does not follow
         a precision that may be noise itself.
 
-        :param precision: the posterior's, (d, d).
-        :param doubt: the noise in it, (d, d).
+        :param doubt: the noise in the posterior's precision, (d, d).
         """
         values, vectors = torch.linalg.eigh(precision + self.kind.doubted * doubt)
         weight = norms.weight(np.array([bound]))[0]

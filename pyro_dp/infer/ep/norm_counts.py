@@ -34,12 +34,10 @@ Histograms = Sequence[tuple[Tensor, float]]  # released, with the sd of their no
 
 
 def are_counted(residuals: str) -> bool:
-    """Whether looks count extreme records.
+    """Whether looks count extreme records, by the kind of their residuals.
 
     If residuals are bounded, weights do not depend on the outcome. Then clipping causes no bias if
     the model holds, and a record of a rare group is worth more than its count.
-
-    :param residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`.
     """
     return residuals != Residuals.BOUNDED
 
@@ -128,8 +126,6 @@ def extreme_excess(
     """As :meth:`ExtremeCounts.excess`, of the bound whose looks find most.
 
     A look with a small bound sees records that a larger one keeps.
-
-    :param seen: counts of several looks, one for each.
     """
     found: list[ExtremeCounts] = []
     for each in seen:
@@ -167,17 +163,11 @@ class MeanHistogram:
         return MeanHistogram(counts, (weights * sds).norm().item(), size)
 
     def opening_norms(self, dim: int) -> Norms:
-        """Norms of gradients in the opening.
-
-        :param dim: number of the latents' coordinates.
-        """
+        """Norms of gradients in the opening, of so many coordinates."""
         return self._read(math.sqrt(dim), _SPREAD)
 
     def norms(self, scale: float, residuals: str) -> Norms:
-        """
-        :param scale: curvature of a record, all directions together.
-        :param residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`.
-        """
+        """:param scale: curvature of a record, all directions together."""
         return self._read(
             _TYPICAL * math.sqrt(scale),
             _SPREAD_LATER,

@@ -152,9 +152,8 @@ class Family:
         return numbers, rest
 
     def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
-        """Weighted log density of every element, (..., E).
+        """Weighted log density of every element, (..., E), from numbers (..., E, r).
 
-        :param numbers: (..., E, r).
         :param rest: as :meth:`read` gives it, each (..., E).
         """
         *constant, value, weight = rest
@@ -166,7 +165,7 @@ class Family:
         """Gradients of the log density at outcomes of the model, (count, ..., E, r).
 
         Outcomes come from torch's global generator, which a private stream stands in for. The
-        arguments are those of :meth:`log_prob`. The observed value does not matter.
+        observed value does not matter.
         """
         *constant, _, weight = rest
         # torch's draw never ends if a binomial's count is NaN.
@@ -177,15 +176,18 @@ class Family:
             outcomes = self._made(near, constant).sample().to(weight)
         shape = outcomes.shape
         rest = [x.expand(shape).flatten(0, 1) for x in (*constant, outcomes, weight)]
-        gradient = self._gradient(near.flatten(0, 1), rest)
+        numbers = near.flatten(0, 1)
+        if self._closed is None:
+            gradient = self.slope(numbers, rest)
+        else:
+            found = self.derivatives(list(numbers.unbind(-1)), rest)
+            gradient = torch.stack(found.gradient, dim=-1)
         return gradient.reshape(*shape, self.rank).nan_to_num(0.0, 0.0, 0.0)
 
-    def _gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
-        """The gradient of :meth:`log_prob`, (..., E, r)."""
-        if self._closed is not None:
-            return torch.stack(self.derivatives(list(numbers.unbind(-1)), rest).gradient, dim=-1)
+    def slope(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
+        """The gradient of :meth:`log_prob`, (..., E, r), by automatic differentiation."""
         with torch.enable_grad():
-            a = numbers.clone().requires_grad_()
+            a = numbers.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.log_prob(a, rest).sum(), a)
         return gradient
 
@@ -200,10 +202,7 @@ class Family:
         return self.distribution(**parameters)
 
     def derivatives(self, numbers: list[Tensor], rest: list[Tensor]) -> Derivatives:
-        """Derivatives of :meth:`log_prob`: in closed form where :func:`closed_form` has one.
-
-        :param numbers: r tensors, (..., E) each.
-        """
+        """Derivatives of :meth:`log_prob` by r numbers, (..., E) each: by :func:`closed_form`."""
         if self._closed is None:
             return by_autodiff(partial(self.log_prob, rest=rest), numbers)
         value, weight = rest
@@ -245,7 +244,6 @@ class Family:
 
     @property
     def residuals(self) -> str:
-        """One of :class:`Residuals`."""
         if self._labels:
             return Residuals.BOUNDED
         if self.distribution not in (Normal, pyro.distributions.Normal):
@@ -255,17 +253,13 @@ class Family:
     def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
         """Largest gradient of the log density over all outcomes, (..., E, r).
 
-        The arguments are those of :meth:`log_prob`. The observed value does not matter.
-
-        :returns: None if there are infinitely many outcomes.
+        None if there are infinitely many. The observed value does not matter.
         """
         *constant, value, weight = rest
         largest = None
         for label in range(self._labels):
-            with torch.enable_grad():
-                a = numbers.detach().requires_grad_()
-                other = [*constant, torch.full_like(value, label), weight]
-                (gradient,) = torch.autograd.grad(self.log_prob(a, other).sum(), a)
+            other = [*constant, torch.full_like(value, label), weight]
+            gradient = self.slope(numbers, other)
             largest = gradient.abs() if largest is None else largest.maximum(gradient.abs())
         return largest
 

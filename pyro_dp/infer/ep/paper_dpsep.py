@@ -38,11 +38,7 @@ from pyro_dp.utils.validation import require_count, require_number, require_scal
 
 
 class FitByFactors(Fit[Approximation]):
-    """Released estimates move an average factor.
-
-    :param bound: C.
-    :param damping: that of the user.
-    """
+    """Released estimates move an average factor."""
 
     remedy = "Use a smaller clip or damping, or other units."
     remedies = REMEDIES | {CLIPPING: "Raise clip until few are clipped; the noise grows with it."}

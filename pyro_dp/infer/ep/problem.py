@@ -94,8 +94,6 @@ class EPProblem:
         A generalised linear model begins at its prior's mean, if nobody chose another start. Its
         likelihood has one peak. An autoguide's default is the median of a few draws, which may be
         far away if the prior is wide.
-
-        :param mean: the guide's, (d,).
         """
         straight = isinstance(self.moments, LinearMoments) and not self.moments.curved
         return self.prior.centred(mean) if straight and self.guide.starts_anywhere else mean
@@ -111,8 +109,7 @@ class EPProblem:
         """:raises ModelError: model, guide and records do not fit, or not with these moments."""
         model = without_latents(model, records.plate)
         term = record_term(model, guide, records, microbatch_size)
-        problem = EPProblem.of(term, model, guide, moments)
-        problem = problem.as_seen(model, moments, microbatch_size)
+        problem = EPProblem.of(term, model, guide, moments, microbatch_size)
         problem.check()
         return problem
 
@@ -123,11 +120,14 @@ class EPProblem:
         model: Callable,
         guide: Callable,
         moments: str,
+        microbatch_size: int | None,
         read: Callable[..., GaussianGuide | FittedGuide | DeterministicSites] = GaussianGuide,
     ) -> "EPProblem":
         """The records themselves are not looked at.
 
-        :param term: one record's, from :func:`record_term`.
+        If the likelihood turns in the latents' coordinates, but not in those of deterministic
+        sites, the problem is in the latter.
+
         :param read: reads the guide as a Gaussian.
         :raises ModelError: model and guide do not fit, or not with these moments.
         """
@@ -158,18 +158,12 @@ class EPProblem:
             _require_smooth(likelihood, mean[places])
             method = _choose_moments(likelihood, mean[places], moments)
         widths = [latent.stop - latent.start for latent in seen]
+        if method.turns and not isinstance(gaussian, DeterministicSites):
+            if sites := DeterministicSites.find(model, gaussian, records):
+                model, guide = sites.model, sites.draws
+                term = record_term(model, guide, records, microbatch_size)
+                return EPProblem.of(term, model, guide, moments, microbatch_size, lambda *_: sites)
         return EPProblem(gaussian, likelihood, prior, method, places, widths)
-
-    def as_seen(self, model: Callable, moments: str, microbatch_size: int | None) -> "EPProblem":
-        """The problem in coordinates that the likelihood does not turn in, if sites give them."""
-        if not self.moments.turns or isinstance(self.guide, DeterministicSites):
-            return self
-        records = self.likelihood.term.records
-        sites = DeterministicSites.find(model, self.guide, records)
-        if sites is None:
-            return self
-        term = record_term(sites.model, sites.draws, records, microbatch_size)
-        return EPProblem.of(term, sites.model, sites.draws, moments, lambda *_: sites)
 
     @torch.enable_grad()
     def check(self) -> None:
@@ -203,16 +197,14 @@ def _require_proper(mean: Tensor, covariance: Tensor) -> None:
 
 def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
     """Sites come from derivatives of the log likelihood: there must be two, and no draws."""
-    records = likelihood.term.records
-    index = torch.zeros((), dtype=torch.long, device=records.device)
     before = torch.get_rng_state()
-    likelihood.log_prob(z, index, records.placeholder())
+    likelihood.log_prob(z, *likelihood.placeholder)
     if not torch.equal(before, torch.get_rng_state()):
         raise ModelError(_NO_DRAWS)
-    for site in likelihood.observations(z, index, records.placeholder()):
+    for name, site in likelihood.observations(z, *likelihood.placeholder).items():
         if isinstance(innermost(site["fn"]), (AsymmetricLaplace, Laplace, Uniform)):
             raise ModelError(
-                f"Site {site['name']!r} has a density with kinks or jumps, from which no "
+                f"Site {name!r} has a density with kinks or jumps, from which no "
                 "Gaussian site can be made. Use DPSVI, or a smooth distribution such as "
                 "StudentT."
             )

@@ -26,7 +26,6 @@ from pyro_dp.utils.linalg import unstacked
 @dataclass(frozen=True, eq=False)
 class SeenLooks:
     """
-    :param plan: settings of looks, which are public.
     :param looks: all looks without the opening, which reads norms alone.
     :param histograms: histograms of norms, one for each look, if there is noise.
     :param extremes: numbers of extreme records, one for each of the last looks.
@@ -52,60 +51,71 @@ class SeenLooks:
         look has little noise for its share if its bound is small. Without its bias, it would count
         too much.
 
-        :param point: the look's, (d,).
-        :param released: block by block.
-        :param noises: standard deviation of the noise in each block.
+        :param released: block by block, with noise of these standard deviations.
         """
-        dim, size, noise = self.plan.dim, self.plan.size, noises[0]
+        dim, noise, back = self.plan.dim, noises[0], torch.linalg.inv(frame.root)
         entries = dim * (dim + 1) // 2
         sums, counted = released[0].tensor_split([dim + entries + 1])
         gradient, curvature, total = sums.split([dim, entries, 1])
-        new = zip(released[1:], noises[1:], strict=True)
-        histograms, extremes, norms, weight = (*self.histograms, *new), self.extremes, None, 1.0
-        if frame.bound < math.inf:
-            points = [*(look.point for look in self.looks), point]
-            norms = self._norms(self._mean(histograms, points, point))
-            predicted = norms.weight(np.array([frame.bound]))[0]
-            unit = frame.counted * size
-            weight = self.plan.mean_weight(total.item() / unit, noise / unit, predicted)
-            if self.plan.num_extremes:
-                extremes = (*extremes, ExtremeCounts.read(counted, noise, frame.bound))
-        back = torch.linalg.inv(frame.root)
-        curvature = back @ unstacked(curvature / frame.weight, dim) @ back
-        sd = noise / weight
         look = Look(
             point=point,
-            score=back @ gradient / weight,
-            curvature=curvature / weight,
+            score=back @ gradient,
+            curvature=back @ unstacked(curvature / frame.weight, dim) @ back,
             geometry=back @ back,
-            score_sd=sd,
-            curvature_sd=sd / frame.weight,
+            score_sd=noise,
+            curvature_sd=noise / frame.weight,
             bound=frame.bound,
         )
-        looks = (*self.looks, look)
-        if norms is not None:
-            bounds = np.array([each.bound for each in looks])
-            near = self._near(extremes, points, point)
-            excess = self.plan.excess(norms, bounds) + self.plan.sure_excess(near, norms, bounds)
-            excess = excess / norms.weight(bounds)
-            looks = tuple(
-                replace(look, squared_bias=self.plan.squared_bias(each.item()))
-                for look, each in zip(looks, excess, strict=True)
-            )
-        pooled = with_last(looks, self.pooled, size, self.plan.bend)
-        return SeenLooks(self.plan, looks, histograms, extremes, pooled, self.scale, weight)
+        histograms = (*self.histograms, *zip(released[1:], noises[1:], strict=True))
+        seen = replace(self, looks=(*self.looks, look), histograms=histograms)
+        if frame.bound < math.inf:
+            seen = seen._weighted(frame, total, counted, noise)
+        pooled = with_last(seen.looks, self.pooled, self.plan.size, self.plan.bend)
+        return replace(seen, pooled=pooled)
+
+    def _weighted(self, frame: Frame, total: Tensor, counted: Tensor, noise: float) -> "SeenLooks":
+        """The last look divided by its records' mean weight, and the bias of all looks.
+
+        :param total: the released sum of the weights, in units of tau.
+        :param counted: released numbers of extreme records.
+        """
+        *before, look = self.looks
+        plan, unit, norms = self.plan, frame.counted * self.plan.size, self.norms(look.point)
+        predicted = norms.weight(np.array([frame.bound]))[0]
+        weight = plan.mean_weight(total.item() / unit, noise / unit, predicted)
+        sd, extremes = noise / weight, self.extremes
+        if plan.num_extremes:
+            extremes = (*extremes, ExtremeCounts.read(counted, noise, frame.bound))
+        look = replace(
+            look,
+            score=look.score / weight,
+            curvature=look.curvature / weight,
+            score_sd=sd,
+            curvature_sd=sd / frame.weight,
+        )
+        seen = replace(self, looks=(*before, look), extremes=extremes, weight=weight)
+        bounds = np.array([each.bound for each in seen.looks])
+        surely = plan.sure_excess(seen.extremes_near(look.point), norms, bounds)
+        excess = (plan.excess(norms, bounds) + surely) / norms.weight(bounds)
+        looks = tuple(
+            replace(look, squared_bias=plan.squared_bias(each.item()))
+            for look, each in zip(seen.looks, excess, strict=True)
+        )
+        return replace(seen, looks=looks)
 
     def norms(self, point: Tensor) -> Norms:
         """Norms of the records' parts at a point, from all histograms."""
-        return self._norms(self.histogram(point))
+        return self.histogram(point).norms(self.scale, self.plan.residuals)
 
     def histogram(self, point: Tensor) -> MeanHistogram:
         """The mean of all, above all of those near a point."""
-        return self._mean(self.histograms, [look.point for look in self.looks], point)
+        return MeanHistogram.of(self.histograms, self._distances(point), self.plan.size)
 
     def extremes_near(self, point: Tensor) -> list[ExtremeCounts]:
         """The counts of looks near a point: far away, other records are extreme."""
-        return self._near(self.extremes, [look.point for look in self.looks], point)
+        distances = self._distances(point).tolist()
+        last = zip(reversed(self.extremes), reversed(distances), strict=False)
+        return [each for each, distance in last if distance < NEAR]
 
     def squared_bias(self, bound: float, dispersion: float = 0.0) -> float:
         """Squared bias of the score in a direction by clipping, in coordinates M^1/2 z.
@@ -126,23 +136,9 @@ class SeenLooks:
         assert self.pooled is not None
         return self.pooled
 
-    def _norms(self, histogram: MeanHistogram) -> Norms:
-        return histogram.norms(self.scale, self.plan.residuals)
-
-    def _mean(
-        self, histograms: Histograms, points: Sequence[Tensor], point: Tensor
-    ) -> MeanHistogram:
-        return MeanHistogram.of(histograms, self._distances(points, point), self.plan.size)
-
-    def _near(
-        self, extremes: Sequence[ExtremeCounts], points: Sequence[Tensor], point: Tensor
-    ) -> list[ExtremeCounts]:
-        distances = self._distances(points, point).tolist()
-        last = zip(reversed(extremes), reversed(distances), strict=False)
-        return [each for each, distance in last if distance < NEAR]
-
-    def _distances(self, points: Sequence[Tensor], point: Tensor) -> Tensor:
-        """Squared, in nats per record."""
+    def _distances(self, point: Tensor) -> Tensor:
+        """Squared, of all looks from a point, in nats per record."""
+        points = [look.point for look in self.looks]
         if self.pooled is None:
             return point.new_zeros(len(points))
         return squared_distances(points, point, self.pooled.curvature, self.plan.size)
@@ -165,7 +161,6 @@ def opened(
     :param released: a histogram of the parts' norms for each group of coordinates.
     :param noises: standard deviations of their noise.
     :param root: the opening's W, (d, d).
-    :param size: N.
     """
     groups = problem.groups
     medians = [

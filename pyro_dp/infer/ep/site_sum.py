@@ -1,7 +1,7 @@
 """Clipped sums of the records' sites, in the latents' own coordinates or in whitened ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,6 @@ class SiteSum:
 
         Sites that come of one product gain nothing.
 
-        :param sum_type: the sums that the sites are added to.
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
@@ -70,7 +69,7 @@ class SiteSum:
             return
 
         def contribute(bounds, public, indices, rows, _) -> tuple[list[Contributions], list]:
-            return self._contributions(public, indices, rows, bounds[0]), []
+            return self._blocks(self._factors(public, indices, rows), public, bounds[0]), []
 
         with forked_rng():
             self._passes = PaddedSum(
@@ -125,27 +124,25 @@ class SiteSum:
         return self._part(self._factors(public, indices, rows), public).norms()[:, 0]
 
     def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
-        if self._passes:
-            own = [self._like(clipped)] if self._unchecked else []
-            try:
-                self._passes.add(clipped, public, self._passes.batch(public, chosen), *own)
-            except Exception:  # on some record; which one, Pyro's code finds out
-                pass
-            else:
-                if own:
-                    self._check(own[0], public, chosen)
-                return
-        self._add_by_pyro(clipped, public, chosen)
+        if self._passes is None:
+            self._add_by_pyro(clipped, public, chosen)
+            return
+        own = [self._like(clipped)] if self._unchecked else []
+        try:
+            self._passes.add(clipped, public, self._passes.batch(public, chosen), *own)
+        except Exception:  # on some record; which one, Pyro's code finds out
+            self._add_by_pyro(clipped, public, chosen)
+            return
+        for found in own:  # compared with Pyro's code
+            expected = self._like(clipped)
+            self._add_by_pyro(expected, public, chosen)
+            exact = self.problem.likelihood.dtype == torch.float64
+            found.require_same_as(expected, count=len(chosen), exact=exact)
 
     def _add_by_pyro(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
-        rows = self._term.records.rows(chosen)
+        sites = self._factors(public, chosen, self._term.records.rows(chosen))
         bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
-        clipped.add(*self._contributions(public, chosen, rows, bound))
-
-    def _contributions(
-        self, public: Public, indices: Tensor, rows: list[Tensor], bound: Tensor
-    ) -> list[Contributions]:
-        return self._blocks(self._factors(public, indices, rows), public, bound)
+        clipped.add(*self._blocks(sites, public, bound))
 
     def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
@@ -155,18 +152,10 @@ class SiteSum:
     def _like(self, clipped: ClippedSum) -> ClippedSum:
         return type(clipped)(clipped.blocks, self._term.records.device)
 
-    def _check(self, found: ClippedSum, public: Public, chosen: Tensor) -> None:
-        """Compare a graph's sums of these records with those of Pyro code."""
-        expected = self._like(found)
-        self._add_by_pyro(expected, public, chosen)
-        exact = self.problem.likelihood.dtype == torch.float64
-        found.require_same_as(expected, count=len(chosen), exact=exact)
-
     def _public(self, at: Any) -> Public:
-        cavity, places = at, self.problem.places
+        places = self.problem.places
         try:
-            covariance = restricted(cavity.covariance, places)
-            return cavity.mean[places], self._moments.spread(covariance)
+            return at.mean[places], self._moments.spread(restricted(at.covariance, places))
         except torch.linalg.LinAlgError:
             raise ConfigurationError(
                 "The posterior has become too narrow or too wide to compute with; this step spent "
@@ -207,7 +196,11 @@ class WhitenedSum(SiteSum):
     Both blocks are one Gaussian release.
     """
 
-    structure: Full
+    structure: Structure = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.structure = Full(self.problem.widths)
+        super().__post_init__()
 
     def _public(self, at: Any) -> Public:
         cavity, frame = at

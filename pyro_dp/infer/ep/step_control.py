@@ -33,7 +33,6 @@ class StepControl:
     left aside, or if G' P^-1 G stood out of the noise by more than one nat. If most of them do, the
     posterior has not :attr:`settled`.
 
-    :param num_steps: number of steps of the whole run.
     :param curved: the predictors are no linear function of the latents.
     :param floor: the first step's floor.
     """
@@ -50,11 +49,9 @@ class StepControl:
         self._anchor: tuple[Tensor, Tensor, float] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Everything that judgements change, as tensors and numbers."""
         return {name: getattr(self, name) for name in _CHANGING}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a result of :meth:`state`."""
         # States of older versions have fewer.
         vars(self).update({name: state[name] for name in _CHANGING if name in state})
 

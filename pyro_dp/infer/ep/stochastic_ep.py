@@ -47,10 +47,7 @@ _OTHER_LATENTS = (
 
 @dataclass(frozen=True, eq=False)
 class PreparedSites(Prepared):
-    """
-    :param problem: guide, prior and likelihood.
-    :param sites: computes the releases.
-    """
+    """:param sites: computes the releases."""
 
     problem: EPProblem
     sites: SiteSum
@@ -106,7 +103,6 @@ class Fit(abc.ABC, Generic[A]):
     def start(self, problem: EPProblem, size: int, releases: Releases, *, new: bool) -> A:
         """The approximation before the first release.
 
-        :param size: N.
         :param new: whether the guide has been used for nothing before.
         """
 
@@ -114,14 +110,13 @@ class Fit(abc.ABC, Generic[A]):
     def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, A]]:
         """Turns the next release into an approximation. It refuses bad settings beforehand.
 
-        Arguments are the release, the cavity, and the noise multiplier.
+        Its arguments are the release, the cavity, and the noise multiplier.
 
         :param step: the number of steps done.
         """
 
     @abc.abstractmethod
-    def status(self) -> Status:
-        """Whether the posterior can be published."""
+    def status(self) -> Status: ...
 
     def conclude(self, run: Any) -> None:
         """Bring the guide to the posterior, where steps do not."""

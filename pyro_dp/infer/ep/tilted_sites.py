@@ -72,28 +72,24 @@ class LinearMoments:
         self._likelihood, self.dtype = likelihood, likelihood.dtype
         if likelihood.sums:
             raise NotLinear("latents of a record are summed out")
-        records = likelihood.term.records
-        index = torch.zeros((), dtype=torch.long, device=records.device)
-        row = records.placeholder()
+        records, (index, row) = likelihood.term.records, likelihood.placeholder
         with torch.enable_grad():
             sites = likelihood.observations(z.detach().requires_grad_(), index, row)
-            families = [Family(site) for site in sites]
+            families = [Family(site) for site in sites.values()]
         self.families = [family for family in families if family.rank]
         if not self.families:
             raise NotLinear("no parameter of an observed distribution depends on the latents")
-        placeholders = [value.unsqueeze(0) for value in row]
-        if not self._agrees(z, index.reshape(1), placeholders):
+        one = index.reshape(1), [value.unsqueeze(0) for value in row]
+        if not self._agrees(z, *one):
             raise NotLinear("its parameters are not all that the likelihood depends on")
         angles = torch.arange(1.0, len(z) + 1).to(z)
         points = z, z + torch.cos(angles), z - torch.sin(2 * angles)  # in irregular directions
-        here, there, elsewhere = (
-            self._predictors(at, index.reshape(1), placeholders) for at in points
-        )
+        here, there, elsewhere = (self._predictors(at, *one) for at in points)
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.turns = not all(  # at z itself a product may have no gradient
             _span_alike(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
         )
-        self.monotone = self.turns and self._is_monotone(angles, index, placeholders)
+        self.monotone = self.turns and self._is_monotone(angles, *one)
         self.concave = not self.curved and all(family.is_concave for family in self.families)
         self.careful = self.curved
         self.residuals = residuals_of(self.families)
@@ -132,28 +128,21 @@ class LinearMoments:
                 "placeholder data. Use DPSEP(..., moments='stein')."
             )
 
-    def _is_monotone(self, angles: Tensor, index: Tensor, row: list[Tensor]) -> bool:
+    def _is_monotone(self, angles: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
         """Whether each number only rises or only falls with a latent, as a product does not."""
         slopes = [
-            torch.cat([j.flatten() for _, _, j, _ in self._predictors(at, index.reshape(1), row)])
+            torch.cat([j.flatten() for _, _, j, _ in self._predictors(at, indices, rows)])
             for at in (sign * (k * angles).cos() for k in range(1, 5) for sign in (1.0, -1.0))
         ]
         signs = torch.stack(slopes).sign()
         return bool(((signs >= 0).all(0) | (signs <= 0).all(0)).all())
 
     def spread(self, covariance: Tensor) -> Tensor:
-        """The argument of :meth:`factors`: all of the cavity's covariance.
-
-        :param covariance: V, (d, d), or (d,) if diagonal.
-        """
+        """The argument of :meth:`factors`: all of V, (d, d), or (d,) if diagonal."""
         return covariance
 
     def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> LowRank:
-        """Sites of B records.
-
-        :param mean: m of the cavity, (d,).
-        :param spread: from :meth:`spread`.
-        """
+        """Sites of B records. The cavity's mean is (d,), and :meth:`spread` makes its spread."""
         jacobians, sites = [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
             jacobians.append(jacobian.flatten(1, 2).double())
@@ -167,7 +156,7 @@ class LinearMoments:
         """
 
         def read(z, index, row):
-            sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
+            sites = self._likelihood.observations(z, index, row)
             found = [family.read(sites[family.name]) for family in self.families]
             numbers = [a for a, _ in found]
             return numbers, (numbers, [rest for _, rest in found])
@@ -189,10 +178,8 @@ class LinearMoments:
         expected = likelihood.for_each("gradient", gradient, z, indices, rows)
         found = torch.zeros_like(expected, dtype=torch.float64)
         for family, numbers, jacobian, rest in self._predictors(z, indices, rows):
-            with torch.enable_grad():
-                a = numbers.detach().requires_grad_()
-                (gradient,) = torch.autograd.grad(family.log_prob(a, rest).sum(), a)
-            found = found + torch.einsum("ber,berd->bd", gradient, jacobian.double())
+            slope = family.slope(numbers, rest)
+            found = found + torch.einsum("ber,berd->bd", slope, jacobian.double())
         tolerance = 1e-6 if likelihood.dtype == torch.float64 else 1e-3
         scale = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item() + 1e-30
         return torch.allclose(
@@ -221,10 +208,10 @@ class SteinMoments:
         self.microbatch_size = rows_on(records.device, numbers) or few
         half = torch.randn(count // 2, len(z), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(records.device)
-        index = torch.zeros(1, dtype=torch.long, device=records.device)
-        rows = [row.unsqueeze(0) for row in records.placeholder()]
-        likelihood.for_each("derivatives", self._derivatives, z, index, rows)
-        self.design = FewPredictors.find(likelihood, z, len(self._draws))
+        index, row = likelihood.placeholder
+        one = index.reshape(1), [x.unsqueeze(0) for x in row]
+        likelihood.for_each("derivatives", self._derivatives, z, *one)
+        self.design = FewPredictors.find(likelihood, z)
         if self.design is not None and not on_varied(lambda integers: self._agrees(z, integers)):
             self.design = None
         families = [] if self.design is None else self.design.families
@@ -264,7 +251,7 @@ class SteinMoments:
         """Nothing to check: no property of the likelihood is used."""
 
     def spread(self, covariance: Tensor) -> Tensor:
-        """L, with V = L L', in the arguments of :meth:`LinearMoments.spread`."""
+        """L, with V = L L'."""
         return torch.diag(covariance.sqrt()) if covariance.dim() == 1 else cholesky(covariance)
 
     def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> LowRank:
@@ -307,10 +294,8 @@ def _residuals(likelihood: Likelihood, z: Tensor) -> str:
     """One of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, by latents and outcomes."""
     if likelihood.sums and likelihood.num_nodes == 1:
         return Residuals.SUMMED
-    records = likelihood.term.records
-    index = torch.zeros((), dtype=torch.long, device=records.device)
-    sites = likelihood.observations(z, index, records.placeholder())
-    outcomes = [innermost(s["fn"]) for s in sites if s["name"] not in records.plate.continuous]
+    sites, latents = likelihood.observations(z, *likelihood.placeholder), likelihood.continuous
+    outcomes = [innermost(site["fn"]) for name, site in sites.items() if name not in latents]
     if not likelihood.sums:
         mixed = any(isinstance(each, MIXTURES) for each in outcomes)
         return Residuals.SUMMED if mixed else Residuals.OTHER

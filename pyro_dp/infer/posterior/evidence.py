@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyro
@@ -16,20 +17,30 @@ from pyro import poutine
 from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
+from pyro_dp.infer.posterior.chains import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.evidence_parts import Part, described, from_plain, to_plain
 from pyro_dp.infer.posterior.looks import Look, PooledLooks
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
-from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
-from pyro_dp.infer.posterior.summary import Status, element_names
+from pyro_dp.infer.posterior.posterior import Posterior, SampledPosterior
+from pyro_dp.infer.posterior.prior_factor import (
+    BatchedGradient,
+    Prior,
+    PriorDensity,
+    combined,
+    prior_density,
+)
+from pyro_dp.infer.posterior.summary import CHECK, Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.display import with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import covariance, inverse
 from pyro_dp.utils.markup import Displayed, Facts, Table
+from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_flag
 
+_NEAR = 0.5  # standard deviations
+_MOVED = "chains of draws still moved by {moved:.1f} standard deviations at their end"
 _SCALE = 0.1  # standard deviation of each latent where a search starts
 _METHODS = "method must be 'gaussian', 'chains', 'nuts', or a Pyro guide."
 _COLUMNS = ("records", "look", "noise of the estimate (sd, median)")
@@ -100,7 +111,7 @@ class Evidence(Displayed):
         :raises ModelError: a site is missing, or has another shape.
         """
         z = self.coordinates(values)
-        return torch.stack([part.pooled.log_likelihood()(z) for part in self.parts]).sum()
+        return _over_parts(self.parts, lambda pooled: pooled.log_likelihood()(z))
 
     def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (d,) of unconstrained values that looks are made in.
@@ -124,10 +135,7 @@ class Evidence(Displayed):
         return torch.cat(flat)
 
     def factor(self, mean: Tensor) -> Gaussian:
-        """The likelihood as a Gaussian factor, for a posterior with this mean.
-
-        :param mean: (d,).
-        """
+        """The likelihood as a Gaussian factor, for a posterior with this mean, (d,)."""
         pooled = [part.pooled for part in self.parts]
         found = [(p.information(mean), p.estimate) for p in pooled]
         information = torch.stack([precision for precision, _ in found]).sum(dim=0)
@@ -139,13 +147,11 @@ class Evidence(Displayed):
 
         It is less than the factor's, which the mean follows from: the likelihood bends.
         """
-        pooled = [part.pooled for part in self.parts]
-        return torch.stack([p.information(mean, p.bending(mean)) for p in pooled]).sum(dim=0)
+        return _over_parts(self.parts, lambda each: each.information(mean, each.bending(mean)))
 
     def lost(self, mean: Tensor) -> Tensor:
         """The precision (d, d) that the noise takes from the likelihood, for a posterior's mean."""
-        curvature = torch.stack([part.pooled.curvature for part in self.parts]).sum(dim=0)
-        return curvature - self._information(mean)
+        return _over_parts(self.parts, lambda each: each.curvature) - self._information(mean)
 
     def posterior(self, model: Callable, method: Any = "gaussian", **settings: Any) -> Any:
         """prior * evidence, for any prior on the same sites. It costs no privacy.
@@ -163,7 +169,7 @@ class Evidence(Displayed):
         if method == "gaussian" and not settings:
             return self._gaussian(model)
         if method == "chains" and not settings:
-            return self._times(model).posterior
+            return PriorTimesEvidence(self, model, prior_density).posterior
         if method == "nuts":
             return self._draws(model, **settings)
         if callable(method):
@@ -246,21 +252,14 @@ class Evidence(Displayed):
 
         before, found = combined(prior, evidence, mean, factor)
         mean = found.mean
-        plain = [part.pooled.curvature for part in self.parts]
-        curvature = torch.stack(plain).sum(dim=0)
-        exact = before * Gaussian(curvature @ mean[places], curvature).embedded(places, len(mean))
-        wide = self._information(mean[places])
-        aware = before * Gaussian(wide @ mean[places], wide).embedded(places, len(mean))
-        return Posterior(
-            density.latents, mean, aware.covariance, plain=exact.covariance, status=self.status
+        curvature = _over_parts(self.parts, lambda each: each.curvature)
+        aware, plain = (
+            before * Gaussian(own @ mean[places], own).embedded(places, len(mean))
+            for own in (self._information(mean[places]), curvature)
         )
-
-    def _times(self, model: Callable) -> PriorTimesEvidence:
-        density = prior_density(self.conditioned(model))
-        near = prior_density(self.conditioned_near(model))
-        mean = torch.zeros(density.size, dtype=torch.float64)
-        sds = torch.full_like(mean, _SCALE)
-        return PriorTimesEvidence(self, density, near, mean, sds)
+        return Posterior(
+            density.latents, mean, aware.covariance, plain=plain.covariance, status=self.status
+        )
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
         """Indices of the evidence's coordinates among a model's, (d,)."""
@@ -281,7 +280,7 @@ class Evidence(Displayed):
     ) -> dict[str, Tensor]:
         require_count("num_samples", num_samples)
         require_count("warmup_steps", warmup_steps)
-        start = init_to_value(values=self._times(model).centre)
+        start = init_to_value(values=PriorTimesEvidence(self, model, prior_density).centre)
         kernel = pyro.infer.NUTS(self.conditioned(model), jit_compile=False, init_strategy=start)
         chain = pyro.infer.MCMC(kernel, num_samples, warmup_steps, disable_progbar=True)
         chain.run()
@@ -328,6 +327,71 @@ class Evidence(Displayed):
         axes.axvline(0.0, color="0.8", zorder=0)
         axes.set_xlabel("estimate by the evidence alone, with 95% interval")
         return figure
+
+
+class PriorTimesEvidence:
+    """A model's prior times evidence about its sites. No record enters.
+
+    :param density: makes the log density of a model.
+    :param start: mean and sds (d,) where the search begins.
+    :ivar independent: mean and sds (d,) of the independent Gaussians closest in KL(q || p).
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        model: Callable,
+        density: Callable[[Callable], PriorDensity],
+        start: tuple[Tensor, Tensor] | None = None,
+    ):
+        self._evidence, self._density = evidence, density(evidence.conditioned(model))
+        near = density(evidence.conditioned_near(model))
+        zeros = torch.zeros(near.size, dtype=torch.float64)
+        mean, sds = start or (zeros, torch.full_like(zeros, _SCALE))
+        with forked_rng():
+            self._gradients = BatchedGradient(self._density, mean)
+            mean, sds = mean_field(BatchedGradient(near, mean), mean, sds)
+            self.independent = mean_field(self._gradients, mean, sds)
+
+    @property
+    def centre(self) -> dict[str, Tensor]:
+        """The sites at the mean of the independent Gaussians."""
+        mean = self.independent[0]
+        return {each.name: each.transform(each.part(mean)) for each in self._density.latents}
+
+    @cached_property
+    def posterior(self) -> SampledPosterior:
+        """Draws. Its status is the worst of the evidence's and of the chains'."""
+        with forked_rng():
+            sample, moved = chain_draws(self._gradients, *self.independent)
+        chains = Status() if moved < _NEAR else Status(CHECK, _MOVED.format(moved=moved))
+        status = Status.worst([self._evidence.status, chains])
+        plain = self._without_noise(sample.mean(0), covariance(sample))
+        return SampledPosterior(self._density.latents, sample, plain, status=status)
+
+    @cached_property
+    def closest(self) -> tuple[Tensor, Tensor]:
+        """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p)."""
+        with forked_rng():
+            return full_rank(self._gradients, *self.independent)
+
+    def _without_noise(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """The covariance with the precision that the noise takes from the evidence there."""
+
+        def coordinates(z: Tensor) -> Tensor:
+            nodes: Any = self._density.trace(z)[0].nodes
+            seen = [each.name for each in self._evidence.latents]
+            return self._evidence.coordinates({name: nodes[name]["value"] for name in seen})
+
+        with torch.enable_grad(), forked_rng():
+            slopes = torch.autograd.functional.jacobian(coordinates, mean)
+        lost = self._evidence.lost(coordinates(mean).detach())
+        return inverse(inverse(covariance) + slopes.mT @ lost @ slopes)
+
+
+def _over_parts(parts: Sequence[Part], of: Callable[[PooledLooks], Tensor]) -> Tensor:
+    """The sum over all parts."""
+    return torch.stack([of(part.pooled) for part in parts]).sum(dim=0)
 
 
 def _rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:

@@ -37,7 +37,6 @@ class Cost:
     """The cost of a run. All its looks together are one Gaussian mechanism.
 
     :param mu: mu of Gaussian differential privacy, under ``neighboring``; inf without noise.
-    :param neighboring: the relation.
     :param run: name of the run in its ledger; empty if there is no name.
     :param unit: the ledger's description of one record; may be empty.
     """
@@ -53,7 +52,6 @@ class Part:
     """The looks of one run at one data set.
 
     :param size: N.
-    :param looks: the run's looks, in order.
     :param squared_bias: squared bias of the score in a direction by clipping, in the last look's
         coordinates.
     :param bend: how fast the curvature changes with distance.
@@ -159,8 +157,7 @@ def from_plain(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_shapes(look: Look, dim: int) -> None:
-    shapes = {"point": (dim,), "score": (dim,), "curvature": (dim, dim), "geometry": (dim, dim)}
-    for name, shape in shapes.items():
+    for name, shape in zip(_LOOK, [(dim,), (dim,), (dim, dim), (dim, dim)], strict=True):
         value = getattr(look, name)
         if value.shape != shape or not value.isfinite().all():
             raise ConfigurationError(f"{name} of a look must be finite numbers of shape {shape}.")
@@ -188,9 +185,7 @@ def _transform_to_plain(transform: Transform) -> list[dict[str, Any]]:
 
 
 def _transform_from_plain(parts: list[dict[str, Any]]) -> Transform:
-    """
-    :raises ConfigurationError: the parts are not as :func:`_transform_to_plain` gives them.
-    """
+    """:raises ConfigurationError: the parts are not as :func:`_transform_to_plain` gives them."""
     found: list[Transform] = []
     try:
         for part in parts:

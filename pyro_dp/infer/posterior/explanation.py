@@ -219,7 +219,7 @@ class Explained(abc.ABC):
 def _shares(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     :param noise: the share of all that is not of the data, (d,).
-    :param parts: that share's parts, (d,), in any unit; if all are zero, it is privacy noise.
+    :param parts: its parts, (d,), in any unit; if all are zero, it is privacy noise.
     """
     total = sum(parts.values(), torch.zeros_like(noise))
     shares = {DATA: 1 - noise}

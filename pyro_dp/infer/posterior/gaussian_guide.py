@@ -161,9 +161,7 @@ def _of_low_rank(scale: Tensor, factor: Tensor) -> Tensor:
 
 # The parameters that hold a scale: from covariances c (B, k, k) and the shape of the last
 # parameter, which has the rank; and back.
-_FORMS: dict[
-    str, tuple[Callable[[Tensor, torch.Size], tuple[Tensor, ...]], Callable[..., Tensor]]
-] = {
+_FORMS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Tensor]]] = {
     "scale": (lambda c, _: (c.sqrt(),), torch.square),
     "scale_tril": (lambda c, _: (cholesky(c),), lambda factor: factor @ factor.mT),
     "covariance_matrix": (lambda c, _: (c,), lambda c: c),

@@ -72,7 +72,7 @@ class PooledLooks:
     :param curvature_sd: sd of the noise in a diagonal element of the curvature, in coordinates
         M^1/2 z.
     :param bend: how fast the curvature changes with distance, see :func:`with_last`.
-    :param size: N.
+    :param size: N, the number of records.
     """
 
     estimate: Tensor
@@ -108,8 +108,6 @@ class PooledLooks:
         """Covariance of the noise in the score at a point, (d, d).
 
         Noise E in the curvature enters the score as E times the distance from the centre.
-
-        :param mean: the point, (d,).
         """
         _, back = roots(self.geometry)
         way = back @ (mean - self.centre)
@@ -147,8 +145,6 @@ class PooledLooks:
 
         Third derivatives are assumed to be b_i K_jk + b_j K_ik + b_k K_ij, with b normal of
         covariance bend^2 K / N.
-
-        :param mean: the point, (d,).
         """
         way = mean - self.centre
         slope = self.curvature @ way
@@ -160,9 +156,6 @@ class PooledLooks:
         """A squared error of the score divided by its variance, on average over directions.
 
         Each direction has its own variance: one that noise hides does not hide the others' error.
-
-        :param error: (d, d).
-        :param mean: the point, (d,).
         """
         variance = self.curvature + self.noise(mean)
         return torch.linalg.solve(variance, error).trace().item() / len(mean)
@@ -198,7 +191,6 @@ def with_last(
     """All looks together.
 
     :param before: the result without the last look. Its curvature measures distances.
-    :param size: N.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
     """
     last = looks[-1]
@@ -236,7 +228,7 @@ def next_step(pooled: PooledLooks, last: Look, prior: Tensor) -> Gaussian:
     negative curvature stands out of the noise, the score is at least that at some distance. Noise
     may decide the direction (perturbed gradients, Jin et al. 2017, arXiv 1703.00887).
 
-    :param prior: precisions of the prior, (d,).
+    :param prior: its precisions, (d,).
     """
     root, back = roots(last.geometry)
     values, vectors = torch.linalg.eigh(root @ last.curvature @ root)
@@ -301,8 +293,7 @@ def _denoised(values: Tensor, variance: float, least: float) -> Tensor:
     leaves the eigenvalues' mean, and eigenvalues far apart stay (Bun, Bouchaud & Potters 2017,
     arXiv 1610.08104, section 6).
 
-    :param values: the noisy eigenvalues, ascending.
-    :param least: the least mean of the eigenvalues.
+    :param values: the noisy eigenvalues, ascending, whose mean is at least ``least``.
     """
     apart = values.unsqueeze(1) - values
     pushed = 2 * variance * (apart / (apart.square() + variance).clamp(min=1e-300)).sum(dim=1)

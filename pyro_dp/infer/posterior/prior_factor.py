@@ -30,11 +30,8 @@ _MOST_ROUNDS = 50
 _ROUNDS = 3  # rounds if the prior is Gaussian: the mean and the noise depend on each other
 _SETTLED = 1e-4  # longest step of the last round, in standard deviations
 _LONGEST, _NEAR = 2.0, 0.003  # the longest step, and where steps may be whole ones, likewise
-
-
-Derivatives = Callable[[Tensor], Sequence[Tensor]]
-
 _TOGETHER = 128  # points of one call
+Derivatives = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,7 @@ def prior_density(model: Callable) -> PriorDensity:
     latents: list[Latent] = []
     dtypes, start = {}, 0
     for name, site in trace.nodes.items():
-        if not is_random(site):
-            continue
-        if isinstance(site["fn"], Unit):  # pyro.factor
+        if not is_random(site) or isinstance(site["fn"], Unit):  # pyro.factor
             continue
         if site["is_observed"]:
             raise ModelError(
@@ -103,7 +98,6 @@ class BatchedGradient:
     A gradient that is not finite is 0. The value is -inf if the density cannot be computed: a
     matrix far out may have no Cholesky factor.
 
-    :param log_prob: a function of one point (d,).
     :param point: any, (d,).
     :ivar at_once: false if the density branches on its point, so that each takes its own time.
     """
@@ -209,11 +203,7 @@ class Prior:
         return moved if _agree(inner, there, self._tolerance) else z
 
     def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
-        """The factor at a posterior: full or diagonal, as the covariance is.
-
-        :param mean: the current posterior's mean, (d,).
-        :param covariance: (d, d) or (d,).
-        """
+        """The factor at a posterior: full or diagonal, as the covariance is."""
         if self._gaussian is not None:
             gradient, hessian = self._gaussian
             gradient = gradient + hessian @ (mean - self._centre)
@@ -346,11 +336,7 @@ def model_prior(
     records: Records,
     dtypes: dict[str, torch.dtype],
 ) -> Prior:
-    """The prior of the latents. It reads no record, so it costs no privacy.
-
-    :param mean: the first posterior's, (d,).
-    :param dtypes: the latents' types, by name.
-    """
+    """The prior of the latents. It reads no record, so it costs no privacy."""
     exact = all(dtype == torch.float64 for dtype in dtypes.values())
     density = PublicDensity(model, latents, dtypes, records)
     return Prior(density, mean, exact, density.normal(mean))

@@ -139,11 +139,7 @@ class Summary(Displayed):
 
     @abc.abstractmethod
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Quantiles of each element of each site, in the model's own space.
-
-        :param probabilities: P numbers in (0, 1).
-        :returns: by site, ``(P, *site shape)``.
-        """
+        """Quantiles of each element of each site, ``(P, *site shape)``, at P probabilities."""
 
     def intervals(self, level: float = _LEVEL) -> dict[str, Interval]:
         """Central intervals of the elements of each site, in the model's own space.

@@ -129,10 +129,7 @@ class IterateAverages:
         return torch.cat(found) / sum(self.counts)
 
     def moved(self, names: Sequence[str]) -> Tensor:
-        """From the mean of the third quarter to that of the fourth, in parameters of these names.
-
-        :returns: (d,).
-        """
+        """From the mean of the third quarter to that of the fourth, (d,), in these parameters."""
         found = []
         for name in names:
             a, b, c, d = self._eighths(name).reshape(_PARTS, -1).double()
@@ -160,11 +157,7 @@ class IterateAverages:
 
     @torch.no_grad()
     def conclude(self, parameters: Mapping[str, Tensor]) -> str:
-        """Set parameters that have arrived to their means.
-
-        :param parameters: unconstrained.
-        :returns: the guide's new content, in words.
-        """
+        """Set parameters that have arrived to their means. Returns the guide's content in words."""
         agreed = self.agreed()
         for name, value in agreed.items():
             parameters[name].copy_(value)
@@ -230,7 +223,6 @@ def posterior_of(
 ) -> Posterior:
     """The guide's Gaussian, with the noise in its mean if there are averages.
 
-    :param averages: None: the mean is the last iterate.
     :param judged: the status, from one that leaves out clipping.
     :raises ConfigurationError: its covariance is not finite.
     """
@@ -256,7 +248,6 @@ def _settled(
     derivative by the logarithm of all scales is 0, and the second derivative is 2 per coordinate.
     One standard deviation of the noise is added to it.
 
-    :param covariance: the guide's, (d, d).
     :param sds: the intervals' standard deviations, (d,).
     """
     names, growth = gaussian.locations, gaussian.growth()

@@ -41,19 +41,21 @@ from pyro_dp.utils.torch_state import private_rng, rows_on
 
 
 class LatentCoordinates:
-    """Latents in unconstrained coordinates, and the parameters used inside the plate."""
+    """Latents in unconstrained coordinates, and the parameters used inside the plate.
+
+    :ivar size: coordinates of a release.
+    """
 
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
     ):
-        self._particles = particles
+        self._particles, self._parameters = particles, parameters
         self._latents = [u for particle in particles for u in particle.latents.values()]
-        self._inside = {name: parameters[name] for name in term.parameters}
-        self._parameters = parameters
-
-    @property
-    def size(self) -> int:
-        return sum(x.numel() for x in (*self._latents, *self._inside.values()))
+        self._inside = list(term.parameters)
+        # Latents by number, parameters by name.
+        self._released: dict[Any, Tensor] = dict(enumerate(self._latents))
+        self._released |= {name: parameters[name] for name in self._inside}
+        self.size = sum(x.numel() for x in self._released.values())
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
         """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
@@ -64,8 +66,7 @@ class LatentCoordinates:
         return latents + inside
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
-        # Latents by number, parameters by name.
-        parts = unflat(released, dict(enumerate(self._latents)) | self._inside)
+        parts = unflat(released, self._released)
         objective = mean_loss(self._particles)
         for i, u in enumerate(self._latents):
             objective = objective + (parts[i] * u).sum()
@@ -78,13 +79,9 @@ class ParameterCoordinates:
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
     ):
-        self._particles = particles
+        self._particles, self._parameters = particles, parameters
         self._released = {name: parameters[name] for name in term.released}
-        self._parameters = parameters
-
-    @property
-    def size(self) -> int:
-        return sum(x.numel() for x in self._released.values())
+        self.size = sum(x.numel() for x in self._released.values())
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
         batch = len(gradients[0].losses)
@@ -163,7 +160,7 @@ Report = Callable[[Measured, Tensor | float], list[Contributions]]  # from gradi
 
 
 class Gradients(NamedTuple):
-    """The public results of a release and of public draws."""
+    """Public: they follow from a release and from public draws."""
 
     parameters: dict[str, Tensor | None]
     outside: Tensor  # the loss outside the plate
@@ -173,11 +170,9 @@ class Gradients(NamedTuple):
 class EagerStep:
     """The computation of a step, by Pyro's own code on the public part and vectorised on records.
 
-    :param loss: the user's, as are model and guide.
-    :param term: one record's part of it, which has the records.
+    :param term: one record's part of the user's loss.
     :param parameters: all unconstrained parameters, by name.
     :param privatize: "latents" or "parameters".
-    :param microbatch_size: at most so many records are worked on at a time.
     :param releases_loss: whether the release has a block for the loss.
     :param report: makes a block for the norms beside that of the gradient, as
         :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is no such block.
@@ -195,7 +190,7 @@ class EagerStep:
 
     @property
     def eager(self) -> "EagerStep":
-        """Which computes the same: for what takes either step."""
+        """For what takes either step."""
         return self
 
     def of_norms_alone(self) -> "EagerStep":
@@ -225,7 +220,6 @@ class EagerStep:
         """Clip and sum these records' contributions, one microbatch after the other.
 
         :param new_stream: makes the private source of the records' own draws.
-        :returns: gradients of the records' own rows of local parameters.
         """
         moves = []
         with private_rng(new_stream()):
@@ -243,9 +237,7 @@ class EagerStep:
         chosen: Tensor,
         sampled: Sequence[list[Tensor]] = (),
     ) -> LocalGradients:
-        """
-        :param sampled: draws for these records, by particle; by default they draw now.
-        """
+        """:param sampled: draws for these records, by particle; by default they draw now."""
         gradients, losses, own = self.of_records(draws, chosen, sampled)
         clipped.add(*self.blocks(gradients, losses, clipped.blocks[0].bound))
         return chosen, own
@@ -313,11 +305,7 @@ class GradientStep(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PreparedGradient(Prepared):
-    """
-    :param term: one record's.
-    :param parameters: all unconstrained parameters without a row per record, by name.
-    :param step: computes releases and gradients.
-    """
+    """:param parameters: all unconstrained parameters without a row per record, by name."""
 
     term: RecordTerm
     parameters: dict[str, Tensor]

@@ -67,11 +67,8 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
     Counts that fit no bell are taken as they are if they stand out of the noise. Beyond them the
     bell is as high as the counts are on average.
 
-    :param counts: (SIZE,), released.
-    :param sd: standard deviation of the noise in a bin.
-    :param size: N.
-    :param typical: a guess of the norms.
-    :param spread: standard deviation of its logarithm.
+    :param counts: (SIZE,), released, with noise of this sd in a bin.
+    :param typical: a guess of the norms, whose logarithm has the sd ``spread``.
     """
     shares, sd = counts / size, max(sd / size, 1e-9)
     places, rights, bells = _bells()
@@ -127,7 +124,6 @@ class HistogramBound:
     Their mean weighs each in proportion to its number, as norms change with the posterior, and to
     the inverse of its variance.
 
-    :param size: number N of records.
     :param dim: coordinates of a record's gradient.
     :param noise: noise of the mean of all gradients that a run releases, in units of C.
     :param of_many: there are few steps for each latent. Then C is the records' median norm. A bound
@@ -154,9 +150,8 @@ class HistogramBound:
     typical: float | None = None
 
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
-        """With one more histogram.
+        """With one more histogram: a released estimate of all records' bins, (SIZE,).
 
-        :param counts: released estimate of all records' bins, (SIZE,).
         :param sd: standard deviation of its noise in a bin.
         :param rate: the sample rate.
         """

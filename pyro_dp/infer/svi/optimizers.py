@@ -45,9 +45,8 @@ def joint_adam(
 ) -> bool:
     """Take the step of a :class:`~pyro.optim.PyroOptim` that makes plain Adams.
 
-    State and settings stay those of the optimizers of single parameters.
+    State and settings stay those of the optimizers of single parameters. Gradients are only read.
 
-    :param gradients: the leaves' gradients; they are only read.
     :returns: False if nothing was done: the optimizer does more than this, or has no state of
         some of the leaves yet.
     """
@@ -182,10 +181,7 @@ class PublicOptimizer:
 
 @torch.no_grad()
 def require_finite(leaves: Mapping[str, Tensor], text: str, *, constrained: bool = True) -> None:
-    """
-    :param constrained: check the constrained values, too, which takes longer.
-    :raises ConfigurationError: a parameter is not finite (all parameters here are public).
-    """
+    """:raises ConfigurationError: a parameter, which is public, is not finite."""
     store = pyro.get_param_store()
     values = [
         (name, each)
@@ -281,10 +277,7 @@ class RowOptimizer:
 
     @torch.no_grad()
     def use(self, local: LocalParameters) -> None:
-        """Move these from now on; parameters that it had already keep their moments.
-
-        :raises ConfigurationError: there are no settings for one of them.
-        """
+        """Move these from now on; parameters that it had already keep their moments."""
         self._adams = {name: self._settings(name) for name in local.leaves}
         moments = {}
         for name, leaf in local.leaves.items():
@@ -386,12 +379,10 @@ def usual_rate(size: int) -> float:
 
 
 def row_step_size(done: float) -> float:
-    """The step size of parameters per record, whose gradients have no privacy noise.
+    """The step size of parameters per record, once this fraction of the steps was taken.
 
-    It falls in the second half of the run. Rows of discrete latents travel far, and longest after
-    the global latents have settled.
-
-    :param done: the fraction of steps that were taken.
+    Their gradients have no privacy noise. It falls in the second half of the run. Rows of discrete
+    latents travel far, and longest after the global latents have settled.
     """
     first, last = _OF_ROWS
     return float(first * (last / first) ** max(0.0, 2 * done - 1))
@@ -437,7 +428,7 @@ class StepPlan:
         return self.num_steps <= _MANY * self.dim
 
     def step_size(self, step: int) -> float:
-        """:param step: from 0."""
+        """That of a step, counted from 0."""
         if self.is_of_many:
             return self._between(*self._of_many, step)
         first = _FIRST

@@ -68,9 +68,7 @@ PublicTables = list[list[Tensor]]  # the draws of each particle
 class TracedStep:
     """The same numbers as an :class:`EagerStep`'s, faster.
 
-    :param eager: the step to trace and to compare the first steps with.
     :param usual_size: number of records that few batches exceed.
-    :param compiler: makes the graphs callable.
     :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
     """
 
@@ -153,10 +151,7 @@ class TracedStep:
         return type(clipped)(clipped.blocks, self.eager.term.records.device)
 
     def _kept(self, chosen: Tensor, found: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """
-        :param found: the further outputs of the graph.
-        :returns: indices of the records in the sums, (n,); the outputs for those.
-        """
+        """Indices (n,) of the records in the sums, and the graph's further outputs for those."""
         kept = torch.arange(len(chosen), device=chosen.device)
         if self.eager.term.answers:  # by these draws
             *found, apart = found
@@ -336,10 +331,7 @@ class TracedStep:
 
 
 def joined(outputs: Sequence[Tensor], forms: Sequence[Form]) -> Joined:
-    """The records' block from the first outputs of a graph that hands out factors.
-
-    :param forms: the form of each part of the block.
-    """
+    """The records' block from the first outputs of a graph that hands out factors."""
     rest = iter(outputs)
     parts: list[OuterProducts | LookedUpRows | Rows] = []
     for form in forms:
@@ -367,10 +359,7 @@ _PARTLY = (
 def step_from_graphs(
     eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
 ) -> TracedStep:
-    """A step with a graph for each part, or with a warning and a graph for the records alone.
-
-    Its arguments and errors are those of :class:`TracedStep`.
-    """
+    """A step with a graph for each part, or with a warning and a graph for the records alone."""
     own = (eager, sum_type, usual_size, compiler)
     try:
         return TracedStep(*own)
@@ -463,10 +452,7 @@ def _fixed(particle: Particle) -> list[Any]:
 
 
 def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """Constants of a transform, and of those that it is made of: some refer to their inverse.
-
-    :param known: the transforms visited before.
-    """
+    """Constants of a transform, and of those that it is made of: some refer to their inverse."""
     yield type(transform)
     known = known | {id(transform)}
     for name, value in vars(transform).items():

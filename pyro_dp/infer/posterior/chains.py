@@ -1,98 +1,14 @@
-"""The posterior of latents that the records see through other sites: draws, and Gaussians."""
+"""Draws from a log density by Hamiltonian chains, and the Gaussians closest to it."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.posterior import SampledPosterior
-from pyro_dp.infer.posterior.prior_factor import BatchedGradient, PriorDensity
-from pyro_dp.infer.posterior.summary import CHECK, Status
-from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.linalg import cholesky, covariance, inverse, standardised
+from pyro_dp.infer.posterior.prior_factor import BatchedGradient
+from pyro_dp.utils.linalg import cholesky, covariance, standardised
 from pyro_dp.utils.search import Search
-from pyro_dp.utils.torch_state import forked_rng
-
-_NEAR = 0.5  # standard deviations
-_MOVED = "chains of draws still moved by {moved:.1f} standard deviations at their end"
-
-
-class Likelihood(Protocol):
-    """Evidence, as of :class:`~pyro_dp.infer.posterior.evidence.Evidence`."""
-
-    @property
-    def latents(self) -> tuple[Latent, ...]: ...
-
-    @property
-    def status(self) -> Status: ...
-
-    def coordinates(self, values: Mapping[str, Tensor]) -> Tensor: ...
-
-    def lost(self, mean: Tensor) -> Tensor: ...
-
-
-class PriorTimesEvidence:
-    """A model's prior times evidence about its sites. No record enters.
-
-    :param density: the model's, with the evidence as a factor.
-    :param near: the same with :meth:`Evidence.conditioned_near`, where the search begins.
-    :param mean: where to start, (d,).
-    :param sds: at the start, (d,).
-    :ivar independent: mean and sds (d,) of the independent Gaussians closest in KL(q || p).
-    """
-
-    def __init__(
-        self,
-        evidence: Likelihood,
-        density: PriorDensity,
-        near: PriorDensity,
-        mean: Tensor,
-        sds: Tensor,
-    ):
-        self._evidence, self._density = evidence, density
-        with forked_rng():
-            self._gradients = BatchedGradient(density, mean)
-            mean, sds = mean_field(BatchedGradient(near, mean), mean, sds)
-            self.independent = mean_field(self._gradients, mean, sds)
-
-    @property
-    def centre(self) -> dict[str, Tensor]:
-        """The sites at the mean of the independent Gaussians."""
-        mean = self.independent[0]
-        return {each.name: each.transform(each.part(mean)) for each in self._density.latents}
-
-    @cached_property
-    def posterior(self) -> SampledPosterior:
-        """Draws. Its status is the worst of the evidence's and of the chains'."""
-        with forked_rng():
-            sample, moved = chain_draws(self._gradients, *self.independent)
-        chains = Status() if moved < _NEAR else Status(CHECK, _MOVED.format(moved=moved))
-        status = Status.worst([self._evidence.status, chains])
-        plain = self._without_noise(sample.mean(0), covariance(sample))
-        return SampledPosterior(self._density.latents, sample, plain, status=status)
-
-    @cached_property
-    def closest(self) -> tuple[Tensor, Tensor]:
-        """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p)."""
-        with forked_rng():
-            return full_rank(self._gradients, *self.independent)
-
-    def _without_noise(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        """The covariance with the precision that the noise takes from the evidence there."""
-
-        def coordinates(z: Tensor) -> Tensor:
-            nodes: Any = self._density.trace(z)[0].nodes
-            seen = [each.name for each in self._evidence.latents]
-            return self._evidence.coordinates({name: nodes[name]["value"] for name in seen})
-
-        with torch.enable_grad(), forked_rng():
-            slopes = torch.autograd.functional.jacobian(coordinates, mean)
-        lost = self._evidence.lost(coordinates(mean).detach())
-        return inverse(inverse(covariance) + slopes.mT @ lost @ slopes)
-
 
 _CHAINS, _FEWER = 128, 16  # the second number if points are computed one by one
 _WARM_UP, _ROUND = (40, 40, 40, 80), 100  # transitions of the first rounds, and of each other one
@@ -106,12 +22,10 @@ _LEAST, _MORE = 0.3, 0.9  # a step's size is .3 to 1.2 times the usual one
 def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, float]:
     """Draws (K, d) from a density. They are the same in each call.
 
-    Chains start at independent normal draws. The covariance of all chains after a round is the
-    metric of the next one (Neal 2011, section 5.4.2). Rounds go on until their mean stays.
+    Chains start at independent normal draws with this mean and these sds, (d,) each. The covariance
+    of all chains after a round is the metric of the next one (Neal 2011, section 5.4.2). Rounds go
+    on until their mean stays.
 
-    :param gradients: those of the log density.
-    :param mean: centre of the start, (d,).
-    :param sds: standard deviations at the start, (d,).
     :returns: the last round's draws, and how far its mean was from the last but one's, in standard
         deviations of the coordinate where that is largest.
     """
@@ -192,22 +106,14 @@ _LBFGS, _ROUNDS, _SMALL = 200, 5, 1e-3  # it ends if the objective falls by less
 
 
 def mean_field(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sds (d,) of the independent Gaussians closest in KL(q || p).
-
-    :param gradients: those of log p.
-    :param mean: where to start, (d,).
-    :param sds: at the start, (d,).
-    """
+    """Mean and sds (d,) of the independent Gaussians closest in KL(q || p), from a start."""
     start = [mean, sds.log()]
     found = _minimised(gradients, start, lambda leaves: leaves[1].exp().diag(), _ADAM)
     return found[0], found[1].exp()
 
 
 def full_rank(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p).
-
-    Arguments are those that :func:`mean_field` has found.
-    """
+    """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p)."""
     start = [mean, sds.log(), torch.zeros(len(mean), len(mean)).to(mean)]
 
     def root(leaves: list[Tensor]) -> Tensor:
