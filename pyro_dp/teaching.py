@@ -102,7 +102,7 @@ class PipeLine:
             self._pipe.send_bytes(message)
             return self._pipe.recv_bytes()
         except (OSError, EOFError) as error:
-            raise ClusterError("The line is lost.") from error
+            raise ClusterError("The aggregator has gone. Start all holders again.") from error
 
 
 def together(
