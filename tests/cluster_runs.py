@@ -729,12 +729,12 @@ def methods() -> dict[str, list[Any]]:
 
     def body(rank):
         results = []
-        for each, rounds in ((model, 12), (product, 5)):
+        for each, rounds in ((model, 16), (product, 5)):
             fresh()
             accountant, cluster = PrivacyAccountant(3.0), Cluster(timeout=30)
             execution = Execution(jit="none", peers=cluster)
-            given = dict(accountant=accountant, num_steps=5, execution=execution)
-            svi = DPSVI(each, AutoNormal(each), **given)
+            given = dict(noise=Noise(source=5), num_steps=5, execution=execution)
+            svi = DPSVI(each, AutoNormal(each), accountant=accountant, **given)
             for _ in range(rounds):
                 svi.step(*shard(rank, [0, 30, 60]))
             counts = type(svi._inference).__name__, svi._steps, accountant.num_releases
