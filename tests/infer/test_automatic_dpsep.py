@@ -557,8 +557,8 @@ def test_intervals_cover_the_exact_mean():
     80 intervals: fewer than 63 would have a probability below 1e-6 at a coverage of .95.
     """
     aware = plain = 0
-    for seed in range(10):
-        x, y = gaussian_data(1000, dim=8, seed=100 + seed)
+    for seed in range(5):
+        x, y = gaussian_data(1000, dim=16, seed=100 + seed)
         sep, exact = fitted(linear, (x, y), 0.3, seed), exact_linear(x, y)
         for noise_aware in (True, False):
             found = sep.posterior(noise_aware)

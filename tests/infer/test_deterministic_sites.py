@@ -81,8 +81,13 @@ def found(model, method=DPSEP, guide=AutoNormal, noise=1e-3, **options):
 
 
 @functools.cache
-def posterior(model, **options):
-    return found(model, **options).posterior()
+def fitted(model, noise=1e-3):
+    return found(model, noise=noise)
+
+
+@functools.cache
+def posterior(model, noise=1e-3):
+    return fitted(model, noise).posterior()
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
@@ -92,7 +97,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [not_centred, by_plate])
 def test_the_likelihood_is_that_of_the_centred_model(model):
-    evidence, expected = found(model).evidence, found(centred).evidence
+    evidence, expected = fitted(model).evidence, fitted(centred).evidence
     assert [each.name for each in evidence.latents] == ["effect"]
     ours, theirs = evidence.parts[0].pooled, expected.parts[0].pooled
     torch.testing.assert_close(ours.estimate, theirs.estimate, atol=0.02, rtol=0)
@@ -113,7 +118,7 @@ def test_the_posterior_is_that_of_the_centred_model():
 
 @pytest.mark.slow
 def test_noise_widens_the_intervals_and_the_plain_ones_stay():
-    quiet, loud = posterior(not_centred), posterior(not_centred, noise=0.3)
+    quiet, loud = posterior(not_centred), posterior(not_centred, 0.3)
     assert (loud.noise_share > 0).all()
     assert (loud.variance > 0.99 * loud.plain.variance).all()
     torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
@@ -134,9 +139,9 @@ def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
 @pytest.mark.slow
 def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
     """Marginals of factors would be far wider than that."""
-    sep = found(not_centred, noise=0.3)
+    sep = fitted(not_centred, 0.3)
     held = [sep.guide.scales.z, sep.guide.scales.mu.unsqueeze(0)]
-    marginal = sep.posterior().stddev
+    marginal = posterior(not_centred, 0.3).stddev
     assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 0]].mean()
 
 
@@ -165,7 +170,7 @@ def test_a_site_with_a_row_for_each_record_is_no_coordinate():
 
 @pytest.mark.slow
 def test_looks_at_other_coordinates_are_explained():
-    shares = found(not_centred).explain().shares
+    shares = fitted(not_centred).explain().shares
     assert all(len(share) == len(posterior(not_centred).mean) for share in shares.values())
     torch.testing.assert_close(sum(shares.values()), torch.ones_like(shares["data"]))
 
