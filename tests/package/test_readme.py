@@ -48,7 +48,7 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
         truth = torch.tensor([1.0, -0.5, 0.0, 0.3])
         code = re.sub(r"run\((.*), y\b([^)]*)\)", r"run(\1, y\2, progress=False)", code)
         if "def random_effects" in code:  # a step takes a second for all 20,000 people
-            code = code.replace("run(x, y", "run(x[:4000], y[:4000]")
+            code = code.replace("run(x, y", "run(x[:8000], y[:8000]")
             truth *= WIDER
         exec(code, scope)
         assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
