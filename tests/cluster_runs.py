@@ -733,7 +733,7 @@ def methods() -> dict[str, list[Any]]:
             fresh()
             accountant, cluster = PrivacyAccountant(3.0), Cluster(timeout=30)
             execution = Execution(jit="none", peers=cluster)
-            given = dict(noise=Noise(source=5), num_steps=5, execution=execution)
+            given = dict(noise=Noise(source=2), num_steps=5, execution=execution)
             svi = DPSVI(each, AutoNormal(each), accountant=accountant, **given)
             for _ in range(rounds):
                 svi.step(*own)
