@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Garbage is looked for among what tests make, not among what modules keep."""
+    """The garbage collector skips what modules hold, and runs less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

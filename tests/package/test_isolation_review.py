@@ -504,7 +504,7 @@ def test_code_that_would_see_several_records(make, infer):
 @pytest.mark.long
 @pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_derivative_that_would_see_several_records(order, monkeypatch):
-    # Each draw takes as long as another: the model sees one record at a time.
+    # The model sees one record at a time, so each draw takes long.
     monkeypatch.setattr(tilted_sites, "_NUM_DRAWS", 2)
 
     def build(x, y):

@@ -234,7 +234,7 @@ def site():
 
 
 def _build(folder):
-    # Trees of pages are no garbage, and a build is short: looking for some takes a seventh of it.
+    # A build keeps what it makes. Looking for garbage takes a seventh of its time.
     build = "import gc; gc.disable(); import sphinx.cmd.build as b; raise SystemExit(b.main())"
     options = "--quiet --fail-on-warning --keep-going -c docs".split()
     places = ["-d", folder / "trees", ROOT, folder / "html"]
