@@ -19,6 +19,7 @@ _NODES = {1: 15, 2: 10}  # per number
 _MODE_STEPS = 10
 _FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
 _LEAST_SPREAD = 1e-6  # around a mode it is near 1; if it is less, rounding decides moments
+_LARGEST_VALUE = 1e10  # log densities beyond it are too coarse to weigh nodes
 
 
 class Derivatives(NamedTuple):
@@ -150,6 +151,8 @@ def _moments(
         for j in range(i + 1):
             each = torch.addcmul(along(hessian[len(curvature)]), slopes[i], slopes[j])
             curvature.append(-(weights * each).sum(0).reshape(batch))
+    usual = value[(count // 2,) * rank].abs() < _LARGEST_VALUE
+    spread = torch.where(usual[..., None, None], spread, torch.nan)
     if centre is not None and width is not None:
         # One node has all weight where no mode was found. Rounding would decide such a site.
         spread = _function(spread, lambda x: torch.where(x > _LEAST_SPREAD, x, torch.nan))

@@ -299,6 +299,21 @@ def test_a_huge_count_adds_the_same_alone_and_among_others():
         assert bool(alone.any()) is (count < 1e7)
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_count_moves_no_other_where_all_are_huge(fast):
+    """Last bits depend on a record's position, and would decide the site of each."""
+    x, y = torch.randn(SIZE, DIM), torch.poisson(torch.ones(SIZE))
+    sep, sites = sites_of(glm(lambda mean: dist.Poisson(mean.exp())), (x, y))
+    sites._term.records.columns[1].tensor.copy_(1e37 * (1 + torch.rand(SIZE)))
+    at, blocks = look_of(sep)
+    whole, others, alone = (
+        sums(sites, at, blocks, chosen, fast)
+        for chosen in (torch.arange(SIZE), torch.arange(1, SIZE), torch.tensor([0]))
+    )
+    for one, *parts in zip(whole, others, alone, strict=True):
+        torch.testing.assert_close(one, sum(parts), rtol=0.0, atol=1e-8)
+
+
 def test_predictors_that_are_not_linear_have_no_design():
     def squares(x, y):
         w = weights()
