@@ -339,10 +339,17 @@ def shamir() -> dict[str, Any]:
 
         kept, send = {}, MessageExchanger.send
 
+        def lie(self: Any, label: int, content: bytes) -> None:
+            """The last one tells the second what it tells nobody else."""
+            lies = index == 2 and self.peer_pid == 1
+            send(self, label, content[:-1] + b"?" if lies else content)
+
         def keep(self: Any, label: int, content: bytes) -> None:
             kept.setdefault(self.peer_pid, []).append(content)
             send(self, label, content)
 
+        MessageExchanger.send = lie
+        heard = channel.talk(b"of %d" % index)
         MessageExchanger.send = keep
         upload = np.full(400, [2**62, 7, -(2**63)][index])
         total, present = channel.add(upload)
@@ -356,7 +363,7 @@ def shamir() -> dict[str, Any]:
             except ClusterError as error:
                 refused.append(str(error))
         channel.leave()
-        # Lengths and their sum come first. Then come the shares and the opened sums.
+        # Lengths come first. Then come the shares and the opened sums.
         width = channel._field.field.byte_length
         shares = {
             peer: [
@@ -364,9 +371,11 @@ def shamir() -> dict[str, Any]:
                 for i in range(0, len(each), width)
             ]
             for peer, several in kept.items()
-            for each in several[2:3]
+            for each in several[1:2]
         }
-        return {"total": total.tolist(), "present": present, "shares": shares, "refused": refused}
+        heard = [each.decode() for each in heard.values()]
+        found = {"total": total.tolist(), "present": present, "shares": shares}
+        return found | {"refused": refused, "heard": heard}
 
     def dies(index: int) -> Any:
         channel = ShamirSums(addresses, index, encrypted=False, timeout=2)

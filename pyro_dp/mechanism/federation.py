@@ -79,7 +79,7 @@ class Channel(Protocol):
         """:raises ConfigurationError: it does not carry so many holders, or drop-outs."""
 
     def talk(self, public: bytes) -> dict[int, bytes]:
-        """The messages of all present holders.
+        """The messages of all present holders. None may change what two others tell each other.
 
         :raises ClusterError: too few are left, or the line is lost.
         """

@@ -15,9 +15,10 @@ Sums become a release in :mod:`pyro_dp.mechanism.cluster` and :mod:`pyro_dp.mech
 import abc
 import contextlib
 import enum
+import hashlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -282,7 +283,7 @@ class Peers(Alone, abc.ABC):
     ) -> None:
         """Agree to add up, and on all that is public. This rank computed ``own`` seconds."""
         settings = f"{event} of step {step} {clipped.blocks}"
-        digests = zlib.crc32(settings.encode()), _digest(public), _digest(torch_states())
+        digests = _digests([settings.encode()], map(_bytes, public), map(_bytes, torch_states()))
         said = self._agree(Says.READY, *digests, int(1e6 * own))
         if Says.STOPPED in said:
             raise Stopped("A callback stopped the run on another rank.")
@@ -310,9 +311,19 @@ class Peers(Alone, abc.ABC):
         """:raises ClusterError: on the ranks that did not fail; the others have their error."""
 
 
-def _digest(tensors: Sequence[Tensor]) -> int:
-    found = 0
-    for each in tensors:
-        flat = each.detach().cpu().contiguous().reshape(-1)
-        found = zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), found)
+def _digests(*parts: Iterable[bytes]) -> list[int]:
+    """A number of 63 bits for each part and all before it.
+
+    One owner can tell two others different values, but cannot find such as make all of them equal.
+    """
+    so_far, found = hashlib.sha256(), []
+    for part in parts:
+        for each in part:
+            so_far.update(b"%d " % len(each) + each)
+        found.append(int.from_bytes(so_far.digest()[:8], "little") >> 1)
     return found
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()

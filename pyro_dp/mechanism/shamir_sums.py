@@ -27,9 +27,8 @@ from pyro_dp.utils.validation import require_count, require_flag, require_number
 T = TypeVar("T")
 _LONGEST = 1e6  # seconds
 _PRIME = 2**89 - 1  # sums of 2^24 integers of 64 bits do not wrap
-_BYTES = 8  # bytes of a message in a number
+_TALKS, _ADDS = b"t", b"a"  # the first byte of a message
 _AT_A_TIME = 500  # numbers: MPyC takes more than twice as long for twice as many
-_MOST = 2**32  # twice the bytes, or numbers, in a message
 _ELSEWHERE = (
     "The holders are not at the same point of the run, or one of them failed. All must make the "
     "same calls, in the same order, on the same inference. Nothing was opened."
@@ -102,21 +101,10 @@ class ShamirSums:
             )
 
     def talk(self, public: bytes) -> dict[int, bytes]:
-        """Messages to all are shared and opened as well. MPyC's messages to one would be pickles of
-        Python objects, which must never be read from others.
-        """
-        lengths = self._sizes(len(public), adds=False)
-        length = max(lengths) + _BYTES
-        padded = public.ljust(length - length % _BYTES, b"\0")
-        said = self._opened(np.frombuffer(padded, "<u8").tolist(), "talking")
-        found = {}
-        for holder, (each, size) in enumerate(zip(said, lengths, strict=True)):
-            content = b"".join((int(number) % 2**64).to_bytes(_BYTES, "little") for number in each)
-            found[holder] = content[:size]
-        return found
+        return dict(enumerate(self._said("talking", _TALKS, public)))
 
     def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
-        if len(set(self._sizes(upload.size, adds=True))) > 1:
+        if len(set(self._said("agreeing", _ADDS, b"%d" % upload.size))) > 1:
             raise ClusterError("The uploads of the holders differ in size: nothing was opened.")
         total: list[int] = []
         for start in range(0, upload.size, _AT_A_TIME):
@@ -130,20 +118,16 @@ class ShamirSums:
         """Connections are closed without MPyC's farewell, which is a pickle."""
         self._heard("leaving", self._party.__aexit__(ClusterError, None, None))
 
-    def _sizes(self, own: int, *, adds: bool) -> list[int]:
-        """The length of each holder's message. :raises ClusterError: not all are to do the same."""
-        said = [int(each[0]) for each in self._opened([2 * own + adds], "agreeing")]
-        if any(each % 2 != adds or each > _MOST for each in said):
-            raise ClusterError(_ELSEWHERE)
-        return [each // 2 for each in said]
+    def _said(self, doing: str, does: bytes, own: bytes) -> list[bytes]:
+        """Each holder's message to this one.
 
-    def _opened(self, numbers: list[int], doing: str) -> list[list[Any]]:
-        """Open these numbers of each holder, equally many, to all."""
-        shared = self._party.input([self._field(number) for number in numbers])
-        flat = [each for own in shared for each in own]
-        opened = self._heard(doing, _awaited(self._party.output(flat)))
-        size = len(numbers)
-        return [opened[holder * size : (holder + 1) * size] for holder in self._all]
+        :raises ClusterError: not all are to do the same.
+        """
+        told = self._party.coroutine(_told)(self._party, does + own)
+        said = self._heard(doing, _awaited(told))
+        if any(each[:1] != does for each in said):
+            raise ClusterError(_ELSEWHERE)
+        return [each[1:] for each in said]
 
     def _heard(self, doing: str, what: Coroutine[Any, Any, T]) -> T:
         text = _LOST.format(index=self.index, doing=doing, timeout=self._timeout, kind="{kind}")
@@ -187,6 +171,19 @@ def _set_certified(set_protocol: Callable[[int, Any], None], index: int, connect
     if (("commonName", f"MPyC party {index}"),) not in subject:
         raise ConnectionError(f"The certificate is none of holder {index}.")
     set_protocol(index, connection)
+
+
+async def _told(party: Any, own: bytes) -> asyncio.Future:  # type: ignore[type-arg]  # for MPyC
+    """A message to each other holder, and theirs, as they are.
+
+    Opened numbers would go through the hands of all: one holder could change what two others hear
+    of each other. MPyC's own messages would be pickles, which must never be read from others.
+    """
+    others = [each.pid for each in party.parties if each.pid != party.pid]
+    for holder in others:
+        party._send_message(holder, own)
+    heard = {holder: party._receive_message(holder) for holder in others} | {party.pid: own}
+    return await party.gather([heard[i] for i in sorted(heard)])  # type: ignore[no-any-return]
 
 
 async def _awaited(future: Any) -> Any:

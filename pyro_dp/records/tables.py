@@ -66,6 +66,7 @@ _PACKED = (
 )
 _KINDS = {"U": "text", "S": "text", "T": "text", "M": "dates", "m": "time spans", "c": "complex"}
 OTHERS = "text or other objects"
+_IN_PARTS = ("numpy", "h5py", "zarr")
 
 
 def is_rows(value: Any, size: int) -> bool:
@@ -153,8 +154,12 @@ def _is_array(value: Any) -> bool:
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether this is an array of numbers that can be read in parts."""
-    plain = _is_array(value) and not isinstance(value, np.ma.MaskedArray)
+    """Whether this is an array of numbers that can be read in parts.
+
+    A class of the user's own cannot: its indexing would see the records of a step together.
+    """
+    known = type(value).__module__.split(".")[0] in _IN_PARTS
+    plain = known and _is_array(value) and not isinstance(value, np.ma.MaskedArray)
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return plain and not hasattr(value, "iloc") and kind in tuple("fiub")
 

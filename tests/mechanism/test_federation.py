@@ -41,7 +41,7 @@ from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Ledger, Settings
-from pyro_dp.mechanism.peers import Says, _LooksAnew
+from pyro_dp.mechanism.peers import Says, _digests, _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.mechanism.trusted_aggregator import Message
 from pyro_dp.records.arguments import argument_names, find_shards
@@ -178,6 +178,11 @@ class TestRunsOfShamirSums:
             for numbers in (first, second, (first + second) % 1.0, guessed):
                 assert len(numbers) == 400 and kstest(numbers, "uniform").pvalue > 1e-8
 
+    def test_nobody_changes_what_two_others_tell_each_other(self):
+        """Two that heard of different noise would add too little together."""
+        heard = [each["heard"] for each in results()["shamir"]["sends"]]
+        assert heard == [["of 0", "of 1", "of 2"], ["of 0", "of 1", "of ?"], heard[0]]
+
     def test_sizes_that_differ_open_nothing(self):
         for each in results()["shamir"]["sends"]:
             first, second = each["refused"]
@@ -188,6 +193,15 @@ class TestRunsOfShamirSums:
         assert dead is None
         for said in others:
             assert len(said) == 2 and all("lost the others" in each for each in said)
+
+
+def test_nobody_finds_noise_of_equal_digests():
+    """These have the same CRC-32. A holder could tell one to each of two others."""
+    texts = [repr(each).encode() for each in (10.63023464025943, 5.289628790395021)]
+    one, other = (_digests([text], [b"0.1"], [b"1"]) for text in texts)
+    assert len({*one, *other}) == 6
+    assert _digests([texts[0]], [b"0.1"], [])[:2] == one[:2]
+    assert _digests([b"1", b"2"]) != _digests([b"12"])
 
 
 class TestShamirSums:

@@ -29,6 +29,7 @@ from pyro_dp.records import column, stand_ins
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.column import ArrayColumn, Column, TensorColumn
 from pyro_dp.records.data_numbers import DataNumbers
+from pyro_dp.records.tables import as_tensor
 from pyro_dp.vips import GaussianMixture, LogisticRegression
 
 N = 500
@@ -99,6 +100,32 @@ def test_one_array_is_one_column(tmp_path):
         assert isinstance(x, Column) and torch.equal(x.take(torch.arange(N)), X)
     assert repr(x) == f"ArrayColumn(shape=({N}, 3), dtype=torch.float64)"
     assert isinstance(pyro_dp.columns({"x": X}, "x"), Column)
+
+
+class ScaledRows:
+    """Indexing divides rows by the largest number among them."""
+
+    def __getitem__(self, key):
+        rows = super().__getitem__(key)
+        return rows / abs(rows).max() if np.ndim(rows) == 2 else rows
+
+
+class ScaledArray(ScaledRows, np.ndarray):
+    pass
+
+
+class ScaledMap(ScaledRows, np.memmap):
+    pass
+
+
+def test_an_array_of_ones_own_class_is_read_whole(tmp_path):
+    """Else one record of a batch would scale all others."""
+    X.numpy().tofile(tmp_path / "x")
+    mapped = ScaledMap(tmp_path / "x", dtype="f8", mode="r+", shape=(N, 3))
+    assert torch.equal(as_tensor("x", mapped), X)
+    for array in (mapped, X.numpy().view(ScaledArray)):
+        x = pyro_dp.columns({"x": array}, "x")
+        assert torch.equal(x.take(torch.tensor([1, 4])), X[[1, 4]])
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,7 @@ def test_codes_that_are_none_are_refused():
         ({"": Number(0, 1)}, {}, "not empty"),
         ({3: Number(0, 1)}, {}, "text"),
         ({"a": Number}, {}, "'a' is a ABCMeta"),
+        ({"a": type("Scaled", (Number,), {})(0, 1)}, {}, "'a' is a Scaled"),
         ({"a": Number(0, 1)}, {"max_rows": 2}, "unit"),
         ({"a": Number(0, 1)}, {"max_rows": 0, "unit": "b"}, "max_rows"),
         ({"a": Number(0, 1)}, {"unit": "b"}, "unit='b' needs max_rows"),
