@@ -97,6 +97,29 @@ def test_sites_are_those_of_a_grid(model):
         close(found, expected, 1e-3)
 
 
+def limited(x, y):
+    """A scale whose prior has an upper limit: its logarithm is a curve."""
+    w, scale = pyro.sample("w", dist.Normal(0.0, 1.0)), pyro.sample("s", dist.Uniform(0.0, 9.0))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx, 0] * w, scale), obs=y[idx])
+
+
+def bent(x, y):
+    """The location is a curve as well."""
+    w, scale = latents(), pyro.sample("s", dist.Uniform(0.0, 9.0))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal((x[idx] @ w).tanh(), scale), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "is_curved"),
+    [(noisy, "scaled", False), (limited, "scaled", True), (bent, "other", True)],
+)
+def test_residuals_are_scaled_if_the_location_is_linear(model, kind, is_curved):
+    moments = Problem(model, *data()).moments
+    assert (moments.residuals, moments.curved) == (kind, is_curved)
+
+
 def test_an_unknown_scale_has_the_mean_score_and_fishers_information():
     """Means over the cavity, by brute force."""
     (x, y), (mean, covariance) = data(), cavity()

@@ -94,7 +94,12 @@ class LinearMoments:
         self.careful = self.curved
         self.residuals = residuals_of(self.families)
         if self.curved and self.residuals != Residuals.BOUNDED:
-            self.residuals = Residuals.OTHER
+            # The logarithm of a scale may be a curve, as where its prior has an upper limit.
+            straight = not self.turns and all(
+                agree(a[2][:, :, 0], b[2][:, :, 0]) for a, b in zip(here, there, strict=True)
+            )
+            if not straight or self.residuals != Residuals.SCALED:
+                self.residuals = Residuals.OTHER
         self.log_scale = None
         if len(here) == 1 and here[0][0].is_scaled and not self.curved and here[0][1].shape[1] == 1:
             self.log_scale = here[0][2][0, 0, 1].double()
