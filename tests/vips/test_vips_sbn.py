@@ -259,7 +259,7 @@ def test_a_private_network_learns():
     vips = fitted(model, (train,), 10, accountant=accountant, noise=Noise(source=0))
     assert accountant.get_epsilon() <= 2.0
     majority = ((train.mean(0) > 0.5) == (test > 0.5)).double().mean().item()
-    posterior = vips.posterior(noise_aware=False)  # of the same means
+    posterior = vips.posterior(noise_aware=False)  # its means are the same
     assert model.pixel_accuracy(posterior, test) > majority + 0.03
 
 
