@@ -178,7 +178,7 @@ def apart(one, other):
 def counted_waits(device, stand_in=None):
     """A list that grows whenever the host waits for the device; on the CPU it stays empty.
 
-    :param stand_in: the module of that device.
+    :param stand_in: the function that :func:`stand_in_device.build` made.
     """
     found = []
     if device == "cuda":
@@ -192,11 +192,11 @@ def counted_waits(device, stand_in=None):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     elif stand_in is not None:
-        stand_in.on_wait(found.append)
+        stand_in(found.append)
         try:
             yield found
         finally:
-            stand_in.on_wait(None)
+            stand_in(None)
     else:
         yield found
 

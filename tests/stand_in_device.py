@@ -3,10 +3,9 @@
 After :func:`build`, torch has the device in this process.
 """
 
-import importlib.util
+import ctypes
 import shutil
 import subprocess
-import sysconfig
 import types
 from pathlib import Path
 
@@ -14,31 +13,33 @@ import torch
 from torch.utils import cpp_extension
 
 NAME = "standin"
-_LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
+_LIBRARIES = ("c10", "torch_cpu", "torch")
+_LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
 def build(folder):
-    """Compile it there, which takes a minute, and register it with torch.
+    """Compile it there, which takes half a minute, and register it with torch.
 
-    :returns: a module; ``on_wait(f)`` has it call ``f`` with the name of whatever waits.
+    :returns: a function of ``f``, which is called with the name of whatever waits; None: no longer.
     """
     source, target = Path(__file__).with_suffix(".cpp"), Path(folder) / "stand_in_device.so"
-    python = sysconfig.get_paths()["include"]
-    includes = [f"-I{path}" for path in (*cpp_extension.include_paths(), python)]
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     places = cpp_extension.library_paths()
     libraries = [f"-L{p}" for p in places] + [f"-Wl,-rpath,{p}" for p in places]
     libraries += [f"-l{name}" for name in _LIBRARIES]
-    options = ["-shared", "-fPIC", "-std=c++20", "-O0", "-w"]
-    options += ["-DTORCH_EXTENSION_NAME=stand_in_device", "-DAT_PER_OPERATOR_HEADERS"]
+    options = ["-shared", "-fPIC", "-std=c++20", "-O0", "-w", "-DAT_PER_OPERATOR_HEADERS"]
     compiler = shutil.which("c++") or shutil.which("g++")
     command = [compiler, *options, *includes, str(source), "-o", str(target), *libraries]
     subprocess.run(command, check=True)
     torch.utils.rename_privateuse1_backend(NAME)
-    spec = importlib.util.spec_from_file_location("stand_in_device", target)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    library, kept = ctypes.CDLL(str(target)), []
     torch._register_device_module(NAME, _what_torch_asks())
-    return module
+
+    def on_wait(call):
+        kept[:] = [_LISTENER(lambda name: call(name.decode())) if call else _LISTENER()]
+        library.on_wait(*kept)
+
+    return on_wait
 
 
 def _what_torch_asks():

@@ -164,11 +164,13 @@ def _not_compiled() -> Iterator[None]:
     if dynamo is None:  # its import takes a second, and nothing is compiled without it
         yield
         return
-    with (
-        torch.compiler.set_stance("force_eager"),
-        dynamo.config.patch(error_on_nested_fx_trace=False),
-    ):
-        yield
+    config = dynamo.config  # whose patch() makes a class in each call
+    before, config.error_on_nested_fx_trace = config.error_on_nested_fx_trace, False
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        config.error_on_nested_fx_trace = before
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import require_same_changes
 from pyro_dp.graphs.tracing import called_by_torch, needed, tracing
@@ -31,6 +32,8 @@ from pyro_dp.utils.linalg import agree, close, largest
 from pyro_dp.utils.torch_state import seed_torch
 
 _COUNT = 3
+_PLACES = 12  # indices at which a row is looked at
+_MOST_NUMBERS = 2**22  # in gradients of records that are looked at together
 _FEW = 500  # records whose observations are looked at sooner than a graph is traced
 _COUPLED = (
     "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other "
@@ -119,16 +122,17 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         at(0, records.placeholder(), public=True)  # an error of the loss itself keeps its text
-    _require_isolated(term, at)
+    _require_isolated(term, particle, at)
 
 
 @looking_at_records()
-def _require_isolated(term: RecordTerm, at: Callable) -> None:
+def _require_isolated(term: RecordTerm, particle: Particle, at: Callable) -> None:
     """:param at: gradients and loss of an index with a row."""
     records = term.records
     first = records.row(0)
     gradients, loss = at(0, first)
-    for i in records.examples(12):
+    alike = _alike_at_once(term, particle, first, gradients, loss)
+    for i in () if alike else records.examples(_PLACES):
         moved, moved_loss = at(i, first)
         for name in term.parameters.keys() & gradients.keys() & moved.keys():
             if not agree(gradients[name], moved[name]):
@@ -154,6 +158,24 @@ def _require_isolated(term: RecordTerm, at: Callable) -> None:
     if not (same and agree(loss, again)):
         require_same_changes(once, changes)
         raise ModelError(_REMEMBERS)
+
+
+def _alike_at_once(
+    term: RecordTerm, particle: Particle, row: list[Tensor], gradients: dict, loss: Tensor
+) -> bool:
+    """Whether a row has this term at many indices, all at once. If not, a loop finds out why."""
+    indices = torch.tensor(term.records.examples(_PLACES), device=term.records.device)
+    if len(indices) * sum(x.numel() for x in term.parameters.values()) > _MOST_NUMBERS:
+        return False
+    own = row, term.local.constants()
+    rows, local = pytree.tree_map(lambda x: x.expand(len(indices), *x.shape), own)
+    try:
+        found = term.at_once(particle, Batch(indices, rows, local_rows=local), Decisions())
+    except Exception:
+        return False
+    pairs = [(gradients[name], x) for name, x in found.parameters.items() if name in gradients]
+    alike = all(agree(x.expand_as(y), y) for x, y in [(loss, found.losses), *pairs])
+    return alike and not found.sampled and not found.apart.any()
 
 
 def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:

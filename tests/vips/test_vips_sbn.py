@@ -259,7 +259,8 @@ def test_a_private_network_learns():
     vips = fitted(model, (train,), 10, accountant=accountant, noise=Noise(source=0))
     assert accountant.get_epsilon() <= 2.0
     majority = ((train.mean(0) > 0.5) == (test > 0.5)).double().mean().item()
-    assert model.pixel_accuracy(vips.posterior(), test) > majority + 0.03
+    posterior = vips.posterior(noise_aware=False)  # its means are the same
+    assert model.pixel_accuracy(posterior, test) > majority + 0.03
 
 
 def test_pixel_accuracy_of_what_is_known():
@@ -340,4 +341,5 @@ def test_nothing_explodes(sigma, units):
             assert torch.isfinite(q.mean).all() and torch.isfinite(q.variance).all()
             assert (q.variance > 0).all()
         assert found["weights"].mean.abs().max() < 100.0
-        vips.guide(images)
+        if rate < 1:  # it takes them from there
+            vips.guide(images)

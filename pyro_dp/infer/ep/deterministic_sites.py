@@ -112,14 +112,14 @@ class DeterministicSites:
         model: Callable, guide: GaussianGuide | FittedGuide, records: Records
     ) -> "DeterministicSites | None":
         """None: no deterministic site stands between a latent and the records."""
-        draws = _prior_draws(model, records)
-        candidates = _deterministic(draws, model, records)
+        few = _prior_draws(model, records, 2)
+        candidates = _deterministic(few, model, records)
         own = {each.name: each.transform for each in guide.latents}
         transforms = own | dict.fromkeys(candidates, identity_transform)
-        names = _seen_names(model, list(transforms), draws[0], records)
+        names = _seen_names(model, list(transforms), few[0], records)
         if own.keys() <= set(names):
             return None
-        seen: list[_Marginal] = []
+        seen, draws = list[_Marginal](), _prior_draws(model, records, _DRAWS)
         for name in names:
             start = seen[-1].latent.stop if seen else 0
             seen.append(_Marginal.of(name, transforms[name], start, [x[name] for x in draws]))
@@ -176,11 +176,11 @@ class DeterministicSites:
 
 
 @torch.no_grad()
-def _prior_draws(model: Callable, records: Records) -> list[Sites]:
-    """Sites outside the plate, on placeholders."""
+def _prior_draws(model: Callable, records: Records, count: int) -> list[Sites]:
+    """Sites outside the plate, on placeholders; the same first ones for every count."""
     with forked_rng():
         torch.manual_seed(0)  # all ranks of a cluster find the same
-        return [_outside(model, records, 1) for _ in range(_DRAWS)]
+        return [_outside(model, records, 1) for _ in range(count)]
 
 
 def _outside(model: Callable, records: Records, count: int) -> Sites:

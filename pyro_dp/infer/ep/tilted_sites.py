@@ -80,11 +80,12 @@ class LinearMoments:
         if not self.families:
             raise NotLinear("no parameter of an observed distribution depends on the latents")
         one = index.reshape(1), [value.unsqueeze(0) for value in row]
-        if not self._agrees(z, *one):
+        here = self._predictors(z, *one)
+        if not self._agrees(z, *one, here):
             raise NotLinear("its parameters are not all that the likelihood depends on")
         angles = torch.arange(1.0, len(z) + 1).to(z)
-        points = z, z + torch.cos(angles), z - torch.sin(2 * angles)  # in irregular directions
-        here, there, elsewhere = (self._predictors(at, *one) for at in points)
+        points = z + torch.cos(angles), z - torch.sin(2 * angles)  # in irregular directions
+        there, elsewhere = (self._predictors(at, *one) for at in points)
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.turns = not all(  # at z itself a product may have no gradient
             _span_alike(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
@@ -127,7 +128,7 @@ class LinearMoments:
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: these records do not behave like placeholders."""
-        if not self._agrees(z, indices, rows):
+        if not self._agrees(z, indices, rows, self._predictors(z, indices, rows)):
             raise ModelError(
                 "The observed distributions depend on the latents otherwise than they did on "
                 "placeholder data. Use DPSEP(..., moments='stein')."
@@ -176,13 +177,15 @@ class LinearMoments:
         )
         return list(zip(self.families, numbers, jacobians, rest, strict=True))
 
-    def _agrees(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
+    def _agrees(
+        self, z: Tensor, indices: Tensor, rows: list[Tensor], predictors: list[tuple]
+    ) -> bool:
         """Whether the gradient of the log density through a(z) is all of the gradient."""
         likelihood = self._likelihood
         gradient = torch.func.grad(likelihood.log_prob)
         expected = likelihood.for_each("gradient", gradient, z, indices, rows)
         found = torch.zeros_like(expected, dtype=torch.float64)
-        for family, numbers, jacobian, rest in self._predictors(z, indices, rows):
+        for family, numbers, jacobian, rest in predictors:
             slope = family.slope(numbers, rest)
             found = found + torch.einsum("ber,berd->bd", slope, jacobian.double())
         tolerance = 1e-6 if likelihood.dtype == torch.float64 else 1e-3
