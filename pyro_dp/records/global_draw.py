@@ -16,8 +16,7 @@ from torch.distributions.constraints import Constraint
 
 from pyro_dp.records.local_parameters import LocalParameters, leaves_of
 from pyro_dp.records.losses import record_loss, single_particle
-from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
+from pyro_dp.records.plate import OneRecord, Outside, PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode

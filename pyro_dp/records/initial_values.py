@@ -18,8 +18,7 @@ from torch import Tensor
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.first_look import refuse_numbers
-from pyro_dp.records.messengers import OneRecord, no_sites
-from pyro_dp.records.plate import random_sites, traced
+from pyro_dp.records.plate import OneRecord, no_sites, random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import FewIndices, on_varied

@@ -25,8 +25,7 @@ from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.losses import NotVectorizable, looped_loss, record_loss
-from pyro_dp.records.messengers import Inside, OneRecord
-from pyro_dp.records.plate import is_random
+from pyro_dp.records.plate import Inside, OneRecord, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import NEVER, Decisions, RecordMode

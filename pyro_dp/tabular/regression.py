@@ -27,10 +27,9 @@ from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.regression_model import RegressionModel, by_terms
 from pyro_dp.tabular.schema import Schema
-from pyro_dp.utils.display import numbers
+from pyro_dp.utils.display import Displayed, Table, numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.files import read_file, write_file
-from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 

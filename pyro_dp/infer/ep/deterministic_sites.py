@@ -25,8 +25,7 @@ from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import PublicDensity
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import Sites, is_random
+from pyro_dp.records.plate import OneRecord, Outside, Sites, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.linalg import dense

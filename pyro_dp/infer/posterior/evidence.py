@@ -30,12 +30,11 @@ from pyro_dp.infer.posterior.prior_factor import (
 )
 from pyro_dp.infer.posterior.summary import CHECK, Status, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.display import with_rows
+from pyro_dp.utils.display import Displayed, Facts, Table, with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.gaussian import Gaussian
 from pyro_dp.utils.linalg import covariance, inverse
-from pyro_dp.utils.markup import Displayed, Facts, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_flag
 

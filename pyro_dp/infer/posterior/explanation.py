@@ -14,8 +14,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.infer.posterior.summary import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
-from pyro_dp.utils.markup import Displayed, Table
+from pyro_dp.utils.display import MOST_ROWS, Displayed, Table, first_of, up, with_rows
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."

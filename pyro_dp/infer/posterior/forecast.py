@@ -23,10 +23,9 @@ from pyro_dp.infer.posterior.predictive import Predicted
 from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, element_names
 from pyro_dp.mechanism.settings import Noise, Sampling
 from pyro_dp.records.arguments import Arguments
-from pyro_dp.records.prior_predictive import PriorPredictive
-from pyro_dp.utils.display import figure, numbers
+from pyro_dp.records.new_records import PriorPredictive
+from pyro_dp.utils.display import Displayed, Table, figure, numbers
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
-from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 

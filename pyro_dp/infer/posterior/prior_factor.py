@@ -14,8 +14,7 @@ from torch.distributions import MultivariateNormal, Normal, biject_to
 
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, called_by_torch, trace
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import innermost, is_random
+from pyro_dp.records.plate import OneRecord, Outside, innermost, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pyro_dp.utils.display import MOST_ROWS, first_of, numbers, with_rows
-from pyro_dp.utils.markup import Displayed, Table
+from pyro_dp.utils.display import MOST_ROWS, Displayed, Table, first_of, numbers, with_rows
 from pyro_dp.utils.validation import require_number
 
 OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
