@@ -20,8 +20,7 @@ from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.evidence_parts import to_plain
 from pyro_dp.infer.posterior.explanation import Explanation
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import CHECK, OK, Status
+from pyro_dp.infer.posterior.posterior import CHECK, OK, Posterior, Status
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.glm_model import COEFFICIENTS

@@ -25,7 +25,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.infer.posterior.summary import (
+from pyro_dp.infer.posterior.posterior import (
     CHECK,
     DO_NOT_PUBLISH,
     NOISE,

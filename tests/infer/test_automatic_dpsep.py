@@ -53,7 +53,7 @@ from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
-from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import Gaussian
 
 poisson = glm(lambda mean: dist.Poisson(mean.clamp(max=20.0).exp()))
 

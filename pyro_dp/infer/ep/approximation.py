@@ -16,11 +16,10 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.explanation import SAMPLING
-from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.posterior import CHECK, CLIPPING, DO_NOT_PUBLISH, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
+from pyro_dp.utils.linalg import Gaussian, apply, capped, dense, floored, inverse
 
 _SIGNIFICANT = 3.0  # standard deviations of the noise
 _RELEVANT = 0.01  # nats

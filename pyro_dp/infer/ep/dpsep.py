@@ -28,14 +28,14 @@ from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.looks import roots
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import (
+from pyro_dp.infer.posterior.posterior import (
     CHECK,
     CLIPPING,
     DO_NOT_PUBLISH,
     MODEL,
     NOISE,
     STEPS,
+    Posterior,
     Status,
 )
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions

@@ -19,7 +19,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES
 from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
 from pyro_dp.infer.posterior.forecast import Forecasted
-from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.posterior.posterior import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.releases import Releases
@@ -31,8 +31,7 @@ from pyro_dp.mechanism.settings import (
     Sampling,
     old_names_explained,
 )
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import dense
+from pyro_dp.utils.linalg import Gaussian, dense
 from pyro_dp.utils.validation import require_count, require_number, require_scale, value_at
 
 

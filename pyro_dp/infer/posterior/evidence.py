@@ -20,7 +20,13 @@ from torch import Tensor
 from pyro_dp.infer.posterior.chains import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.evidence_parts import Part, described, from_plain, to_plain
 from pyro_dp.infer.posterior.looks import Look, PooledLooks
-from pyro_dp.infer.posterior.posterior import Posterior, SampledPosterior
+from pyro_dp.infer.posterior.posterior import (
+    CHECK,
+    Posterior,
+    SampledPosterior,
+    Status,
+    element_names,
+)
 from pyro_dp.infer.posterior.prior_factor import (
     BatchedGradient,
     Prior,
@@ -28,13 +34,11 @@ from pyro_dp.infer.posterior.prior_factor import (
     combined,
     prior_density,
 )
-from pyro_dp.infer.posterior.summary import CHECK, Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.display import Displayed, Facts, Table, with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import covariance, inverse
+from pyro_dp.utils.linalg import Gaussian, covariance, inverse
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_flag
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.infer.posterior.summary import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.posterior import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils.display import MOST_ROWS, Displayed, Table, first_of, up, with_rows
 

@@ -18,9 +18,14 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.infer.posterior.explanation import Explained
-from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.posterior import (
+    MOST_LINES,
+    Interval,
+    Posterior,
+    Summary,
+    element_names,
+)
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, element_names
 from pyro_dp.mechanism.settings import Noise, Sampling
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.new_records import PriorPredictive

@@ -18,8 +18,7 @@ from pyro_dp.records.plate import OneRecord, Outside, innermost, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
+from pyro_dp.utils.linalg import Gaussian, apply, cholesky, floored, inverse
 from pyro_dp.utils.torch_state import forked_rng
 
 _NUM_DRAWS = 64
