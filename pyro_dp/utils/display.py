@@ -217,7 +217,7 @@ def numbers(values: Sequence[float]) -> list[str]:
     return [f"{each:#.3g}".rstrip(".") for each in values]
 
 
-MOST_ROWS = 60
+MOST_ROWS, MOST_LINES = 60, 30  # of a picture, and of a table
 
 
 def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:
@@ -234,11 +234,19 @@ def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def with_rows(call: str, rows: int) -> Any:
-    """A figure as high as so many rows need."""
-    return figure(call, 1.2 + 0.25 * rows)
+def with_rows(call: str, names: Sequence[str], of: int = 0) -> tuple[Any, Any]:
+    """A figure and its axes, which have a row for each name.
+
+    :param of: the number of all rows, if some are left out.
+    """
+    found = figure(call, 1.2 + 0.25 * len(names))
+    axes = found.subplots()
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_title(f"The first {len(names)} of {of}" if of > len(names) else "")
+    return found, axes
 
 
-def first_of(count: int) -> str:
-    """A title that says if rows are left out."""
-    return f"The first {MOST_ROWS} of {count}" if count > MOST_ROWS else ""
+def left_out(count: int, where: str) -> list[str]:
+    """The line below a table that says where rows beyond :data:`MOST_LINES` are, if any."""
+    return [f"... and {count - MOST_LINES} more: {where}"] * (count > MOST_LINES)

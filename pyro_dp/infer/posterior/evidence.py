@@ -321,12 +321,8 @@ class Evidence(Displayed):
         """
         factor = self.factor(self.parts[0].pooled.estimate)
         mean, sd = factor.mean, factor.covariance.diagonal().sqrt()
-        figure = with_rows("evidence.plot()", len(mean))
-        axes = figure.subplots()
-        places = range(len(mean))
-        axes.errorbar(mean, places, xerr=1.96 * sd, fmt="o", color="C0", capsize=2)
-        axes.set_yticks(places, self.names)
-        axes.invert_yaxis()
+        figure, axes = with_rows("evidence.plot()", self.names)
+        axes.errorbar(mean, range(len(mean)), xerr=1.96 * sd, fmt="o", color="C0", capsize=2)
         axes.axvline(0.0, color="0.8", zorder=0)
         axes.set_xlabel("estimate by the evidence alone, with 95% interval")
         return figure

@@ -17,7 +17,15 @@ from torch.distributions import (
 )
 
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.display import MOST_ROWS, Displayed, Table, first_of, numbers, with_rows
+from pyro_dp.utils.display import (
+    MOST_LINES,
+    MOST_ROWS,
+    Displayed,
+    Table,
+    left_out,
+    numbers,
+    with_rows,
+)
 from pyro_dp.utils.linalg import cholesky, covariance, dense, power
 from pyro_dp.utils.validation import require_number
 
@@ -39,7 +47,6 @@ _PUBLISH = {
     CHECK: "You may publish it together with its status.",
     DO_NOT_PUBLISH: "You may publish this status, but not the intervals.",
 }
-MOST_LINES = 30
 _LEVEL = 0.95
 
 
@@ -171,8 +178,8 @@ class Summary(Displayed):
         """
         lines, status = self._lines(level), self.status
         shown = lines[:MOST_ROWS]
-        figure = with_rows("posterior.plot()", len(shown))
-        axes, places = figure.subplots(), range(len(shown))
+        names, places = [line.name for line in shown], range(len(shown))
+        figure, axes = with_rows("posterior.plot()", names, len(lines))
         for ends, width, color, label in (
             ([line.aware for line in shown], 1.5, "C1", f"{level:.0%} interval, with the noise"),
             ([line.plain for line in shown], 4.0, "C0", "without the noise"),
@@ -181,9 +188,6 @@ class Summary(Displayed):
             axes.hlines(places, lower, upper, linewidth=width, color=color, label=label)
         medians, fill = [line.median for line in shown], "C3" if status.is_ok else "white"
         axes.plot(medians, places, "o", color="C3", markerfacecolor=fill, label="median")
-        axes.set_yticks(places, [line.name for line in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set_title(first_of(len(lines)))
         axes.set_xlabel(status.line, fontsize="small", wrap=True)
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
@@ -199,8 +203,7 @@ class Summary(Displayed):
         for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
             privacy = f"{line.privacy:.0%}" if includes else "-"
             rows.append((line.name, median, f"{low} to {high}", privacy))
-        more = len(lines) - len(shown)
-        below = [f"... and {more} more: posterior.intervals()"] * (more > 0)
+        below = left_out(len(lines), "posterior.intervals()")
         return [Table(head, rows, "Posterior"), *below, *self.status.lines]
 
     def _lines(self, level: float) -> list[Line]:
