@@ -27,7 +27,7 @@ from pyro_dp.records.column import Column, TensorColumn, equal
 from pyro_dp.records.data_numbers import holds_rows
 from pyro_dp.records.local_parameters import LocalParameters, marked_parameters
 from pyro_dp.records.plate import OneRecord, PrivatePlate, find_plate, is_random, no_sites
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Records, on_placeholders
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import is_table, varied
 from pyro_dp.records.tables import as_tensor
@@ -77,13 +77,11 @@ class NewRecords:
     def global_draws(self, count: int) -> dict[str, Tensor]:
         """Draws of the guide's sites outside the plate, (count, ...), by torch's global
         generator."""
-        args, kwargs = self.fitted.arguments(self.fitted.placeholder())
         plate, local = self.fitted.plate, self.parameters
         draws: dict[str, list[Tensor]] = {}
         with (
             torch.no_grad(),
-            guarded("Running the guide on placeholder data", public=True),
-            OneRecord(plate, torch.zeros(1, dtype=torch.long, device=self.fitted.device)),
+            on_placeholders(self.fitted, "the guide") as (args, kwargs),
             local.shown(local.constants()),
         ):
             for _ in range(count):
