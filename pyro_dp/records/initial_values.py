@@ -181,7 +181,8 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
     ``None`` if there is something in them that cannot be copied.
     """
     try:
-        with mock.patch.object(AutoGuide, "__getstate__", _whole_state):
+        # Pyro's own makes a copied autoguide forget its model, and the original as well.
+        with mock.patch.object(AutoGuide, "__getstate__", lambda guide: guide.__dict__.copy()):
             new_model, new_guide = copy.deepcopy((model, guide))
     except Exception:  # whatever a user's __deepcopy__ or __reduce__ may raise
         return None
@@ -192,8 +193,3 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
             if isinstance(old, AutoGuide) and old.master is not None:
                 new.master = weakref.ref(copy_of[id(old.master())])
     return new_model, new_guide
-
-
-def _whole_state(guide: AutoGuide) -> dict:
-    # Pyro's own makes a copied autoguide forget its model, and the original as well.
-    return guide.__dict__.copy()

@@ -26,7 +26,7 @@ from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
-from pyro_dp.utils.errors import ModelError, PrivacyError
+from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
 from pyro_dp.utils.linalg import agree, close, largest
 from pyro_dp.utils.torch_state import seed_torch
 
@@ -116,8 +116,7 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
         position = torch.tensor(index, device=records.device)
         return term.single(particle, position, row, LocalDraws(), **options)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with no_warnings():
         at(0, records.placeholder(), public=True)  # an error of the loss itself keeps its text
     _require_isolated(term, at)
 
