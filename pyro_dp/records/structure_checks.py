@@ -113,8 +113,8 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
 
     def at(index: int, row: list[Tensor], **options) -> tuple[dict[str, Tensor], Tensor]:
         seed_torch(0)  # the same draws wherever the index points
-        position = torch.tensor(index, device=records.device)
-        return term.single(particle, position, row, LocalDraws(), **options)
+        record = Batch(torch.tensor(index, device=records.device), row)
+        return term.single(particle, record, LocalDraws(), **options)
 
     with no_warnings():
         at(0, records.placeholder(), public=True)  # an error of the loss itself keeps its text
@@ -165,7 +165,7 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     records = term.records
     indices = torch.tensor(records.examples(), device=records.device)
     draws = LocalDraws()
-    used, _ = term.single(particle, indices[0], records.placeholder(), draws)
+    used, _ = term.single(particle, Batch(indices[0], records.placeholder()), draws)
     term = replace(term, samples=len(draws.sampled))
     decisions = Decisions()
     public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
