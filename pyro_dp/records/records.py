@@ -329,7 +329,7 @@ class Records:
 def on_placeholders(records: Records, runs: str, count: int = 1) -> Iterator[Arguments]:
     """Arguments of so many placeholder records, whose indices the plate has inside.
 
-    :param runs: what runs inside: "the model".
+    :param runs: the name of the code inside, as "the model".
     :raises ModelError: that raised an exception.
     """
     length = count if records.slice_data else None

@@ -217,7 +217,7 @@ def numbers(values: Sequence[float]) -> list[str]:
     return [f"{each:#.3g}".rstrip(".") for each in values]
 
 
-MOST_ROWS, MOST_LINES = 60, 30  # of a picture, and of a table
+MOST_ROWS, MOST_LINES = 60, 30  # rows of a picture, lines of a table
 
 
 def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:

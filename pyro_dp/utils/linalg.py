@@ -299,9 +299,9 @@ def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     It has the variances of S exactly, and it equals S if S has this form. Otherwise it is a local
     minimum of the divergence. The same S gives the same result.
 
-    Factor analysis by maximum likelihood fits S by D + L L' with a diagonal D. It minimises
-    KL(N(0, S) || N(0, D + L L')). For a fixed D the best L follows from eigenvectors, and a
-    quasi-Newton search finds D: Jöreskog 1967, Psychometrika 32, 443-482.
+    Factor analysis by maximum likelihood fits S by T = D + L L' with a diagonal D. It minimises
+    KL(N(0, S), N(0, T)). For a fixed D the best L follows from eigenvectors, and a quasi-Newton
+    search finds D: Jöreskog 1967, Psychometrika 32, 443-482.
 
     :param covariance: S, (d, d), positive definite, float64.
     """
