@@ -109,9 +109,7 @@ class DeterministicSites:
         model: Callable, guide: GaussianGuide | FittedGuide, records: Records
     ) -> "DeterministicSites | None":
         """None: no deterministic site stands between a latent and the records."""
-        with torch.no_grad(), forked_rng():
-            torch.manual_seed(0)  # all ranks of a cluster find the same
-            draws = [_outside(model, records, 1) for _ in range(_DRAWS)]
+        draws = _prior_draws(model, records)
         candidates = _deterministic(draws, model, records)
         own = {each.name: each.transform for each in guide.latents}
         transforms = own | dict.fromkeys(candidates, identity_transform)
@@ -172,6 +170,14 @@ class DeterministicSites:
 
     def _density(self, model: Callable) -> PublicDensity:
         return PublicDensity(model, self._guide.latents, self._dtypes, self._records)
+
+
+@torch.no_grad()
+def _prior_draws(model: Callable, records: Records) -> list[Sites]:
+    """Sites outside the plate, on placeholders."""
+    with forked_rng():
+        torch.manual_seed(0)  # all ranks of a cluster find the same
+        return [_outside(model, records, 1) for _ in range(_DRAWS)]
 
 
 def _outside(model: Callable, records: Records, count: int) -> Sites:
