@@ -30,7 +30,7 @@ from torch.distributions import biject_to
 from tqdm.auto import tqdm
 
 from pyro_dp import DPSEP, Noise, PrivacyAccountant
-from pyro_dp.infer.posterior.summary import element_names
+from pyro_dp.infer.posterior.posterior import element_names
 
 RESULTS = ROOT / "benchmarks" / "results" / "hierarchies.csv"
 EXACT = RESULTS.with_name("hierarchies_nuts.csv")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyro_dp import DPSVI, Noise, Posterior, PrivacyAccountant, PrivacyError
 from pyro_dp.accounting.second_opinion import second_opinion
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.posterior import Status
 from pyro_dp.utils.display import of_budget, spent_and_left, up
 from pyro_dp.utils.files import read_file, value_of, writable
 

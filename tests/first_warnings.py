@@ -27,7 +27,7 @@ from pyro_dp import (
     PrivacyWarning,
     nonprivate,
 )
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.posterior import Status
 from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Schema
 from pyro_dp.tabular.regression import Regression
 from pyro_dp.vips import GaussianMixture, LogisticRegression

@@ -25,8 +25,7 @@ from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Clip, Execution, Noise, Sampling
 from pyro_dp.records.global_draw import Latent, latents_of
-from pyro_dp.records.messengers import OneRecord, no_sites
-from pyro_dp.records.plate import random_sites
+from pyro_dp.records.plate import OneRecord, no_sites, random_sites
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import guarded

@@ -21,10 +21,9 @@ from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGa
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import MOST, Description, LedgerEntry, table
 from pyro_dp.accounting.origins import Origin, Part, Source
-from pyro_dp.utils.display import of_budget, spent_and_left, up
+from pyro_dp.utils.display import Facts, Table, in_notebook, of_budget, spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
-from pyro_dp.utils.markup import Facts, Table, in_notebook
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 

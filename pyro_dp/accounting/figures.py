@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import NonPrivateLook
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, Accountant, best_power, trade_off
-from pyro_dp.utils.display import figure, of_budget, spent
-from pyro_dp.utils.markup import Picture, Pictures, Ticks
+from pyro_dp.utils.display import Picture, Pictures, Ticks, figure, of_budget, spent
 
 _MOST_POINTS, _FEWEST_POINTS = 30, 8
 

@@ -16,8 +16,8 @@ from pyro_dp.accounting.events import (
     together,
 )
 from pyro_dp.accounting.origins import Origins, Source
+from pyro_dp.utils.display import Table
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.markup import Table
 from pyro_dp.utils.validation import require_count, same
 
 LONGEST = 1000  # characters of a text

@@ -24,8 +24,18 @@ from pyro_dp.accounting.ledger import SECURE, SEEDED, LedgerEntry
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, Accountant, best_power
-from pyro_dp.utils.display import of_budget, spent, spent_and_left, up
-from pyro_dp.utils.markup import Block, Bullets, Facts, Paragraph, Table, rendered
+from pyro_dp.utils.display import (
+    Block,
+    Bullets,
+    Facts,
+    Paragraph,
+    Table,
+    of_budget,
+    rendered,
+    spent,
+    spent_and_left,
+    up,
+)
 
 _MOST_SUMS = 40  # rows, each composed with all above it
 _MOST_KINDS = 12  # kinds that sample records: many take seconds to compose

@@ -36,11 +36,10 @@ _NEUTRAL = {
 
 def simplify(graph: GraphModule) -> None:
     """Remove nodes that do nothing from this graph. Overwritten tensors are left alone."""
-    _copy_at_once(graph)
-    _unrepeat_rows(graph)
-    _skip_identities(graph)
-    _trust_attention(graph)
-    _stack_selections(graph)
+    for change in _CHANGES:
+        memory = _Memory(graph)
+        for node in _operations(graph):
+            change(node, memory)
     _skip_copies(graph, _handed_out(graph))
     _spell_out_masks(graph, _fold_constants(graph))
     _share(graph)
@@ -83,11 +82,9 @@ def is_draw(node: Node) -> bool:
     return True
 
 
-def _copy_at_once(graph: GraphModule) -> None:
-    """Copies into memory that was made for them."""
-    for node in _operations(graph):
-        if node.target is not _OPS.copy_.default:
-            continue
+def _copy_at_once(node: Node, memory: "_Memory") -> None:
+    """A copy into memory that was made for it."""
+    if node.target is _OPS.copy_.default:
         made, source = arguments(node)[:2]
         fresh = made.target in _EMPTY and set(made.users) == {node}
         if fresh and isinstance(source, Node) and _layout(made) == _layout(source):
@@ -102,7 +99,7 @@ def _skip_copies(graph: GraphModule, kept: set[Node]) -> None:
             continue
         before = arguments(node)[0]
         if _layout(before) == _layout(node) and not memory.is_written(node, before):
-            _replace(graph, node, before)
+            _replace(node, before)
 
 
 def _handed_out(graph: GraphModule) -> set[Node]:
@@ -112,45 +109,39 @@ def _handed_out(graph: GraphModule) -> set[Node]:
     return {root for node in output.all_input_nodes for root in memory.roots(node)}
 
 
-def _skip_identities(graph: GraphModule) -> None:
-    memory = _Memory(graph)
-    for node in _operations(graph):
-        if not (node.args and isinstance(node.args[0], Node)):
-            continue
-        before, number = node.args[0], node.args[-1]
-        copies = len(node.args) == 2 and not node.kwargs and isinstance(number, (int, float))
-        copies = copies and (node.target, number) in _NEUTRAL
-        if copies and memory.is_written(before, node):
-            continue
-        if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
-            _replace(graph, node, before)
+def _skip_identity(node: Node, memory: "_Memory") -> None:
+    if not (node.args and isinstance(node.args[0], Node)):
+        return
+    before, number = node.args[0], node.args[-1]
+    copies = len(node.args) == 2 and not node.kwargs and isinstance(number, (int, float))
+    copies = copies and (node.target, number) in _NEUTRAL
+    if copies and memory.is_written(before, node):
+        return
+    if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
+        _replace(node, before)
 
 
-def _trust_attention(graph: GraphModule) -> None:
+def _trust_attention(node: Node, memory: "_Memory") -> None:
     """Weights of attention without a mask: a product has no row of -inf to look for."""
-    memory = _Memory(graph)
-    for node in _operations(graph):
-        if node.target is _OPS._safe_softmax.default and not node.kwargs:
-            before, axis = arguments(node)[:2]
-            product: Node = before
-            while product.target in _VIEWS:
-                product = arguments(product)[0]
-            if product.target is _OPS.bmm.default and not memory.is_written(before):
-                node.target, node.args = _OPS._softmax.default, (before, axis, False)
+    if node.target is _OPS._safe_softmax.default and not node.kwargs:
+        before, axis = arguments(node)[:2]
+        product: Node = before
+        while product.target in _VIEWS:
+            product = arguments(product)[0]
+        if product.target is _OPS.bmm.default and not memory.is_written(before):
+            node.target, node.args = _OPS._softmax.default, (before, axis, False)
 
 
-def _stack_selections(graph: GraphModule) -> None:
+def _stack_selections(node: Node, memory: "_Memory") -> None:
     """Gradients of all parts of an axis, each in zeros of its own, and their sum: a stack."""
-    memory = _Memory(graph)
-    for node in _operations(graph):
-        parts = sorted(_summed_selections(node), key=lambda each: arguments(each)[3])
-        values = [arguments(each)[0] for each in parts]
-        if len(parts) < 2 or memory.is_written(node, *parts, *values):
-            continue
-        sizes, axis = arguments(parts[0])[1:3]
-        places = [arguments(each)[1:] for each in parts]
-        if places == [(sizes, axis, i) for i in range(sizes[axis])]:
-            node.target, node.args = _OPS.stack.default, (values, axis)
+    parts = sorted(_summed_selections(node), key=lambda each: arguments(each)[3])
+    values = [arguments(each)[0] for each in parts]
+    if len(parts) < 2 or memory.is_written(node, *parts, *values):
+        return
+    sizes, axis = arguments(parts[0])[1:3]
+    places = [arguments(each)[1:] for each in parts]
+    if places == [(sizes, axis, i) for i in range(sizes[axis])]:
+        node.target, node.args = _OPS.stack.default, (values, axis)
 
 
 def _summed_selections(node: Node) -> list[Node]:
@@ -163,19 +154,17 @@ def _summed_selections(node: Node) -> list[Node]:
     return sum(parts, []) if len(parts) == 2 and all(parts) else []
 
 
-def _unrepeat_rows(graph: GraphModule) -> None:
+def _unrepeat_row(node: Node, memory: "_Memory") -> None:
     """A record sees its row as often as there are records, and picks one: that is the row."""
-    memory = _Memory(graph)
-    for node in _operations(graph):
-        if node.target is not _OPS.index.Tensor or len(arguments(node)[1]) != 2:
-            continue
-        repeated, (first, _) = arguments(node)
-        # A row that is picked is a copy, which may be written to.
-        if repeated.target is not _OPS.expand.default or memory.is_written(node, repeated):
-            continue
-        row = arguments(repeated)[0]
-        if shape(row) == shape(node) and shape(row)[1] == 1 and _counts_up(first, row):
-            _replace(graph, node, row)
+    if node.target is not _OPS.index.Tensor or len(arguments(node)[1]) != 2:
+        return
+    repeated, (first, _) = arguments(node)
+    # A row that is picked is a copy, which may be written to.
+    if repeated.target is not _OPS.expand.default or memory.is_written(node, repeated):
+        return
+    row = arguments(repeated)[0]
+    if shape(row) == shape(node) and shape(row)[1] == 1 and _counts_up(first, row):
+        _replace(node, row)
 
 
 def _counts_up(index: Any, row: Node) -> bool:
@@ -185,6 +174,9 @@ def _counts_up(index: Any, row: Node) -> bool:
     count, axis = arguments(index)
     (length,) = shape(row)[:1]
     return axis in (1, -1) and count.target is _OPS.arange.default and count.args == (length,)
+
+
+_CHANGES = _copy_at_once, _unrepeat_row, _skip_identity, _trust_attention, _stack_selections
 
 
 def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
@@ -217,7 +209,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
         with graph.graph.inserting_before(node):
             constant = graph.graph.get_attr(name)
         constant.meta = dict(node.meta)
-        _replace(graph, node, constant)
+        _replace(node, constant)
         folded[constant] = value
     return folded
 
@@ -256,7 +248,7 @@ def _share(graph: GraphModule) -> None:
             continue
         key = node.target, _frozen(node.args), _frozen(node.kwargs)
         if key in seen:
-            _replace(graph, node, seen[key])
+            _replace(node, seen[key])
         else:
             seen[key] = node
 
@@ -265,9 +257,9 @@ def _operations(graph: GraphModule) -> list[Node]:
     return [node for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def _replace(graph: GraphModule, node: Node, by: Node) -> None:
+def _replace(node: Node, by: Node) -> None:
     node.replace_all_uses_with(by)
-    graph.graph.erase_node(node)
+    node.graph.erase_node(node)
 
 
 class _Memory:

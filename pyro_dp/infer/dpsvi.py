@@ -13,7 +13,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
+from pyro_dp.infer.ep.dpsep import EPByLooks, FitByLooks
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import EPProblem, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
@@ -38,7 +38,7 @@ from pyro_dp.mechanism.settings import (
 )
 from pyro_dp.records.local_parameters import NOTE
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
-from pyro_dp.records.messengers import Outside
+from pyro_dp.records.plate import Outside
 from pyro_dp.records.quadrature import without_latents
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import RaisedOnRecords

@@ -30,8 +30,8 @@ from pyro_dp.mechanism.run_result import (
 )
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import Execution, Noise, Sampling, require_fit
+from pyro_dp.utils.display import Facts, in_notebook
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
-from pyro_dp.utils.markup import Facts, in_notebook
 
 Step = TypeVar("Step", bound=Callable[..., float])
 # Steps of several threads take turns. Pyro's handlers belong to the process, so a model would see

@@ -11,9 +11,8 @@ from typing import Any, overload
 import numpy as np
 
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import figure
+from pyro_dp.utils.display import Displayed, Facts, figure
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.markup import Displayed, Facts
 
 Callback = Callable[["ReleasedStep"], bool | None]
 _NO_CALLBACKS = (

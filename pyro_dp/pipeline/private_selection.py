@@ -4,7 +4,6 @@ import contextlib
 import copy
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from pyro_dp.accounting.pld import RATES, renyi_epsilon
 from pyro_dp.graphs.references import References
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.pipeline.trials import NOTE, TrialAccountant, Trials, TruncatedNegativeBinomial
-from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError, no_warnings
 from pyro_dp.utils.torch_state import private_rng, version
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -236,9 +235,8 @@ def _unseen(private: np.random.Generator) -> Iterator[None]:
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
-        warnings.catch_warnings(),
+        no_warnings(),
     ):
-        warnings.simplefilter("ignore")
         yield
 
 

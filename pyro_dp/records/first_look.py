@@ -30,8 +30,14 @@ from pyro_dp.records.arguments import (
     find_shards,
 )
 from pyro_dp.records.column import ArrayColumn, Column, TensorColumn, like
-from pyro_dp.records.messengers import OneRecord
-from pyro_dp.records.plate import PrivatePlate, find_plate, latents_alone, random_sites, run_once
+from pyro_dp.records.plate import (
+    OneRecord,
+    PrivatePlate,
+    find_plate,
+    latents_alone,
+    random_sites,
+    run_once,
+)
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.records.sandbox import looking_at_records
 from pyro_dp.utils.errors import ModelError

@@ -16,9 +16,8 @@ from torch.distributions.constraints import Constraint
 
 from pyro_dp.records.local_parameters import LocalParameters, leaves_of
 from pyro_dp.records.losses import record_loss, single_particle
-from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
-from pyro_dp.records.records import Records
+from pyro_dp.records.plate import Outside, PrivatePlate, Sites, random_sites
+from pyro_dp.records.records import Records, on_placeholders
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
@@ -164,12 +163,10 @@ def draw_particle(
     # Outside the plate nothing is enumerated: there the two losses agree, and one is simpler.
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
     of_model, of_guide = poutine.trace(model), poutine.trace(guide)
-    args, kwargs = records.arguments(records.placeholder())
     substitutes = given.substitutes if given else {}
     with (
         poutine.trace(param_only=True) as parameters,
-        OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
-        guarded("Running guide and model on placeholder data", public=True),
+        on_placeholders(records, "guide and model") as (args, kwargs),
         local.shown(local.constants()),
         given or contextlib.nullcontext(),
     ):

@@ -18,8 +18,7 @@ from torch import Tensor
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.first_look import refuse_numbers
-from pyro_dp.records.messengers import OneRecord, no_sites
-from pyro_dp.records.plate import random_sites, traced
+from pyro_dp.records.plate import OneRecord, no_sites, random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import FewIndices, on_varied
@@ -182,7 +181,8 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
     ``None`` if there is something in them that cannot be copied.
     """
     try:
-        with mock.patch.object(AutoGuide, "__getstate__", _whole_state):
+        # Pyro's own makes a copied autoguide forget its model, and the original as well.
+        with mock.patch.object(AutoGuide, "__getstate__", lambda guide: guide.__dict__.copy()):
             new_model, new_guide = copy.deepcopy((model, guide))
     except Exception:  # whatever a user's __deepcopy__ or __reduce__ may raise
         return None
@@ -193,8 +193,3 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
             if isinstance(old, AutoGuide) and old.master is not None:
                 new.master = weakref.ref(copy_of[id(old.master())])
     return new_model, new_guide
-
-
-def _whole_state(guide: AutoGuide) -> dict:
-    # Pyro's own makes a copied autoguide forget its model, and the original as well.
-    return guide.__dict__.copy()

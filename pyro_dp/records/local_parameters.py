@@ -31,8 +31,7 @@ from torch.distributions.constraints import Constraint, real
 from torch.nn import functional
 
 from pyro_dp.graphs.tracing import untraced
-from pyro_dp.records.messengers import OneRecord
-from pyro_dp.records.plate import Traces, random_sites, traced
+from pyro_dp.records.plate import OneRecord, Traces, random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
 from pyro_dp.records.torch_modes import Substitution

@@ -25,8 +25,7 @@ from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.losses import NotVectorizable, looped_loss, record_loss
-from pyro_dp.records.messengers import Inside, OneRecord
-from pyro_dp.records.plate import is_random
+from pyro_dp.records.plate import Inside, OneRecord, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import NEVER, Decisions, RecordMode
@@ -38,7 +37,7 @@ _HINT = "Change model, guide or loss accordingly."
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of one step.
+    """Records of one step; or one record, without the batch dimension.
 
     :param indices: (B,), B > 0.
     :param rows: their rows of every data tensor, each (B, ...).
@@ -51,8 +50,8 @@ class Batch:
     values: Sequence[Tensor] = ()
     local_rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def at(self, places: Tensor, values: Sequence[Tensor]) -> "Batch":
-        """Some of these records, with their rows of these draws of all."""
+    def at(self, places: Tensor | int, values: Sequence[Tensor]) -> "Batch":
+        """Some of these records, or one, with their rows of these draws of all."""
         local_rows = {name: rows[places] for name, rows in self.local_rows.items()}
         rows, own = ([each[places] for each in all] for all in (self.rows, values))
         return Batch(self.indices[places], rows, own, local_rows)
@@ -159,14 +158,11 @@ class RecordTerm:
         inputs = particle.latents | self.parameters | self.local.constants()
         columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
         losses = []
-        for b, index in enumerate(batch.indices):
-            row = [row[b] for row in batch.rows]
-            values = [value[b] for value in batch.values]
-            draws = LocalDraws(values, more=breaks or not values)
-            own = {name: rows[b] for name, rows in batch.local_rows.items()}
-            missing = 0.0
+        for b in range(len(batch.indices)):
+            own, missing = batch.at(b, batch.values), 0.0
+            draws = LocalDraws(own.values, more=breaks or not own.values)
             try:
-                gradients, loss = self.single(particle, index, row, draws, own)
+                gradients, loss = self.single(particle, own, draws)
             except ModelError:
                 if not breaks:
                     raise
@@ -183,24 +179,17 @@ class RecordTerm:
         )
 
     def single(
-        self,
-        particle: Particle,
-        index: Tensor,
-        row: list[Tensor],
-        draws: LocalDraws,
-        local_rows: dict[str, Tensor] | None = None,
-        *,
-        public: bool = False,
+        self, particle: Particle, record: Batch, draws: LocalDraws, *, public: bool = False
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The reference: gradients of all that one record uses, by name, and its loss."""
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         local_rows = {
             name: row.detach().clone().requires_grad_()
-            for name, row in (local_rows or self.local.constants()).items()
+            for name, row in (record.local_rows or self.local.constants()).items()
         }
         inputs = latents | self.parameters | local_rows
-        mode = RecordMode(draws)
-        shown = self.shown(particle, latents, index, row, mode, local_rows, public)
+        own = record.indices, record.rows, RecordMode(draws), local_rows, public
+        shown = self.shown(particle, latents, *own)
         with shown as (model, guide, args, kwargs):
             loss = looped_loss(self.loss, model, guide, args, kwargs)
             if not loss.requires_grad:

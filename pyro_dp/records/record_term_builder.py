@@ -24,8 +24,7 @@ from pyro_dp.records.local_parameters import (
     marked_parameters,
 )
 from pyro_dp.records.losses import record_loss, single_particle, user_code
-from pyro_dp.records.messengers import Inside, OneRecord, Outside, no_sites
-from pyro_dp.records.plate import PrivatePlate, random_sites
+from pyro_dp.records.plate import Inside, OneRecord, Outside, PrivatePlate, no_sites, random_sites
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, looking_at_records

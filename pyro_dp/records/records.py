@@ -1,6 +1,7 @@
 """The arguments of a model, seen as records: which are data, and one record's part of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -34,7 +35,8 @@ from pyro_dp.records.column import (
     has_rows,
 )
 from pyro_dp.records.data_numbers import DataNumbers, Scale
-from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.plate import OneRecord, PrivatePlate
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import sent, version
@@ -321,6 +323,19 @@ class Records:
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
         if self._data != later._data:
             raise ModelError(_OTHER_DATA.format(what="other arguments have a row per record"))
+
+
+@contextmanager
+def on_placeholders(records: Records, runs: str, count: int = 1) -> Iterator[Arguments]:
+    """Arguments of so many placeholder records, whose indices the plate has inside.
+
+    :param runs: the name of the code inside, as "the model".
+    :raises ModelError: that raised an exception.
+    """
+    length = count if records.slice_data else None
+    own = OneRecord(records.plate, torch.arange(count, device=records.device))
+    with own, guarded(f"Running {runs} on placeholder data", public=True):
+        yield records.arguments(records.placeholder(), length=length)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ import linecache
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -20,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from pyro_dp.graphs.references import is_library
 from pyro_dp.graphs.tracing import tracing
 from pyro_dp.records.vectorised import OF_NUMBERS, promoted
-from pyro_dp.utils.errors import ModelError, PrivacyError
+from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
 
 PLACEHOLDERS = (
     "This run uses placeholders, which are ones (zeros for integers). The model must run on them."
@@ -126,7 +125,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
     :param public: the run sees only placeholders.
     :param hint: the end of the message: the remedy, where the exception itself does not tell it.
     """
-    quiet = contextlib.nullcontext() if public else _no_warnings()
+    quiet = contextlib.nullcontext() if public else no_warnings()
     alone = _RecordByRecord()
     try:
         with (
@@ -171,13 +170,6 @@ def _not_compiled() -> Iterator[None]:
             yield
     finally:
         config.error_on_nested_fx_trace = before
-
-
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 class _RecordByRecord(TorchFunctionMode):

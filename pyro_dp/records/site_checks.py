@@ -13,8 +13,15 @@ from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.losses import enumerates
-from pyro_dp.records.messengers import OneRecord, Outside, Redrawn
-from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
+from pyro_dp.records.plate import (
+    OneRecord,
+    Outside,
+    PrivatePlate,
+    Redrawn,
+    Traces,
+    random_sites,
+    traced,
+)
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, looking_at_records, whole_tensors
 from pyro_dp.utils.errors import ModelError

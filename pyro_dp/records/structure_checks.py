@@ -27,7 +27,7 @@ from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
-from pyro_dp.utils.errors import ModelError, PrivacyError
+from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
 from pyro_dp.utils.linalg import agree, close, largest
 from pyro_dp.utils.torch_state import seed_torch
 
@@ -116,11 +116,10 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
 
     def at(index: int, row: list[Tensor], **options) -> tuple[dict[str, Tensor], Tensor]:
         seed_torch(0)  # the same draws wherever the index points
-        position = torch.tensor(index, device=records.device)
-        return term.single(particle, position, row, LocalDraws(), **options)
+        record = Batch(torch.tensor(index, device=records.device), row)
+        return term.single(particle, record, LocalDraws(), **options)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with no_warnings():
         at(0, records.placeholder(), public=True)  # an error of the loss itself keeps its text
     _require_isolated(term, particle, at)
 
@@ -188,7 +187,7 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     records = term.records
     indices = torch.tensor(records.examples(), device=records.device)
     draws = LocalDraws()
-    used, _ = term.single(particle, indices[0], records.placeholder(), draws)
+    used, _ = term.single(particle, Batch(indices[0], records.placeholder()), draws)
     term = replace(term, samples=len(draws.sampled))
     decisions = Decisions()
     public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]

@@ -5,7 +5,6 @@ Floats get torch's default dtype, integers int64, booleans stay; rows keep their
 
 import math
 import numbers
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from pyro_dp.graphs.references import require_torchs
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import ModelError, no_warnings
 
 _LOADER = (
     "Argument {name!r} is a {kind}, which hands out batches: pass the dataset behind it, all "
@@ -255,8 +254,7 @@ def _as_it_lies(array: np.memmap) -> Tensor | Column:
     fits = right and array.dtype.isnative and array.flags.c_contiguous
     if not fits or array.flags.writeable:
         return column
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
+    with no_warnings():  # that it cannot be written to, which nobody does
         return torch.from_numpy(array)
 
 

@@ -7,7 +7,6 @@ declared bounds. A public matrix transforms its result back to the user's column
 
 import ast
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.expressions import CONTRASTS, Expression, called_name, require_column
 from pyro_dp.tabular.levels import LevelColumn
 from pyro_dp.tabular.ranges import Count, RangeColumn
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, no_warnings
 
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
@@ -77,8 +76,7 @@ class Design:
 
         rows = self._public_rows()
         raw = dict.fromkeys(self._numbers, (0.0, 1.0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with no_warnings():
             try:
                 made = model_matrix(right_side, self._frame(rows, raw))
             except Exception as error:  # formulaic's own, of many types; no data was seen
@@ -141,8 +139,7 @@ class Design:
     def _matrix(
         self, rows: Mapping[str, np.ndarray], scaled: Mapping[str, tuple[float, float]]
     ) -> np.ndarray:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with no_warnings():
             made = self._spec.get_model_matrix(self._frame(rows, scaled))
         return np.asarray(made, dtype=np.float64)
 

@@ -20,17 +20,15 @@ from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.evidence_parts import to_plain
 from pyro_dp.infer.posterior.explanation import Explanation
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import CHECK, OK, Status
+from pyro_dp.infer.posterior.posterior import CHECK, OK, Posterior, Status
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.mechanism.settings import old_names_explained
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.regression_model import RegressionModel, by_terms
 from pyro_dp.tabular.schema import Schema
-from pyro_dp.utils.display import numbers
+from pyro_dp.utils.display import Displayed, Table, numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.files import read_file, write_file
-from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.explanation import DATA, Explanation
+from pyro_dp.infer.posterior.explanation import DATA, Explanation, shares_of
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.tabular.design import Design, Formula
 from pyro_dp.tabular.encoded import ROW_OBSERVED
@@ -383,7 +383,6 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
     """
     own = [place for place, name in enumerate(found.names) if _site(name) == COEFFICIENTS]
     others = [j for j, name in enumerate(found.names) if _site(name) in scale.sites]
-    noise = scale.noise_share(posterior)
     squares = scale.matrix[scale.kept].square()
     variance = posterior[COEFFICIENTS].covariance_matrix.diagonal().double()
     parts = {
@@ -391,10 +390,7 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
         for name, share in found.shares.items()
         if name != DATA
     }
-    total = sum(parts.values(), torch.zeros_like(noise))
-    shares = {DATA: 1 - noise}
-    for name, part in parts.items():
-        shares[name] = noise * torch.where(total > 0, part / total, 1 / len(parts))
+    shares = shares_of(scale.noise_share(posterior), parts)
     names = {found.names[j]: scale.called(found.names[j]) for j in others}
     return replace(
         found,

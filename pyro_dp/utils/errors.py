@@ -1,7 +1,9 @@
 """Typed errors and warnings. Texts name arguments, sites and settings, never a value of data."""
 
+import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 
 
 class PrivacyError(Exception):
@@ -93,6 +95,13 @@ class ClusterWarning(UserWarning):
 
     >>> warnings.simplefilter("ignore", ClusterWarning)  # for who tries it on small data
     """
+
+
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def warn_user(warning: Warning) -> None:

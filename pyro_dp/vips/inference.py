@@ -47,10 +47,15 @@ from pyro_dp.vips.conjugate_model import (
     is_reviewed,
     parts_of,
 )
-from pyro_dp.vips.isolated_model import IsolatedModel
+from pyro_dp.vips.e_step import (
+    IsolatedModel,
+    MixedStatistics,
+    Progress,
+    StatisticsSum,
+    require_step_size,
+)
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
-from pyro_dp.vips.statistics_sum import MixedStatistics, Progress, StatisticsSum, require_step_size
 
 _STATE = ("size", "statistics", "static")
 

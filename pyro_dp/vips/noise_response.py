@@ -25,7 +25,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.infer.posterior.summary import (
+from pyro_dp.infer.posterior.posterior import (
     CHECK,
     DO_NOT_PUBLISH,
     NOISE,
@@ -34,8 +34,8 @@ from pyro_dp.infer.posterior.summary import (
     Status,
 )
 from pyro_dp.utils.linalg import cholesky, floored
+from pyro_dp.vips.e_step import MixedStatistics
 from pyro_dp.vips.site_posterior import SitePosterior, centre, covariance, widened
-from pyro_dp.vips.statistics_sum import MixedStatistics
 
 _STEP = 1e-3  # share of the noise, in finite differences
 _MOST_DIRECTIONS = 300  # noise with more directions is represented by random ones

@@ -11,8 +11,13 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian_guide import base
-from pyro_dp.infer.posterior.posterior import quantiles_of
-from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
+from pyro_dp.infer.posterior.posterior import (
+    NOTHING_TO_CHECK,
+    Status,
+    Summary,
+    element_names,
+    quantiles_of,
+)
 from pyro_dp.utils.linalg import cholesky
 from pyro_dp.utils.torch_state import forked_rng
 

@@ -47,13 +47,13 @@ from pyro_dp import (
     PrivacyBudgetExceeded,
     nonprivate,
 )
-from pyro_dp.infer.ep import ep_by_looks, ep_state
-from pyro_dp.infer.ep.ep_by_looks import status
+from pyro_dp.infer.ep import dpsep, ep_state
+from pyro_dp.infer.ep.dpsep import status
 from pyro_dp.infer.ep.look_plan import Frame, LookPlan
 from pyro_dp.infer.ep.norm_counts import MeanHistogram
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
-from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import Gaussian
 
 poisson = glm(lambda mean: dist.Poisson(mean.clamp(max=20.0).exp()))
 
@@ -152,8 +152,8 @@ def _looks(patch, steps):
     def equal_shares(state, frame, precision, gain):
         return (1.0 - state.spent) / max(steps - 1 - len(state.seen.looks), 1)
 
-    patch.setattr(ep_by_looks, "MOST_LOOKS", steps - 1)
-    for module in (ep_by_looks, ep_state):
+    patch.setattr(dpsep, "MOST_LOOKS", steps - 1)
+    for module in (dpsep, ep_state):
         patch.setattr(module, "MOST_WITHOUT_NOISE", steps - 1)
     patch.setattr(ep_state, "_ARRIVED", -1.0)
     patch.setattr(ep_state.EPState, "_next_share", equal_shares)

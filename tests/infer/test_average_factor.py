@@ -7,8 +7,7 @@ import torch
 
 from pyro_dp.infer.ep.approximation import AverageFactor
 from pyro_dp.infer.ep.site_factors import Full
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import apply
+from pyro_dp.utils.linalg import Gaussian, apply
 
 SETTINGS = {"weight": 0.5, "sample_rate": 1.0}
 PRECISION = torch.tensor([[900.0, 30.0], [30.0, 400.0]], dtype=torch.float64)

@@ -22,7 +22,7 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.posterior import Status
 from pyro_dp.mechanism.release import release
 
 NAMES = ("w[0]", "w[1]")

@@ -17,7 +17,7 @@ from pyro_dp import (
     Posterior,
     PrivacyAccountant,
 )
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.posterior import Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ModelError
 

@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal, biject_to, constraints, kl_d
 
 import pyro_dp
 from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior
-from pyro_dp.infer.posterior.summary import REMEDIES, Status, element_names
+from pyro_dp.infer.posterior.posterior import REMEDIES, Status, element_names
 from pyro_dp.records.global_draw import Latent
 
 SUPPORTS = {

@@ -11,8 +11,7 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import combined, model_prior
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import dense
+from pyro_dp.utils.linalg import Gaussian, dense
 
 DRAWS = 64  # as in the module
 

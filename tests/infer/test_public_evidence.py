@@ -17,7 +17,7 @@ from pyro_dp import DPSEP, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.looks import Look
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.posterior import Status
 from pyro_dp.records.global_draw import Latent
 
 DIM = 3

@@ -12,9 +12,8 @@ from torch.distributions import biject_to, constraints
 
 from pyro_dp import DPSEP, ModelError
 from pyro_dp.infer.posterior.chains import chain_draws, full_rank, mean_field
-from pyro_dp.infer.posterior.posterior import SampledPosterior
+from pyro_dp.infer.posterior.posterior import SampledPosterior, Status
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient
-from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent
 
 PRECISION = torch.tensor([[4.0, 1.9, 0.0], [1.9, 1.0, 0.0], [0.0, 0.0, 100.0]], dtype=torch.float64)

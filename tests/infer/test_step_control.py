@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_dp.infer.ep.step_control import StepControl
+from pyro_dp.infer.ep.approximation import StepControl
 
 QUIET = torch.zeros(2, dtype=torch.float64)
 PRECISION = torch.tensor([50.0, 20.0], dtype=torch.float64)

@@ -13,7 +13,7 @@ import torch
 
 from pyro_dp import PrivacyAccountant, SubsampledGaussian
 from pyro_dp import __main__ as demo
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.posterior import Status
 from pyro_dp.utils.display import up
 
 pytest.importorskip("matplotlib")

@@ -100,8 +100,8 @@ USES = {
     """,
     "'noise'": """
         mechanism.streams mechanism.releases.Releases.make
-        vips.statistics_sum.MixedStatistics.state
-        vips.statistics_sum.MixedStatistics.from_state
+        vips.e_step.MixedStatistics.state
+        vips.e_step.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
         infer.posterior.forecast infer.posterior.forecast.Forecasted._forecast
         pipeline.standard_scaler.DPStandardScaler.__getstate__

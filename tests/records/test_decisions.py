@@ -282,8 +282,8 @@ def test_draws_after_a_branch_are_new(monkeypatch, jit):
 
     seen, single = [], RecordTerm.single
 
-    def kept(term, particle, index, row, draws, *args, **options):
-        found = single(term, particle, index, row, draws, *args, **options)
+    def kept(term, particle, record, draws, **options):
+        found = single(term, particle, record, draws, **options)
         seen.extend(each.item() for each in draws.sampled)
         return found
 

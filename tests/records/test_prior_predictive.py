@@ -16,7 +16,7 @@ from problems import (
 )
 
 from pyro_dp import ModelError
-from pyro_dp.records.prior_predictive import PriorPredictive
+from pyro_dp.records.new_records import PriorPredictive
 
 SIZE = 400
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_dp.utils.gaussian import Gaussian, low_rank
 from pyro_dp.utils.linalg import (
+    Gaussian,
     apply,
     cholesky,
     dense,
     floored,
     inverse,
+    low_rank,
     product,
     stacked,
     unstacked,

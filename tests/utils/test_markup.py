@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pyro_dp import ConfigurationError
-from pyro_dp.utils.display import numbers
-from pyro_dp.utils.markup import (
+from pyro_dp.utils.display import (
     Bullets,
     Displayed,
     Facts,
@@ -19,6 +18,7 @@ from pyro_dp.utils.markup import (
     Picture,
     Pictures,
     Table,
+    numbers,
     rendered,
 )
 

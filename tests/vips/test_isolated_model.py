@@ -8,7 +8,7 @@ from pyro_dp import VIPS, ModelError, Noise, PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.vips import LinearRegression
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, is_reviewed, reviewed
-from pyro_dp.vips.isolated_model import IsolatedModel
+from pyro_dp.vips.e_step import IsolatedModel
 
 SIZE = 20
 

@@ -12,9 +12,9 @@ from vips_problems import PROBLEMS, fitted, linear_data, logistic_data
 from pyro_dp import VIPS, FullBatch, Noise, PrivacyAccountant
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.vips import LinearRegression, LogisticRegression, site_posterior
+from pyro_dp.vips.e_step import MixedStatistics
 from pyro_dp.vips.models.polya_gamma import logit_information, polya_gamma_mean
 from pyro_dp.vips.noise_response import NoiseResponse
-from pyro_dp.vips.statistics_sum import MixedStatistics
 
 
 def noisy(model, data, **options):

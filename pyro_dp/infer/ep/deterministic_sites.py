@@ -25,17 +25,14 @@ from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_factor import PublicDensity
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import Sites, is_random
-from pyro_dp.records.records import Records
-from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.plate import Outside, Sites, is_random
+from pyro_dp.records.records import Records, on_placeholders
 from pyro_dp.utils.linalg import dense
 from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 400  # the prior is drawn so often
 _QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # how many sds a Gaussian's outer ones are apart
 _LEAST_SD = 1e-6
-_DOING = "Running the model on placeholder data"
 
 
 @dataclass(frozen=True)
@@ -185,11 +182,8 @@ def _prior_draws(model: Callable, records: Records, count: int) -> list[Sites]:
 
 def _outside(model: Callable, records: Records, count: int) -> Sites:
     """Sites of a run on so many placeholder records."""
-    length = count if records.slice_data else None
-    args, kwargs = records.arguments(records.placeholder(), length=length)
-    chosen = torch.arange(count, device=records.device)
-    with OneRecord(records.plate, chosen), guarded(_DOING, public=True):
-        shown = Outside(records.plate)(model)
+    shown = Outside(records.plate)(model)
+    with on_placeholders(records, "the model", count) as (args, kwargs):
         return dict(poutine.trace(shown).get_trace(*args, **kwargs).nodes)
 
 
@@ -213,9 +207,7 @@ def _deterministic(draws: Sequence[Sites], model: Callable, records: Records) ->
 def _seen_names(model: Callable, names: Sequence[str], draw: Sites, records: Records) -> list[str]:
     """The sites that a record's term depends on if all of them are set apart."""
     leaves = {name: draw[name]["value"].detach().clone().requires_grad_() for name in names}
-    args, kwargs = records.arguments(records.placeholder())
-    first = torch.zeros(1, dtype=torch.long, device=records.device)
-    with OneRecord(records.plate, first), guarded(_DOING, public=True):
+    with on_placeholders(records, "the model") as (args, kwargs):
         trace = poutine.trace(poutine.condition(model, data=leaves)).get_trace(*args, **kwargs)
         trace.compute_log_prob(lambda _, site: records.plate.holds(site) and is_random(site))
     terms = [site["log_prob_sum"] for site in trace.nodes.values() if "log_prob_sum" in site]

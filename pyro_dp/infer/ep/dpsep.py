@@ -1,17 +1,347 @@
 """DPSEP: differentially private stochastic expectation propagation with nothing to set.
 
 Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infer.ep.ep_state`).
-:mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
+Each takes a part of the budget, and their number is not fixed. The status is what released numbers
+say against the intervals. :mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
 """
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.ep_by_looks import EPByLooks, FitByLooks
+from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.origins import ADAPTIVE
+from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
+from pyro_dp.infer.ep.ep_state import EPState
+from pyro_dp.infer.ep.look_plan import LEAST_SHARE, MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
+from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.evidence_parts import Cost, Part
 from pyro_dp.infer.posterior.forecast import Forecasted
+from pyro_dp.infer.posterior.looks import roots
+from pyro_dp.infer.posterior.posterior import (
+    CHECK,
+    CLIPPING,
+    DO_NOT_PUBLISH,
+    MODEL,
+    NOISE,
+    STEPS,
+    Posterior,
+    Status,
+)
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions
+from pyro_dp.mechanism.messages import Flag, Share
+from pyro_dp.mechanism.peers import Alone
+from pyro_dp.mechanism.releases import Releases
+from pyro_dp.mechanism.reservation import Steps
 from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.records.global_draw import Latent
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
+from pyro_dp.utils.linalg import dense
+
+_LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
+_FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
+_LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
+_TOO_NARROW = 1.5  # variance of the estimate, relative to the posterior's
+_NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
+_CURVED = (
+    "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
+    "Name what they see by pyro.deterministic, outside the plate"
+)
+_OVERDISPERSED = (
+    "outcomes vary at least {dispersion:.1f} times as much as the model says, and intervals may be "
+    "{ratio:.1f} times too narrow"
+)
+
+
+def status(state: EPState) -> Status:
+    seen, pooled = state.seen, state.seen.pooled
+    if pooled is None:
+        return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
+    places = state.problem.places
+    prior = dense(state.prior.precision).diagonal()[places]
+    variances = state.aware.covariance.diagonal()[places]
+    remains = (variances * prior).sqrt().median().item()
+    if remains > _LITTLE:
+        reason = f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
+        return Status(DO_NOT_PUBLISH, reason, NOISE)
+    mean = state.posterior.mean[places]
+    way = mean - seen.looks[-1].point
+    precision = state.prior_seen() + pooled.information(mean)
+    step = (way @ precision @ way).item() / state.plan.dim
+    if step > _FAR_AWAY or not state.finished:
+        reason = f"the mean still moved by {math.sqrt(step):.1f} standard deviations in the end"
+        return Status(CHECK, reason, STEPS)
+    if count := _num_convex(state):
+        reason = _NOT_CONCAVE.format(count=count, dim=state.plan.dim)
+        return Status(CHECK, reason, STEPS)
+    bent = pooled.relative(pooled.bending(mean), mean)
+    cut = pooled.relative(state.squared_bias * pooled.geometry, mean)
+    if bent + cut > 1:
+        share = math.sqrt(bent + cut)
+        if cut > bent:
+            reason = f"clipping may shift the mean by {share:.1f} standard deviations"
+            return Status(CHECK, reason, CLIPPING)
+        reason = f"the search may have missed the mean by {share:.1f} standard deviations"
+        return Status(CHECK, reason, STEPS)
+    dispersion = state.dispersion
+    varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
+    if varies > _TOO_NARROW:
+        ratios = {"dispersion": dispersion, "ratio": math.sqrt(varies)}
+        return Status(CHECK, _OVERDISPERSED.format(**ratios), MODEL)
+    if state.problem.moments.turns and state.plan.multiplier > 0:
+        return Status(CHECK, _CURVED.format(dim=state.plan.dim), STEPS)
+    return Status()
+
+
+def _num_convex(state: EPState) -> int:
+    """The number of directions in which the posterior's log density is convex at the last look.
+
+    The noise's largest eigenvalue is about sqrt(2 d) times its standard deviation.
+    """
+    last = state.seen.looks[-1]
+    root, _ = roots(last.geometry)
+    values = torch.linalg.eigvalsh(root @ (last.curvature + state.prior_seen()) @ root)
+    return int((values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * state.plan.dim)).sum())
+
+
+_DONE = "The run is finished: read posterior(). A new run needs new budget."
+_ALL_LOST = (
+    "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
+    "state, or failed. They are paid for, and their results are lost. The present result can be "
+    "used as it is."
+)
+
+
+class FitByLooks(Fit[EPState]):
+    """Looks go where the looks before have pointed."""
+
+    remedy = "Use other units, or DPSVI."
+    differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
+    state_names = (
+        "settings",
+        "looks",
+        "counts",
+        "pooled",
+        "frame",
+        "plan",
+        "gaussians",
+        "numbers",
+    )
+
+    def __init__(self, moments: str):
+        # States of PaperDPSEP have a number.
+        super().__init__(moments, {"max_factor_norm": None}, ClippedFractions())
+
+    def start(self, problem: EPProblem, size: int, releases: Releases, *, new: bool) -> EPState:
+        sigma = releases.in_sums(releases.reservation.agreed(1.0))
+        return EPState.start(problem, size, sigma, new=new)
+
+    def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, EPState]]:
+        return self.approximation.learned
+
+    def status(self) -> Status:
+        return status(self.approximation)
+
+    def conclude(self, run: Any) -> None:
+        """Bring the guide to the posterior, if looks were made at deterministic sites."""
+        known = self.known
+        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
+            known.problem.guide.fit(run.evidence)
+
+
+class LookShares(Steps):
+    """Looks, which share the budget as the run's state says."""
+
+    kind = ADAPTIVE
+    whole = True  # also in a loop: Theorem 1 needs mu beforehand
+
+    def __init__(self, fit: Fit[EPState], *own: Any):
+        super().__init__(*own)
+        self._fit = fit
+        self._behind = False  # the state is older than the ledger
+
+    @property
+    def bound(self) -> float:
+        known = self._fit.known
+        if known is None:  # a rank of a cluster that has looked compares its own
+            saved = (self._fit.loaded or {}).get("frame")
+            return saved["bound"] if isinstance(saved, Mapping) else math.inf
+        return math.inf if known.frame is None else known.frame.bound
+
+    @property
+    def finished(self) -> bool:
+        return self._fit.known is not None and self._fit.known.finished
+
+    def noise(self, sigma: float) -> float:
+        return _noise(sigma, self._fit.approximation.share)
+
+    def releases(self, rate: float, sigma: float) -> Counter[Event]:
+        left = 1.0 if self._fit.known is None else 1.0 - self._fit.known.spent
+        return Counter({_sum_of_all(sigma, left): 1})
+
+    def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event]:
+        """The next look, and all later ones as one release."""
+        known = self._fit.approximation
+        shares = known.share, 1.0 - known.spent - known.share
+        return Counter(_sum_of_all(sigma, share) for share in shares if share > LEAST_SHARE)
+
+    def lose(self) -> None:
+        """Count the lost look as spent. The looks to come share the rest."""
+        known = self._fit.approximation
+        spent = min(known.spent + known.share, 1.0)
+        self._fit.known = _with_spent(known, spent)
+
+    def load(self, steps: int, lost: int) -> None:
+        """Releases in the ledger beyond the state are spent."""
+        super().load(steps, lost)
+        self._behind = lost > 0
+
+    def agree(self, peers: Alone) -> None:
+        self._behind = any(each.value for each in peers.exchange(Flag(self._behind)))
+
+    def catch_up(self, lost: int, held: Callable[[], float], peers: Alone) -> None:
+        """Ranks go on with the largest share that one of them has spent."""
+        if not self._behind:
+            return
+        known = self._fit.approximation
+        spent = known.spent
+        if lost:
+            left = held()
+            if left <= LEAST_SHARE:
+                raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=lost))
+            spent = max(spent, 1.0 - left)
+        spent = max(each.value for each in peers.exchange(Share(spent)))
+        self._fit.known, self._behind = _with_spent(known, spent), False
+
+    def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
+        if self.finished and noise_multiplier != 0:
+            raise PrivacyBudgetExceeded(_DONE)
+
+
+def _with_spent(known: EPState, spent: float) -> EPState:
+    return replace(known, spent=spent, share=min(known.share, 1.0 - spent))
+
+
+def _noise(sigma: float, share: float) -> float:
+    """Noise multiplier of a release that takes this share of the budget."""
+    return sigma / math.sqrt(max(share, LEAST_SHARE))
+
+
+def _sum_of_all(sigma: float, share: float) -> SubsampledGaussian:
+    return SubsampledGaussian(_noise(sigma, share), 1.0, "full")
+
+
+class EPByLooks(StochasticEP[EPState]):
+    """The run of :class:`DPSEP`, and of :class:`~pyro_dp.DPSVI` where it makes looks."""
+
+    _fit: FitByLooks
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        *,
+        fit: FitByLooks,
+        noise: Noise | float | None,
+        **settings: Any,
+    ):
+        noise = Noise.read(noise)
+        super().__init__(
+            model,
+            guide,
+            fit=fit,
+            plan=partial(LookShares, fit),
+            num_steps=1 + MOST_LOOKS if noise.multiplier != 0 else MOST_WITHOUT_NOISE,
+            bound=1.0,
+            noise=noise,
+            **settings,
+        )
+
+    def posterior(self, noise_aware: bool = True) -> Posterior:
+        """The current posterior over the guide's unconstrained latents, in the guide's order.
+
+        Its ``status`` says whether its intervals can be published.
+
+        :param noise_aware: include the uncertainty of the privacy noise. The total never exceeds
+            the prior's covariance.
+        :raises ConfigurationError: no step was taken yet.
+        """
+        sites = self._fit.approximation.problem.guide
+        if not isinstance(sites, DeterministicSites):
+            return super().posterior(noise_aware)
+        found = sites.posterior(self.evidence)
+        return found if noise_aware else found.plain
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        parts = super()._noise_parts()
+        if isinstance(self._fit.approximation.problem.guide, DeterministicSites):
+            return {name: part.mean() for name, part in parts.items()}  # over the sites
+        return parts
+
+    @property
+    def evidence(self) -> Evidence:
+        """The likelihood of the latents, from the looks so far, apart from the prior.
+
+        :raises ConfigurationError: there was no look yet.
+        """
+        known = self._fit.approximation
+        if not known.seen.looks:
+            raise ConfigurationError("There is no evidence before the first look.")
+        sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
+        cost = Cost(
+            (2.0 if replaces else 1.0) / sigma if sigma else math.inf,
+            self.accountant.neighboring,
+            self._reservation.name,
+            self.accountant.description.unit or "",
+        )
+        bias, bend = known.squared_bias, known.plan.bend
+        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._fit.status())
+        return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
+
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """The fraction of records whose norm is above the bound of the last look.
+
+        It comes from the histograms of norms. The standard error is that of their noise.
+        """
+        known = self._fit.known
+        return None if known is None else known.clipped
+
+    def _planned(self, args: tuple, kwargs: dict) -> int:
+        loaded = self._fit.loaded is not None
+        if not loaded:
+            self._reservation.require_step()
+        self._look_at(args, kwargs)
+        if loaded and self._reservation.plan.finished:  # taken up, and nothing is left to release
+            return self._steps
+        return super()._planned(args, kwargs)
+
+    def _shown(self) -> dict[str, Any]:
+        shown = super()._shown()
+        del shown["num_steps"]  # the most there may be
+        return shown
+
+
+def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:
+    """The sites that records inform, one after the other."""
+    seen, found, start = set(places.tolist()), [], 0
+    for each in latents:
+        if each.start in seen:
+            stop = start + each.stop - each.start
+            found.append(replace(each, start=start, stop=stop))
+            start = stop
+    return found
+
 
 _ALL_RECORDS = (
     "DPSEP looks at all records: leave sampling out, or name the plate by FullBatch(plate=...). "

@@ -29,14 +29,13 @@ from pyro_dp.infer.ep.seen_looks import SeenLooks, opened
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.ep.site_sum import OpeningSum, SiteSum, WhitenedSum
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, next_step
+from pyro_dp.infer.posterior.posterior import CLIPPING, NOISE
 from pyro_dp.infer.posterior.prior_factor import combined
-from pyro_dp.infer.posterior.summary import CLIPPING, NOISE
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import dense, inverse, restricted
+from pyro_dp.utils.linalg import Gaussian, dense, inverse, restricted
 
 _LARGEST_SCORE = 10.0  # norm of a score, over the root of the curvature; few are larger
 _FIRST_SD = 0.1  # largest standard deviation of the first q

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.approximation import Approximation, AverageFactor
+from pyro_dp.infer.ep.approximation import Approximation, AverageFactor, StepControl
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES
-from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.ep.stochastic_ep import Fit, StochasticEP
 from pyro_dp.infer.posterior.forecast import Forecasted
-from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.posterior.posterior import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFractions
 from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.releases import Releases
@@ -32,8 +31,7 @@ from pyro_dp.mechanism.settings import (
     Sampling,
     old_names_explained,
 )
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import dense
+from pyro_dp.utils.linalg import Gaussian, dense
 from pyro_dp.utils.validation import require_count, require_number, require_scale, value_at
 
 
@@ -144,7 +142,7 @@ class PaperDPSEP(StochasticEP[Approximation], Forecasted):
     :param factors: a :class:`Factors`, or its precision.
     :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
         returns it. ``None``: 1 until the posterior has arrived, up to noise, then the average of
-        all estimates since (:mod:`pyro_dp.infer.ep.step_control`).
+        all estimates since (:mod:`pyro_dp.infer.ep.approximation`).
     :param noise: a multiplier or a :class:`Noise`. sigma is in units of C, before the bit takes its
         share.
     :param sampling: a sample rate, or an object such as :class:`PoissonSampling`.

@@ -23,7 +23,7 @@ from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.gaussian import Gaussian
+from pyro_dp.utils.linalg import Gaussian
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import LARGEST
 

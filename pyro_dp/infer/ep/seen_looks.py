@@ -19,8 +19,7 @@ from pyro_dp.infer.ep.norm_counts import (
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
 from pyro_dp.mechanism.norm_histogram import Norms
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import unstacked
+from pyro_dp.utils.linalg import Gaussian, unstacked
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,7 @@ from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
+from pyro_dp.infer.posterior.posterior import CLIPPING, NOISE, REMEDIES, Posterior, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction, ClippedFractions, require_fractions
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.releases import Releases

@@ -1,14 +1,14 @@
-"""Draws from a log density by Hamiltonian chains, and the Gaussians closest to it."""
+"""Draws from a log density by Hamiltonian chains; searches for the Gaussians closest to it."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient
 from pyro_dp.utils.linalg import cholesky, covariance, standardised
-from pyro_dp.utils.search import Search
 
 _CHAINS, _FEWER = 128, 16  # the second number if points are computed one by one
 _WARM_UP, _ROUND = (40, 40, 40, 80), 100  # transitions of the first rounds, and of each other one
@@ -160,3 +160,56 @@ def _draws(mean: Tensor) -> Tensor:
     half = torch.randn(count, len(mean), generator=seeded, dtype=mean.dtype)
     draws = torch.cat([half, -half]).to(mean.device)
     return standardised(draws)
+
+
+class Search:
+    """A search for the least value of a function of tensors.
+
+    :param leaves: tensors that require a gradient. They move.
+    :param objective: returns the loss, and a number with the loss's gradient.
+    :ivar best: the leaves' best values.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor], objective: Callable[[], tuple[Tensor, Tensor]]):
+        self._leaves, self._objective = list(leaves), objective
+        self._least, self.best = math.inf, [leaf.detach().clone() for leaf in leaves]
+
+    def loss(self) -> Tensor:
+        """The loss of the present values, whose gradients the leaves get."""
+        for leaf in self._leaves:
+            leaf.grad = None
+        loss, differentiated = self._objective()
+        if loss < self._least:
+            self._least, self.best = loss.item(), [leaf.detach().clone() for leaf in self._leaves]
+        differentiated.backward()
+        return loss
+
+    def restart(self) -> None:
+        """Back to the best values."""
+        for leaf, value in zip(self._leaves, self.best, strict=True):
+            leaf.data = value.clone()
+
+    def by_adam(
+        self, steps: int, step_size: float, falls: float, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
+        """
+        :param falls: the last step size over the first one.
+        """
+        adam = torch.optim.Adam(self._leaves, lr=step_size, betas=betas)
+        falling = torch.optim.lr_scheduler.ExponentialLR(adam, falls ** (1 / steps))
+        for _ in range(steps):
+            adam.step(self.loss)
+            falling.step()
+        adam.zero_grad()
+
+    def by_lbfgs(self, rounds: int, steps: int, small: float) -> None:
+        """Each round begins at the best values. It ends where one gains less than ``small``."""
+        before = math.inf
+        for _ in range(rounds):
+            lbfgs = torch.optim.LBFGS(self._leaves, max_iter=steps, line_search_fn="strong_wolfe")
+            with contextlib.suppress(IndexError):  # its line search met infinite values alone
+                lbfgs.step(self.loss)
+            self.restart()
+            if not self._least < before - small:
+                break
+            before = self._least

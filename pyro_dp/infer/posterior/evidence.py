@@ -20,7 +20,13 @@ from torch import Tensor
 from pyro_dp.infer.posterior.chains import chain_draws, full_rank, mean_field
 from pyro_dp.infer.posterior.evidence_parts import Part, described, from_plain, to_plain
 from pyro_dp.infer.posterior.looks import Look, PooledLooks
-from pyro_dp.infer.posterior.posterior import Posterior, SampledPosterior
+from pyro_dp.infer.posterior.posterior import (
+    CHECK,
+    Posterior,
+    SampledPosterior,
+    Status,
+    element_names,
+)
 from pyro_dp.infer.posterior.prior_factor import (
     BatchedGradient,
     Prior,
@@ -28,14 +34,11 @@ from pyro_dp.infer.posterior.prior_factor import (
     combined,
     prior_density,
 )
-from pyro_dp.infer.posterior.summary import CHECK, Status, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.display import with_rows
+from pyro_dp.utils.display import Displayed, Facts, Table, with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import covariance, inverse
-from pyro_dp.utils.markup import Displayed, Facts, Table
+from pyro_dp.utils.linalg import Gaussian, covariance, inverse
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_flag
 
@@ -318,12 +321,8 @@ class Evidence(Displayed):
         """
         factor = self.factor(self.parts[0].pooled.estimate)
         mean, sd = factor.mean, factor.covariance.diagonal().sqrt()
-        figure = with_rows("evidence.plot()", len(mean))
-        axes = figure.subplots()
-        places = range(len(mean))
-        axes.errorbar(mean, places, xerr=1.96 * sd, fmt="o", color="C0", capsize=2)
-        axes.set_yticks(places, self.names)
-        axes.invert_yaxis()
+        figure, axes = with_rows("evidence.plot()", self.names)
+        axes.errorbar(mean, range(len(mean)), xerr=1.96 * sd, fmt="o", color="C0", capsize=2)
         axes.axvline(0.0, color="0.8", zorder=0)
         axes.set_xlabel("estimate by the evidence alone, with 95% interval")
         return figure

@@ -12,7 +12,7 @@ from torch.distributions import ComposeTransform, IndependentTransform, Transfor
 from torch.distributions.transforms import identity_transform
 
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled
-from pyro_dp.infer.posterior.summary import LEVELS, Status
+from pyro_dp.infer.posterior.posterior import LEVELS, Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count

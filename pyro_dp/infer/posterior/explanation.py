@@ -12,10 +12,9 @@ from torch import Tensor
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.infer.posterior.summary import CLIPPING, MODEL, MOST_LINES, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.posterior import CLIPPING, MODEL, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
-from pyro_dp.utils.markup import Displayed, Table
+from pyro_dp.utils.display import MOST_LINES, MOST_ROWS, Displayed, Table, left_out, up, with_rows
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."
@@ -119,22 +118,13 @@ class Explanation(Displayed):
         :raises ConfigurationError: matplotlib is not installed.
         """
         shown = self.names[:MOST_ROWS]
-        figure = with_rows("explanation.plot()", len(shown))
-        axes = figure.subplots()
-        start = [0.0] * len(shown)
+        figure, axes = with_rows("explanation.plot()", shown, len(self.names))
+        start, rows = torch.zeros(len(shown)), range(len(shown))
         for place, (name, share) in enumerate(self.shares.items()):
-            widths = share[:MOST_ROWS].tolist()
-            axes.barh(
-                range(len(shown)),
-                widths,
-                left=start,
-                color=f"C{place}",
-                label=_COLUMNS.get(name, name),
-            )
-            start = [one + other for one, other in zip(start, widths, strict=True)]
-        axes.set_yticks(range(len(shown)), shown)
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set(xlim=(0.0, 1.0), title=first_of(len(self.names)))
+            look = dict(color=f"C{place}", label=_COLUMNS.get(name, name))
+            axes.barh(rows, share[:MOST_ROWS], left=start, **look)
+            start = start + share[:MOST_ROWS]
+        axes.set_xlim(0.0, 1.0)
         notes = f"share of the interval's squared width\n{self.status.line}"
         axes.set_xlabel(notes, fontsize="small", wrap=True)
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
@@ -164,8 +154,7 @@ class Explanation(Displayed):
         for place, name in enumerate(shown):
             rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
         rows.append(("on average", *(f"{column.mean():.0%}" for column in columns)))
-        more = len(self.names) - len(shown)
-        below = [f"... and {more} more: explanation.shares"] * (more > 0)
+        below = left_out(len(self.names), "explanation.shares")
         return [Table(head, rows, "Shares of the interval variance"), *below]
 
     def _advice(self) -> list[str]:
@@ -208,7 +197,7 @@ class Explained(abc.ABC):
         accountant: PrivacyAccountant = self.accountant  # type: ignore[attr-defined]
         return Explanation(
             tuple(posterior.names),
-            _shares(posterior.noise_share, self._noise_parts()),
+            shares_of(posterior.noise_share, self._noise_parts()),
             posterior.status,
             getattr(self, "clipped_fraction", None),
             accountant.get_epsilon(),
@@ -216,8 +205,9 @@ class Explained(abc.ABC):
         )
 
 
-def _shares(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """
+def shares_of(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The shares of an :class:`Explanation`.
+
     :param noise: the share of all that is not of the data, (d,).
     :param parts: its parts, (d,), in any unit; if all are zero, it is privacy noise.
     """

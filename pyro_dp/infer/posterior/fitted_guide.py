@@ -10,6 +10,7 @@ from pyro.distributions import Delta
 from pyro.infer.autoguide import AutoDelta, AutoGuide
 from torch import Tensor
 
+from pyro_dp.infer.posterior.chains import Search
 from pyro_dp.infer.posterior.gaussian_guide import (
     GaussianGuide,
     OnPlaceholders,
@@ -23,7 +24,6 @@ from pyro_dp.records.global_draw import latents_of
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, dense, standardised
-from pyro_dp.utils.search import Search
 from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 100

@@ -18,15 +18,13 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.infer.posterior.explanation import Explained
-from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.posterior import Interval, Posterior, Summary, element_names
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, element_names
 from pyro_dp.mechanism.settings import Noise, Sampling
 from pyro_dp.records.arguments import Arguments
-from pyro_dp.records.prior_predictive import PriorPredictive
-from pyro_dp.utils.display import figure, numbers
+from pyro_dp.records.new_records import PriorPredictive
+from pyro_dp.utils.display import MOST_LINES, Displayed, Table, figure, left_out, numbers
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
-from pyro_dp.utils.markup import Displayed, Table
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -124,12 +122,11 @@ class Forecast(Displayed):
         rows = [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
         rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
         rows.append(("status ok", *(f"{each:.0%}" for each in self.ok.tolist()), ""))
-        more = len(self.names) - len(shown)
         draws = f"{self.num_draws} draw{'s' * (self.num_draws > 1)} of the prior predictive"
         return [
             f"Expected widths of 95% intervals, from {draws}:",
             Table(head, rows, "Expected widths"),
-            *[f"... and {more} more: forecast.widths"] * (more > 0),
+            *left_out(len(self.names), "forecast.widths"),
         ]
 
 

@@ -30,8 +30,7 @@ from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import FewIndices
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.gaussian import low_rank
-from pyro_dp.utils.linalg import cholesky, inverse
+from pyro_dp.utils.linalg import cholesky, inverse, low_rank
 from pyro_dp.utils.torch_state import forked_rng
 
 # Autoguides whose scale takes two parameters: its form, and their names as attributes.

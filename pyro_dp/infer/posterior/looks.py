@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import cholesky, powers
+from pyro_dp.utils.linalg import Gaussian, cholesky, powers
 
 _HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
 _STANDS_OUT = 2.0  # negative curvature, in units of the noise's largest eigenvalue

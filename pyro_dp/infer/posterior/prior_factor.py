@@ -14,13 +14,10 @@ from torch.distributions import MultivariateNormal, Normal, biject_to
 
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, called_by_torch, trace
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import innermost, is_random
-from pyro_dp.records.records import Records
-from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.plate import Outside, innermost, is_random
+from pyro_dp.records.records import Records, on_placeholders
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.gaussian import Gaussian
-from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
+from pyro_dp.utils.linalg import Gaussian, apply, cholesky, floored, inverse
 from pyro_dp.utils.torch_state import forked_rng
 
 _NUM_DRAWS = 64
@@ -319,13 +316,9 @@ class PublicDensity(PriorDensity):
         ]
 
     def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
-        plate, device = self.records.plate, self.records.device
-        args, kwargs = self.records.arguments(self.records.placeholder())
-        with (
-            OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
-            guarded("Running the model on placeholder data", public=True),
-        ):
-            trace = poutine.trace(Outside(plate)(model)).get_trace(*args, **kwargs)
+        shown = Outside(self.records.plate)(model)
+        with on_placeholders(self.records, "the model") as (args, kwargs):
+            trace = poutine.trace(shown).get_trace(*args, **kwargs)
             return trace, trace.log_prob_sum()
 
 

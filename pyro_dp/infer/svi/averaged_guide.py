@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import CHECK, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.posterior import CHECK, NOISE, STEPS, Posterior, Status
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import dense

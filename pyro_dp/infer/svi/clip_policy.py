@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
+from pyro_dp.infer.posterior.posterior import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.eager_step import GradientStep, Report
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.optimizers import StepPlan

@@ -8,7 +8,7 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.posterior.posterior import CLIPPING, REMEDIES, Status
 from pyro_dp.infer.svi.averaged_guide import IterateAverages
 from pyro_dp.infer.svi.clip_policy import ClipPolicy
 from pyro_dp.infer.svi.optimizers import (

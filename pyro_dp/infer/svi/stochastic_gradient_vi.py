@@ -19,8 +19,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference, note_values
 from pyro_dp.infer.posterior.forecast import Forecasted
-from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.summary import NOISE, NOTHING_TO_CHECK
+from pyro_dp.infer.posterior.posterior import NOISE, NOTHING_TO_CHECK, Posterior
 from pyro_dp.infer.svi.averaged_guide import (
     NO_STEP,
     WITHOUT_NOISE,
