@@ -314,7 +314,7 @@ class Peers(Alone, abc.ABC):
 def _digests(*parts: Iterable[bytes]) -> list[int]:
     """A number of 63 bits for each part and all before it.
 
-    One owner can tell two others different values, but cannot find such as make all of them equal.
+    An owner may tell two others different noise. It cannot find two values for which all agree.
     """
     so_far, found = hashlib.sha256(), []
     for part in parts:

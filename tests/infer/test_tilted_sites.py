@@ -111,9 +111,23 @@ def bent(x, y):
         pyro.sample("y", dist.Normal((x[idx] @ w).tanh(), scale), obs=y[idx])
 
 
+def beside_labels(x, y):
+    """The second logit of another outcome is a curve."""
+    w, scale = latents(), pyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx, 0] * w[0], scale), obs=y[idx])
+        logits = torch.stack([x[idx, 0] * w[0], x[idx, 1] * w[1].exp(), 0 * x[idx, 0]], dim=-1)
+        pyro.sample("label", dist.Categorical(logits=logits), obs=y[idx])
+
+
 @pytest.mark.parametrize(
     ("model", "kind", "is_curved"),
-    [(noisy, "scaled", False), (limited, "scaled", True), (bent, "other", True)],
+    [
+        (noisy, "scaled", False),
+        (limited, "scaled", True),
+        (bent, "other", True),
+        (beside_labels, "other", True),
+    ],
 )
 def test_residuals_are_scaled_if_the_location_is_linear(model, kind, is_curved):
     moments = Problem(model, *data()).moments

@@ -96,8 +96,10 @@ class LinearMoments:
         self.residuals = residuals_of(self.families)
         if self.curved and self.residuals != Residuals.BOUNDED:
             # The logarithm of a scale may be a curve, as where its prior has an upper limit.
+            ends = [1 if family.is_scaled else None for family in self.families]
+            pairs = zip(here, there, ends, strict=True)
             straight = not self.turns and all(
-                agree(a[2][:, :, 0], b[2][:, :, 0]) for a, b in zip(here, there, strict=True)
+                agree(a[2][:, :, :end], b[2][:, :, :end]) for a, b, end in pairs
             )
             if not straight or self.residuals != Residuals.SCALED:
                 self.residuals = Residuals.OTHER
