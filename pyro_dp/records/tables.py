@@ -5,6 +5,7 @@ Floats get torch's default dtype, integers int64, booleans stay; rows keep their
 
 import math
 import numbers
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,7 +158,8 @@ def is_numeric(value: Any) -> bool:
 
     A class of the user's own cannot: its indexing would see the records of a step together.
     """
-    known = type(value).__module__.split(".")[0] in _IN_PARTS
+    own = type(value)
+    known = any(getattr(sys.modules.get(n), own.__name__, None) is own for n in _IN_PARTS)
     plain = known and _is_array(value) and not isinstance(value, np.ma.MaskedArray)
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return plain and not hasattr(value, "iloc") and kind in tuple("fiub")
