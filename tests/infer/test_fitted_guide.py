@@ -87,6 +87,24 @@ def test_a_fit_repeats_and_leaves_the_public_generators():
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+def test_a_guide_that_branches_on_a_latent_takes_its_draws_one_by_one():
+    def branches(y):
+        alpha = pyro.param("alpha", torch.tensor(2.0), constraint=POSITIVE)
+        beta = pyro.param("beta", torch.tensor(2.0), constraint=POSITIVE)
+        low, high = (pyro.param(name, torch.tensor(0.0)) for name in ("low", "high"))
+        scale = pyro.param("scale", torch.tensor(1.0), constraint=POSITIVE)
+        rate = pyro.sample("rate", dist.Beta(alpha, beta))
+        pyro.sample("level", dist.Normal(low if rate < 0.6 else high, scale))
+
+    view = read(two, branches, DATA)
+    view.write(MEAN, COVARIANCE)
+    assert view.fit() < 0.5
+    # Half of the rates lie below .6. There the level is .06 lower on average, else .06 higher.
+    low, high = pyro.param("low").item(), pyro.param("high").item()
+    assert low == pytest.approx(-1.06, abs=0.03) and high == pytest.approx(-0.94, abs=0.03)
+
+
 def test_what_is_read_otherwise():
     assert isinstance(read(two, AutoNormal(two), DATA), GaussianGuide)
     with pytest.raises(ModelError, match="AutoIAFNormal is fitted by gradient steps alone"):

@@ -64,7 +64,6 @@ class FittedGuide:
         points = {n: find(base(s["fn"]).v, self._parameters) for n, s in deltas.items()}
         self._points = {name: point for name, point in points.items() if point}
         self._dtypes = {name: site["value"].dtype for name, site in values.items()}
-        self._vectorizes = True  # until it fails to
         self._posterior: tuple[Tensor, Tensor] | None = None  # the last one that was written
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -88,11 +87,16 @@ class FittedGuide:
         """
         assert self._posterior is not None
         mean, covariance = self._posterior
-        with forked_rng(), self._runs.public():
+        with forked_rng():
             torch.manual_seed(0)  # all ranks of a cluster find the same guide
             self._set_points(mean)
             if len(self._points) < len(self.latents):
-                self._maximise(self._draws(mean, covariance))
+                with self._runs.public():
+                    draws = self._draws(mean, covariance)
+                    others = self._other_draws()
+                density = self._density(draws, others)
+                with self._runs.public():
+                    self._maximise(density)
         away = (self._draws_of(self._guide).mean(dim=0) - mean).abs() / covariance.diagonal().sqrt()
         return away.nan_to_num(math.inf).max().item()
 
@@ -124,8 +128,8 @@ class FittedGuide:
         return {name: torch.stack(each).to(self._dtypes[name]) for name, each in own.items()}
 
     @torch.enable_grad()
-    def _maximise(self, draws: dict[str, Tensor]) -> None:
-        """Maximise the guide's log density at the draws over its parameters.
+    def _maximise(self, log_densities: Callable[[], Tensor]) -> None:
+        """Maximise the guide's mean log density over its parameters.
 
         L-BFGS goes far in few steps, but may leave the finite numbers. It starts again from its
         best values until they are as good as before, and Adam goes on from there.
@@ -134,7 +138,7 @@ class FittedGuide:
         leaves = [p.leaf for p in self._parameters if p.name not in points]
 
         def objective() -> tuple[Tensor, Tensor]:
-            loss = -self._log_densities(draws).mean()
+            loss = -log_densities().mean()
             return loss, loss
 
         Search(leaves, objective).loss()
@@ -142,24 +146,43 @@ class FittedGuide:
         search.by_lbfgs(_ROUNDS, _FAR, _SMALL)
         search.by_adam(_STEPS, _STEP_SIZE, _FALLS, betas=(0.9, 0.95))
 
-    def _log_densities(self, draws: dict[str, Tensor]) -> Tensor:
-        """The guide's at each draw, (K,): at once, or one by one if it branches on latents."""
-        if self._vectorizes:
-            try:
-                return torch.func.vmap(self._log_density, randomness="different")(draws)
-            except (RuntimeError, ValueError, ModelError):
-                self._vectorizes = False
-        count = len(next(iter(draws.values())))
-        each = ({name: values[i] for name, values in draws.items()} for i in range(count))
-        return torch.stack([self._log_density(values) for values in each])
-
-    def _log_density(self, values: dict[str, Tensor]) -> Tensor:
+    def _other_draws(self) -> dict[str, Tensor]:
+        """One draw of each latent per record: all densities are those of the same draw."""
         args, kwargs = self._runs.arguments
-        with pyro.validation_enabled(False):  # it looks at values, which no batch allows
-            conditioned = poutine.condition(self._guide, data=values)
-            trace = poutine.trace(conditioned).get_trace(*args, **kwargs)
-            trace.compute_log_prob(lambda name, site: name in values)
-        return torch.stack([trace.nodes[name]["log_prob_sum"].double() for name in values]).sum()
+        trace = poutine.trace(self._guide).get_trace(*args, **kwargs)
+        own = {latent.name for latent in self.latents}
+        nodes = {name: trace.nodes[name] for name in trace.stochastic_nodes}
+        return {name: site["value"].detach() for name, site in nodes.items() if name not in own}
+
+    def _density(self, draws: dict[str, Tensor], others: dict[str, Tensor]) -> Callable[[], Tensor]:
+        """The guide's log densities at the draws, (K,): at once, or one by one if it branches.
+
+        Its first run has a guard of its own, which raises for a guide that branches on latents.
+        """
+
+        def log_density(values: dict[str, Tensor]) -> Tensor:
+            args, kwargs = self._runs.arguments
+            with pyro.validation_enabled(False):  # it looks at values, which no batch allows
+                conditioned = poutine.condition(self._guide, data=others | values)
+                trace = poutine.trace(conditioned).get_trace(*args, **kwargs)
+                trace.compute_log_prob(lambda name, site: name in values)
+            sums = [trace.nodes[name]["log_prob_sum"].double() for name in values]
+            return torch.stack(sums).sum()
+
+        def at_once() -> Tensor:
+            return torch.func.vmap(log_density, randomness="different")(draws)
+
+        def one_by_one() -> Tensor:
+            count = len(next(iter(draws.values())))
+            each = ({name: values[i] for name, values in draws.items()} for i in range(count))
+            return torch.stack([log_density(values) for values in each])
+
+        try:
+            with forked_rng(), self._runs.public(), torch.no_grad():
+                at_once()
+        except ModelError:
+            return one_by_one
+        return at_once
 
     @torch.no_grad()
     def _draws_of(self, sampled: Callable) -> Tensor:
