@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,8 +143,10 @@ def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
         ("the standard deviation", (squares / (numbers - 1)).sqrt()),
     ]
     if numbers <= _MOST_FOR_MEDIANS:
-        rows = torch.cat(list(column.blocks())).detach().double()
-        found += [("medians", rows.median(0).values), ("medians", rows.quantile(0.5, 0))]
+        table = torch.cat(list(column.blocks())).detach().double().cpu().numpy()
+        low, high = (len(table) - 1) // 2, len(table) // 2
+        ordered = torch.from_numpy(np.partition(table, (low, high), axis=0))
+        found += [("medians", ordered[low]), ("medians", (ordered[low] + ordered[high]) / 2)]
     return found
 
 

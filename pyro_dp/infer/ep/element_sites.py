@@ -26,7 +26,7 @@ from pyro_dp.utils.gauss_hermite import Tilted, moments_near_mean, tilted_moment
 _USUAL = 2.0  # residuals, in standard deviations
 # Where 15 nodes around the cavity's mean are as good as around the mode.
 _WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
-_AT_A_TIME = 4096  # records of one number: their nodes stay in the processor's cache.
+_AT_A_TIME = 16384  # records of one number: their nodes stay in the processor's cache.
 # Nodes for each number, and the largest width at which they are enough in a smooth family. Errors
 # were at most 5e-7 in half a million elements of all scales.
 _FEW, _AGREEMENT = ((3, 0.006), (6, 0.06)), 1e-6

@@ -93,15 +93,19 @@ class SiteSum:
         """
         public = self._public(at)
         with private_rng(stream):
-            limit = clipped.most_records(*self._pass)
+            size, usual = self._pass
             if linear := self._linear(public):
-                passes = self._term.records.passes(indices, min(limit or linear.size, linear.size))
+                most = min(self.microbatch_size or linear.size, linear.size)
+                passes = self._term.records.passes(
+                    indices, clipped.most_records(size, most) or most
+                )
                 bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
                 clipped.add_each(
                     lambda sites: self._blocks(sites, public, bound),
                     (sites for batch in passes for sites in linear.each(*batch)),
                 )
                 return
+            limit = clipped.most_records(size, usual)
             for chosen in indices.split(self._passes.size if self._passes else limit):
                 if len(chosen):  # an empty batch is split into one empty part
                     self._add_microbatch(clipped, public, chosen)
