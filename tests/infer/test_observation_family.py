@@ -7,7 +7,7 @@ import torch
 from pyro import poutine
 from torch.utils._pytree import tree_leaves
 
-from pyro_dp.infer.ep.observation_family import Family, NotLinear
+from pyro_dp.infer.ep.observation_family import Family, NotLinear, negative_binomial
 from pyro_dp.utils.gauss_hermite import by_autodiff
 
 COUNT = 4  # elements of the observed site
@@ -174,6 +174,17 @@ def test_a_broken_constant_ends_no_others_outcomes(bad):
     counts = rest[0].clone()
     counts[1] = bad
     assert family.simulated_gradients(numbers, [counts, *rest[1:]], 3).isfinite().all()
+
+
+@pytest.mark.parametrize("other", [2.5, -1.0, torch.nan, torch.inf, 1e9])
+def test_a_value_that_is_no_count_has_its_own_density(other):
+    counts = torch.tensor([0.0, 3.0, 7.0, other], dtype=torch.float64).unsqueeze(1)
+    numbers = [torch.full_like(counts, 0.3), torch.linspace(-1.0, 1.0, 4).reshape(4, 1).to(counts)]
+    expected = dist.NegativeBinomial(numbers[0].exp(), logits=numbers[1], validate_args=False)
+    found = negative_binomial(numbers, counts).value
+    torch.testing.assert_close(
+        found, expected.log_prob(counts), rtol=1e-9, atol=0.0, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,10 @@ def _gamma_ratios(count: Tensor, value: Tensor) -> list[Tensor]:
     """
     shared = value.dim() == 2 and len(value) > 0 and not tracing()
     if shared and (count == count[..., :1, :1]).all():
-        values, places = value.unique(return_inverse=True)
+        places = value.nan_to_num(0.0).clamp(0, len(value)).long()
+        values = torch.arange(int(places.max()) + 1).to(value)
+        if not (places == value).all():
+            values, places = value.unique(return_inverse=True)
         return [x[..., 0, places] for x in _ratios(count[..., :1, :1], values)]
     return _ratios(count, value)
 

@@ -9,6 +9,7 @@ to the release, where P keeps what the precision's structure keeps, in coordinat
 norm is the Frobenius norm of the kept matrix.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +100,9 @@ class LowRank:
                 turned = (gram @ residuals.unsqueeze(-1)).squeeze(-1)
                 return (residuals * turned).sum(dim=-1)
             each, zero = residuals.unbind(-1), torch.zeros_like(residuals[..., 0])
-            return sum((each[i] * gram[:, i, j] * each[j] for i in rows for j in rows), zero)
+            pairs = itertools.combinations_with_replacement(rows, 2)
+            parts = ((2 - (i == j)) * gram[:, i, j] * each[i] * each[j] for i, j in pairs)
+            return sum(parts, zero)
 
         others = (norms[:, 0].square() - squared(self._inner)).clamp(min=0.0)
         centre = torch.zeros_like(self._inner)
