@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_dp.utils.linalg import product
 
-_NODES = {1: 15, 2: 10}  # per number
+NODES = {1: 15, 2: 10}  # per number
 _MODE_STEPS = 10
 _FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
 _LEAST_SPREAD = 1e-6  # around a mode it is near 1; if it is less, rounding decides moments
@@ -85,7 +85,7 @@ def tilted_moments(density: Density, mean: Tensor, covariance: Tensor) -> Tilted
     root = _root(covariance)
     mode, precision = _mode(density, mean, root)
     width = _root(_function(precision, torch.reciprocal))
-    return _moments(density, mean, root, mode, width, _NODES[mean.shape[-1]])
+    return _moments(density, mean, root, mode, width, NODES[mean.shape[-1]])
 
 
 def moments_near_mean(density: Density, mean: Tensor, covariance: Tensor, nodes: int) -> Tilted:
