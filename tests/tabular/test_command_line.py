@@ -172,7 +172,7 @@ def test_cells_are_what_columns_declare(files):
 def test_a_date_does_not_depend_on_how_another_is_written(tmp_path, time, day):
     """A time to the nanosecond made far dates of other people missing."""
     schema = Schema({"born": Date("1900-01-01", "2000-12-31", missing=True)})
-    (tmp_path / "dates.csv").write_text(f"born\n9999-12-31\n{time}\n0001-01-01\n")
+    (tmp_path / "dates.csv").write_text(f'born\n9999-12-31\n"{time}"\n0001-01-01\n')
     found = read_csv(tmp_path / "dates.csv", schema)["born"].dt.strftime("%Y-%m-%d")
     assert found.fillna("").tolist() == ["9999-12-31", day or "", "0001-01-01"]
     assert schema.codes(read_csv(tmp_path / "dates.csv", schema))[[0, 2], 0].tolist() == [19, 0]
