@@ -53,7 +53,7 @@ def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
     """Whether tensors of one shape differ by no more than this; NaNs are equal."""
     pairs = zip(one.reshape(-1).split(_CACHED), other.reshape(-1).split(_CACHED), strict=True)
     return all(
-        bool(((ours - theirs).abs_() <= tolerance).all())
+        bool(((ours - theirs).abs() <= tolerance).all())
         or torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True)
         for ours, theirs in pairs
     )

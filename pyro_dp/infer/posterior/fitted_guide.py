@@ -149,10 +149,11 @@ class FittedGuide:
     def _other_draws(self) -> dict[str, Tensor]:
         """One draw of each latent per record: all densities are those of the same draw."""
         args, kwargs = self._runs.arguments
-        trace = poutine.trace(self._guide).get_trace(*args, **kwargs)
+        nodes = poutine.trace(self._guide).get_trace(*args, **kwargs).nodes
+        latents = (n for n, s in nodes.items() if s["type"] == "sample" and not s["is_observed"])
         own = {latent.name for latent in self.latents}
-        nodes = {name: trace.nodes[name] for name in trace.stochastic_nodes}
-        return {name: site["value"].detach() for name, site in nodes.items() if name not in own}
+        local = (n for n in latents if n not in own and nodes[n]["cond_indep_stack"])
+        return {name: nodes[name]["value"].detach() for name in local}
 
     def _density(self, draws: dict[str, Tensor], others: dict[str, Tensor]) -> Callable[[], Tensor]:
         """The guide's log densities at the draws, (K,): at once, or one by one if it branches.
