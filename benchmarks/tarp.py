@@ -185,30 +185,26 @@ def write_data(folder: Path, seeds: int) -> None:
 
 
 def compare(folder: Path) -> None:
-    """Draws of NA-DPVI beside ours, on the same data. Runs are those that all methods have."""
-    kept = pd.read_csv(RESULTS).dropna()  # older runs have no width
+    """Measures of NA-DPVI's draws. Its runs of a cell have the seeds from 0 on."""
     rows = []
-    for name, epsilon in itertools.product(MODELS, EPSILONS):
-        cell = kept[(kept.model == name) & (kept.epsilon == epsilon)].set_index("seed")
-        paths = {
-            seed: [folder / method / f"{name}-{epsilon:g}-{seed}.npz" for method in THEIRS]
-            for seed in cell.index
-        }
-        seeds = [seed for seed, both in paths.items() if all(path.exists() for path in both)]
-        found = {"DPSVI": cell.loc[seeds, list(MEASURES)].to_numpy()}
-        for k, method in enumerate(THEIRS):
-            measures = []
-            for seed in seeds:
-                data, trace = simulated(name, seed)
-                draws = {n: torch.from_numpy(v) for n, v in np.load(paths[seed][k]).items()}
-                measures.append(measured(name, data, trace, draws))
-            found[method] = np.array(measures)
-        for method, values in found.items():
-            width, off = np.median(values[:, 1:], axis=0).round(3)
-            score = round(error(values[:, 0]), 4)
-            rows.append((name, epsilon, method, len(seeds), score, perfect(len(seeds)), width, off))
-    columns = ("model", "epsilon", "method", "runs", "error", "perfect", "width", "off")
+    for name, epsilon, method in itertools.product(MODELS, EPSILONS, THEIRS):
+        measures = []
+        for seed in itertools.count():
+            path = folder / method / f"{name}-{epsilon:g}-{seed}.npz"
+            if not path.exists():
+                break
+            data, trace = simulated(name, seed)
+            draws = {site: torch.from_numpy(each) for site, each in np.load(path).items()}
+            measures.append(measured(name, data, trace, draws))
+        rows.append((name, epsilon, method, len(measures), *summary(np.array(measures))))
+    columns = ("model", "epsilon", "method", "runs", "error", "width", "off")
     pd.DataFrame(rows, columns=columns).to_csv(BESIDE, index=False, lineterminator="\n")
+
+
+def summary(measures: np.ndarray) -> tuple[float, float, float]:
+    """The error of coverage, and medians of width and of the mean's error, of runs (n, 3)."""
+    width, off = np.median(measures[:, 1:], axis=0).round(3)
+    return round(error(measures[:, 0]), 4), width, off
 
 
 def error(closer: np.ndarray) -> float:
@@ -236,17 +232,20 @@ def table() -> str:
 
 
 def table_beside() -> str:
-    """DPSVI, NA-DPVI with chains, and NA-DPVI with Laplace's approximation."""
+    """DPSVI, NA-DPVI with chains, and NA-DPVI with Laplace's approximation, on the same data."""
     lines = ["| model | epsilon | runs | coverage error | perfect, 95% | width | mean off |"]
     lines.append("|---" * 7 + "|")
+    kept = pd.read_csv(RESULTS)
     for (name, epsilon), cell in pd.read_csv(BESIDE).groupby(["model", "epsilon"], sort=False):
+        runs = cell.runs.min()
+        own = kept[(kept.model == name) & (kept.epsilon == epsilon) & (kept.seed < runs)]
+        rows = np.vstack([summary(own[list(MEASURES)].to_numpy()), cell[["error", "width", "off"]]])
         scores, widths, offs = (
-            ", ".join(f"{value:.{digits}f}" for value in cell[column])
-            for column, digits in (("error", 3), ("width", 1), ("off", 1))
+            ", ".join(f"{value:.{digits}f}" for value in column)
+            for column, digits in zip(rows.T, (3, 1, 1), strict=True)
         )
-        first = cell.iloc[0]
         lines.append(
-            f"| {name} | {epsilon:g} | {first.runs} | {scores} | {first.perfect:.3f} "
+            f"| {name} | {epsilon:g} | {runs} | {scores} | {perfect(runs):.3f} "
             f"| {widths} | {offs} |"
         )
     return "\n".join(lines)
@@ -258,7 +257,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--data", type=Path, help="write the data of all runs to this folder")
-    parser.add_argument("--beside", type=Path, help="compare with draws of NA-DPVI in this folder")
+    parser.add_argument("--beside", type=Path, help="measure draws of NA-DPVI in this folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)

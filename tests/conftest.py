@@ -26,10 +26,10 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rung",
         choices=LEFT_OUT,
-        help="ci: every fourth case (n-th if it is one_in(n)) of a test that has four or more, one "
-        "of two or three if it is in_turns; test: one case, without slow tests; quick: the same "
-        "without long ones",
+        help="ci: every fourth case of a test, or n-th if it is one_in(n), and one of fewer; test: "
+        "one case, without slow tests; quick: the same without long ones",
     )
+    parser.addoption("--turn", type=int, default=0, help="of the rung's cases: CI counts commits")
 
 
 # Tests with these marks, by rung of the ladder.
@@ -67,14 +67,13 @@ def pytest_collection_modifyitems(config, items):
             cases[item.function if rung == "quick" else item.nodeid.split("[")[0]].append(item)
     kept = set()
     for each in cases.values():
-        count, has = len(each), each[0].get_closest_marker
-        sparse = has("one_in")
-        most = sparse.args[0] if sparse else 4
-        step = min(count, most) if count >= 4 or has("in_turns") else 1
-        step = 1 if has("every_case") else step if rung == "ci" else count
+        has, step = each[0].get_closest_marker, len(each)
+        if rung == "ci":
+            sparse = has("one_in")
+            step = 1 if has("every_case") else min(step, sparse.args[0] if sparse else 4)
         # Each test begins at another case, so that no model is left out everywhere.
-        name = each[0].nodeid.split("[")[0]
-        kept.update(each[zlib.crc32(name.encode()) % step :: step])
+        first = zlib.crc32(each[0].nodeid.split("[")[0].encode()) + config.getoption("turn")
+        kept.update(each[first % step :: step])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -315,7 +315,6 @@ class ReleaseContract:
 
     # The system's noise.
 
-    @pytest.mark.in_turns
     @pytest.mark.parametrize("full", [False, True])
     def test_secure_releases_integers_on_a_grid(self, monkeypatch, full):
         """Sums and what is released are multiples of 2^-30 of a bound, and the ledger notes it."""
@@ -344,7 +343,6 @@ class ReleaseContract:
                 pytest.fail(f"{options} are not refused")
             assert not accountant.ledger and not accountant.notes, options
 
-    @pytest.mark.in_turns
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_data_must_be_finite(self, value):
         """Refused in words that tell no value, before anything is spent."""
@@ -402,7 +400,6 @@ class InferenceContract(ReleaseContract, RunContract):
             settings.append(({name: math.inf}, "infinite bound"))  # with noise
         return settings
 
-    @pytest.mark.in_turns
     @pytest.mark.parametrize("size", [1, 3])
     def test_microbatches_change_nothing(self, kind, size):
         """Which holds only if what a record adds depends on no other record of the batch."""
@@ -443,7 +440,6 @@ class InferenceContract(ReleaseContract, RunContract):
         options = {"noise": Noise(source=0)} | self.whole | options
         return self.new(accountant=accountant or PrivacyAccountant(epsilon=1.0), **options)
 
-    @pytest.mark.in_turns
     @pytest.mark.parametrize("sampling", [PoissonSampling(0.5), FixedSizeSampling(0.5)])
     def test_noise_is_calibrated_to_the_budget(self, sampling):
         """All steps fit, almost nothing remains, and no further step fits."""
@@ -551,7 +547,6 @@ class InferenceContract(ReleaseContract, RunContract):
                 inference.load_state_dict(bad)
             assert same(self.everything(inference), before)
 
-    @pytest.mark.in_turns
     @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_a_copy_would_carry_the_data(self, copied):
         inference, _ = self.stepped()
@@ -612,7 +607,6 @@ class InferenceContract(ReleaseContract, RunContract):
         inference.step(*data)  # the first
         assert accountant.num_releases == self.first
 
-    @pytest.mark.in_turns
     @pytest.mark.parametrize("journal", [False, True])
     def test_no_stream_is_used_twice(self, journal, tmp_path, monkeypatch):
         """Also with a seed: a state may be older than what was released with it."""

@@ -77,7 +77,6 @@ def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
     assert equal(cost(apart, relation, delta), cost(entries, relation, delta))
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @ENGINES
 @law(25)

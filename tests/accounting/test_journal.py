@@ -457,7 +457,6 @@ def test_a_resumed_ledger_never_leads_to_the_same_streams(written, tmp_path):
 
 
 # Each case has a seed of its own, so the slow one does not repeat the quick one.
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [10, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_runs_and_other_processes(tmp_path, kills):

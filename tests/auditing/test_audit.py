@@ -200,7 +200,6 @@ class TestRates:
 class TestCurve:
     """The claimed trade-off curve: mechanisms whose noise is a little too small."""
 
-    @pytest.mark.in_turns
     @pytest.mark.long
     @pytest.mark.parametrize(
         ("share", "found"), [(1.0, range(1)), (0.9, range(3, 21)), (0.8, range(16, 21))]

@@ -187,7 +187,6 @@ def test_without_noise_it_is_exact():
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
 def test_nobody_sets_anything_whatever_the_units(scale):
     """Far closer than the prior, in units a hundred times too small or too large."""
@@ -288,7 +287,6 @@ def test_noise_makes_no_dispersion():
             assert found <= 1.3 * norm**2 and (sd > 5 or found > 0.9 * norm**2)
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_among_outliers(seed):
@@ -576,7 +574,6 @@ def effects_of_clinics(clinic, y):
         pyro.sample("y", dist.Poisson(a[clinic[i]].exp()), obs=y[i])
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_scale_of_effects_does_not_collapse(seed):
@@ -620,7 +617,6 @@ def made_up():
     return x, x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_wide_prior_and_an_unknown_scale(epsilon):
@@ -633,7 +629,6 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
     assert ((found.mean[:3] - exact).abs() < 4 * sds).all()
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [2.0, 0.1])
 def test_a_prior_of_a_scale_that_is_far_too_small(scale):

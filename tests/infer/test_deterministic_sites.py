@@ -93,7 +93,6 @@ def posterior(model, noise=1e-3):
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [not_centred, by_plate])
 def test_the_likelihood_is_that_of_the_centred_model(model):
@@ -124,7 +123,6 @@ def test_noise_widens_the_intervals_and_the_plain_ones_stay():
     torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
 def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):

@@ -148,7 +148,6 @@ def slow_sep(x, y, mean, steps, damping):
     return torch.linalg.solve(posterior, eta), torch.linalg.inv(posterior)
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("centred", [True, False])
 def test_without_noise_and_clipping_it_is_plain_sep(centred):
@@ -246,7 +245,6 @@ def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     seen, accountant = Releases(monkeypatch), PrivacyAccountant(neighboring="replace_one")
@@ -343,7 +341,6 @@ def test_the_guide_holds_the_posterior():
     assert (wider > 1.05).all()
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_noise_aware_intervals_cover(correlation):
@@ -391,7 +388,6 @@ def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
 # Accounting, settings, errors.
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("failing", ["updated", "advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
     sep = new_sep(noise=Noise(1.0, source=0), clip=1.0)
@@ -517,7 +513,6 @@ def test_single_precision():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=0.2)
 
 
-@pytest.mark.in_turns
 @pytest.mark.filterwarnings("ignore:Encountered")
 @pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_a_guide_that_starts_at_an_extreme_scale_spends_nothing(scale):

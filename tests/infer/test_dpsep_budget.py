@@ -42,7 +42,6 @@ def require_whole(sep, times=1.0):
     assert squared_mu(sep.accountant) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS)
 def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
@@ -73,7 +72,6 @@ def test_noise_of_ones_own_that_does_not_fit():
     assert sep.accountant.num_releases == 0 and sep.accountant.get_epsilon() == 0.0
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_an_early_stop_returns_nothing(epsilon, sigma):
     sep, data = made(epsilon, sigma), regression_data(500)
@@ -111,7 +109,6 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
     assert sep.accountant.num_releases == sep._steps + 1 and sep.accountant.reserved == []
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monkeypatch):
     sep, data = made(epsilon, sigma), regression_data(500)
@@ -131,7 +128,6 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
     require_whole(sep)
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma, monkeypatch):
     """A large look that fails thrice leaves no more than the rest, which then is used up."""
@@ -150,7 +146,6 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
     require_whole(sep)
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_resumed_run_has_the_same_budget(epsilon, sigma):

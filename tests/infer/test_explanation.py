@@ -71,7 +71,6 @@ def test_shares_are_those_of_the_posterior(run):
     assert found.status == posterior.status
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("run", ON_SAMPLES)
 def test_without_privacy_noise_the_rest_is_sampling(run):
     kind, options = RUNS[run]
@@ -80,7 +79,6 @@ def test_without_privacy_noise_the_rest_is_sampling(run):
     assert not found.shares["privacy noise"].any() and found.shares["sampling"].min() > 0.01
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("run", ON_SAMPLES)
 def test_with_all_records_nothing_is_sampling(run):
     kind, options = RUNS[run]

@@ -37,7 +37,6 @@ def forecast(model=logistic, args=None, inference=DPSEP, guide=AutoMultivariateN
 
 
 @pytest.mark.slow
-@pytest.mark.in_turns
 @pytest.mark.parametrize("inference", [DPSEP, DPSVI])
 def test_more_budget_is_narrower(inference):
     found = forecast(inference=inference)

@@ -218,7 +218,6 @@ def test_autoguides_show_what_is_written(kind, dtype):
         close(guide.get_posterior(x).covariance_matrix, covariance, dtype)
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("rank", [1, 2, None])
 def test_a_guide_of_low_rank_holds_the_closest(rank):
     """Pyro's posterior is what was read, and has all variances; the covariance differs."""

@@ -112,7 +112,6 @@ def fitted(model, guide, *data, lr=None, num_steps=400, sigma=1.0):
     return seeded(DPSVI, model, guide, *data, noise=sigma, optim=optim, **options).posterior()
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", GUIDES)
 def test_steps_that_have_settled(kind):

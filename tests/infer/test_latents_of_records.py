@@ -229,7 +229,6 @@ def refused(*given, **options):
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])
 def test_guides_of_global_latents(method):
     """They need no rows."""
@@ -357,7 +356,6 @@ def test_dpsep_says_why():
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("settings", [{}, {"clip": 1.0}])
 def test_a_second_run_takes_up_rows(settings):
     def guide(y):

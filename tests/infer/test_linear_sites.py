@@ -252,7 +252,6 @@ def by_both(*given):
     return zip(*parts, strict=True)
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("model", [logistic, gaussian])
 def test_elements_without_a_search_are_those_of_quadrature(model):
     """In the middle, and where an outcome is a great surprise."""
@@ -267,7 +266,6 @@ def test_elements_without_a_search_are_those_of_quadrature(model):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("model", [poisson, overdispersed, student])
 def test_few_nodes_where_they_are_enough(model):
     x, y = data(gaussian)

@@ -132,7 +132,6 @@ def test_a_bound_is_kept_and_judged(as_users_run_it, bound, words):
         assert clipped > 0.8 if bound == 0.01 else clipped < 0.05
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_a_loss_that_is_a_mean(as_users_run_it, bound):

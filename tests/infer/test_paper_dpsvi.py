@@ -173,7 +173,6 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """The estimate is sum / rate for every batch size, an empty batch included."""

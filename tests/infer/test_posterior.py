@@ -254,7 +254,6 @@ def test_dpsep_tells_what_the_noise_makes(bound):
     assert aware.names == tuple(f"w[{place}]" for place in range(len(aware.mean)))
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_says_what_the_noise_hides(bound):

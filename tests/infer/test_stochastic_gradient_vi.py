@@ -292,7 +292,6 @@ def test_the_bound_follows_the_norms(monkeypatch):
 # Going on.
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):

@@ -118,7 +118,6 @@ def test_single_precision():
         assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("name", ["VAE", "hierarchical"])
@@ -612,7 +611,6 @@ def switched():
     return Problem(Switched().model, lambda x, y: None, regression_data())
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize(
     "change",
@@ -655,7 +653,6 @@ def test_values_that_keep_changing():
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
-@pytest.mark.in_turns
 @pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_compiled_modules_run_as_they_were_written(jit):

@@ -51,7 +51,6 @@ def of_setting(setting, accountant):
     return f"result {setting}", setting
 
 
-@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "trials, seed",

@@ -52,8 +52,6 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.record_term import Batch, RecordTerm
 
-pytestmark = pytest.mark.in_turns  # with Pyro's code, and with graphs
-
 SETTINGS = {"noise": Noise(0, source=0), "execution": Execution(jit="none")}
 SIZE = 30
 BATCH = [1, 4, 8, 20]

@@ -230,7 +230,6 @@ def test_the_mixture_s_pyro_model():
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("name", ALL)
 def test_posterior_and_guide_are_of_the_model_s_sites(name):
     """Same names and shapes as in the Pyro model; the guide's marginals are the posterior's."""
@@ -305,7 +304,6 @@ def test_whole_numbers_may_be_of_any_type(name):
 
 
 @pytest.mark.long
-@pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     make, data = PROBLEMS[name]
