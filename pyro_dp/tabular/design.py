@@ -22,6 +22,7 @@ from pyro_dp.utils.errors import ConfigurationError, no_warnings
 
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
+_NONE = 1e-300  # a column that is 0 in all public rows is divided by it
 Term = tuple[str, ...]  # texts of its factors; () is the intercept
 
 
@@ -92,7 +93,7 @@ class Design:
             for place in places
         }
         plain = self._matrix(rows, raw)
-        sizes = np.abs(plain).max(axis=0)
+        sizes = np.abs(plain).max(axis=0).clip(min=_NONE)
         if np.linalg.matrix_rank(plain / sizes, tol=1e-7 * len(plain) ** 0.5) < len(self.names):
             raise ConfigurationError(
                 "Some terms of the formula follow from others, whatever the data: leave out those "
@@ -119,7 +120,9 @@ class Design:
             if isinstance(column, LevelColumn):
                 rows[name] = rng.integers(len(column.all_levels), size=_PUBLIC_ROWS)
             elif isinstance(column, RangeColumn):
-                drawn = rng.uniform(*column.bounds, size=_PUBLIC_ROWS)
+                low, high = column.bounds  # a third lies at one of them: for I(income > 0)
+                beyond = (high - low) / 4
+                drawn = rng.uniform(low - beyond, high + beyond, _PUBLIC_ROWS).clip(low, high)
                 rows[name] = np.rint(drawn) if isinstance(column, Count) else drawn
         return rows
 
