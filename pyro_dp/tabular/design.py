@@ -23,6 +23,10 @@ from pyro_dp.utils.errors import ConfigurationError, no_warnings
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
 _NONE = 1e-300  # a column that is 0 in all public rows is divided by it
+_GROUPED = (
+    "The formula has '|', a grouped term of other packages: an intercept for each level of a "
+    "column is group='column'. Slopes for each level: write the interaction, age * region."
+)
 Term = tuple[str, ...]  # texts of its factors; () is the intercept
 
 
@@ -199,6 +203,7 @@ class Formula:
         """
         try:
             import formulaic
+            from formulaic.parser.algos.tokenize import tokenize
         except ImportError:
             raise ConfigurationError(
                 "PrivateGLM needs formulaic, which is not installed: pip install "
@@ -208,14 +213,12 @@ class Formula:
             raise ConfigurationError("formula must be text, such as 'visits ~ age + chronic'.")
         if re.search(r"(?<![\w.])\.(?![\w.])", text):
             raise ConfigurationError("The formula has '.', which stands for no columns: name them.")
-        if "|" in text:
-            raise ConfigurationError(
-                "The formula has '|', a grouped term of other packages: an intercept for each "
-                "level of a column is group='column'. Slopes for each level: write the "
-                "interaction, age * region."
-            )
         try:
+            if "|" in [each.token for each in tokenize(text)]:  # that of I(...) is within a token
+                raise ConfigurationError(_GROUPED)
             read = formulaic.Formula(text)
+        except ConfigurationError:
+            raise
         except Exception as error:  # formulaic's own, of many types
             first = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]
             raise ConfigurationError(f"The formula cannot be read: {first}") from None

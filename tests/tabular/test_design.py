@@ -155,6 +155,11 @@ def test_a_number_that_differs_only_at_a_bound(right_side):
     assert np.isfinite(found.to_user).all()
 
 
+def test_a_bar_within_an_expression_is_no_grouped_term():
+    found = design("I((age > 65) | (year < 2002))").matrix({k: rows()[k] for k in ("age", "year")})
+    assert set(np.unique(found[:, 1])) == {-1.0, 1.0}
+
+
 def test_a_number_that_no_public_row_tells():
     columns = {"visits": Count(0, 50), "income": Number(0, 1e6)}
     with pytest.raises(ConfigurationError, match="follow from others"):
