@@ -22,6 +22,11 @@ from pyro_dp.utils.errors import ConfigurationError, no_warnings
 
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
+_NONE = 1e-300  # a column that is 0 in all public rows is divided by it
+_GROUPED = (
+    "The formula has '|', a grouped term of other packages: an intercept for each level of a "
+    "column is group='column'. Slopes for each level: write the interaction, age * region."
+)
 Term = tuple[str, ...]  # texts of its factors; () is the intercept
 
 
@@ -92,7 +97,7 @@ class Design:
             for place in places
         }
         plain = self._matrix(rows, raw)
-        sizes = np.abs(plain).max(axis=0)
+        sizes = np.abs(plain).max(axis=0).clip(min=_NONE)
         if np.linalg.matrix_rank(plain / sizes, tol=1e-7 * len(plain) ** 0.5) < len(self.names):
             raise ConfigurationError(
                 "Some terms of the formula follow from others, whatever the data: leave out those "
@@ -119,7 +124,9 @@ class Design:
             if isinstance(column, LevelColumn):
                 rows[name] = rng.integers(len(column.all_levels), size=_PUBLIC_ROWS)
             elif isinstance(column, RangeColumn):
-                drawn = rng.uniform(*column.bounds, size=_PUBLIC_ROWS)
+                low, high = column.bounds  # a third lies at one of them: for I(income > 0)
+                beyond = (high - low) / 4
+                drawn = rng.uniform(low - beyond, high + beyond, _PUBLIC_ROWS).clip(low, high)
                 rows[name] = np.rint(drawn) if isinstance(column, Count) else drawn
         return rows
 
@@ -196,6 +203,7 @@ class Formula:
         """
         try:
             import formulaic
+            from formulaic.parser.algos.tokenize import tokenize
         except ImportError:
             raise ConfigurationError(
                 "PrivateGLM needs formulaic, which is not installed: pip install "
@@ -205,14 +213,12 @@ class Formula:
             raise ConfigurationError("formula must be text, such as 'visits ~ age + chronic'.")
         if re.search(r"(?<![\w.])\.(?![\w.])", text):
             raise ConfigurationError("The formula has '.', which stands for no columns: name them.")
-        if "|" in text:
-            raise ConfigurationError(
-                "The formula has '|', a grouped term of other packages: an intercept for each "
-                "level of a column is group='column'. Slopes for each level: write the "
-                "interaction, age * region."
-            )
         try:
+            if "|" in [each.token for each in tokenize(text)]:  # that of I(...) is within a token
+                raise ConfigurationError(_GROUPED)
             read = formulaic.Formula(text)
+        except ConfigurationError:
+            raise
         except Exception as error:  # formulaic's own, of many types
             first = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]
             raise ConfigurationError(f"The formula cannot be read: {first}") from None

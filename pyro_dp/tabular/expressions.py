@@ -90,6 +90,13 @@ def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callabl
     raise TypeError
 
 
+def _is_call(call: ast.Call, functions: Mapping[str, Callable]) -> bool:
+    """Whether it calls one of them. Numpy would write its result into an argument too many."""
+    if not isinstance(call.func, ast.Name) or call.func.id not in functions or call.keywords:
+        return False
+    return len(call.args) <= getattr(functions[call.func.id], "nin", len(call.args))
+
+
 def _parsed(text: str) -> Any:
     """Its tree; None if it is no expression."""
     try:
@@ -190,8 +197,7 @@ def _is_known(node: Any) -> bool:
         case ast.Constant(value=constant):
             return isinstance(constant, (bool, int, float, str))
         case ast.Call():
-            named = isinstance(node.func, ast.Name) and node.func.id in _OF_SERIES
-            return named and not node.keywords
+            return _is_call(node, _OF_SERIES)
     return is_part(node, DERIVED)
 
 
@@ -308,11 +314,12 @@ def _row_by_row(text: str, columns: Mapping[str, Column]) -> tuple[ast.expr, lis
 
 
 def _require_function(call: ast.Call, text: str) -> None:
-    name = called_name(call)
-    if name in FUNCTIONS and isinstance(call.func, ast.Name) and not call.keywords:
+    if _is_call(call, FUNCTIONS):
         return
+    name = called_name(call)
     if name in FUNCTIONS:
-        raise ConfigurationError(f"The formula has {text!r}: write {name}(...) for it.")
+        numbers = ", ".join(["..."] * getattr(FUNCTIONS[name], "nin", 1))
+        raise ConfigurationError(f"The formula has {text!r}: write {name}({numbers}) for it.")
     why = _INSTEAD.get(name, f"functions that can be taken row by row are {', '.join(FUNCTIONS)}")
     raise ConfigurationError(f"The formula calls {name}() in {text!r}, which is refused: {why}.")
 

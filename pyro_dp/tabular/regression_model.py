@@ -60,6 +60,9 @@ class RegressionModel:
             raise ConfigurationError(
                 "schema must be a Schema: Schema({'age': Number(0, 100), ..})."
             )
+        for name, text in dict(family=family, exposure=exposure, group=group).items():
+            if not isinstance(text, str | None):
+                raise ConfigurationError(f"{name} must be text, not {type(text).__name__}.")
         columns = schema.columns
         self.schema = schema
         self.formula = Formula.read(formula, columns)

@@ -89,7 +89,12 @@ class Schema:
         derived: Mapping[str, str] | None = None,
         impossible: Sequence[Mapping[str, Sequence[Any]]] = (),
     ) -> None:
-        self.columns: dict[str, Column] = dict(columns)
+        try:
+            self.columns: dict[str, Column] = dict(columns)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                "columns must be a dictionary, such as {'age': Number(0, 100)}."
+            ) from None
         self.unit = unit
         self.max_rows = _max_rows(max_rows, unit)
         _require_declarations(self.columns, unit, constant)

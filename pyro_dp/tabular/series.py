@@ -56,6 +56,7 @@ def numbers(series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         advice = {
             "booleans": "declare it as Binary()",
             "dates": "declare it as Date(lower, upper)",
+            "time spans": f"pass df[{name!r}].dt.total_seconds()",
             "categories": f"pass df[{name!r}].astype('float64')",
         }.get(found, f"pass pd.to_numeric(df[{name!r}], errors='coerce'), and missing=True")
         raise refuse_kind(series, name, "numbers", advice)
@@ -76,7 +77,8 @@ def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarra
     :raises SchemaError: it has another dtype than one of dates.
     """
     if kind(series) != "dates":
-        advice = f"pass pd.to_datetime(df[{name!r}].str[:10], format='ISO8601', errors='coerce')"
+        text = f"df[{name!r}].astype(str).str[:10]"  # objects and periods have no .str
+        advice = f"pass pd.to_datetime({text}, format='ISO8601', errors='coerce')"
         raise refuse_kind(series, name, "dates", advice)
     if str(series.dtype).startswith("date32"):
         series = series.astype("timestamp[s][pyarrow]")

@@ -11,7 +11,7 @@ from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.ranges import MOST_CODES, Count, Date, Number
 from pyro_dp.tabular.series import kind
-from pyro_dp.utils.errors import NotPrivateWarning, SchemaError
+from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning, SchemaError
 
 _MOST_LEVELS = 50
 _NOT_PRIVATE = (
@@ -37,6 +37,13 @@ def drafted(frame: pd.DataFrame, unit: str | None) -> dict[str, Column]:
 
 
 def _column(name: str, series: pd.Series) -> Column:
+    try:
+        return _drafted(name, series)
+    except ConfigurationError as error:
+        raise SchemaError(f"Column {name!r} cannot be declared as it is: {error}") from None
+
+
+def _drafted(name: str, series: pd.Series) -> Column:
     found, missing = kind(series), bool(series.isna().any())
     some = series.dropna()
     if not len(some):

@@ -189,7 +189,7 @@ class Synthesizer:
         """
         released = self._fit().counts
         level = require_number("level", level, above=0.0, below=1.0)
-        unknown = [name for name in columns if name not in self.schema.columns]
+        unknown = [name for name in columns if name not in self.schema.names]
         if unknown or not columns or len(set(columns)) < len(columns):
             raise ConfigurationError("margin: pass one or two different columns of the schema.")
         if len(columns) > 2:

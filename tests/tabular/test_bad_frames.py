@@ -2,6 +2,7 @@
 down in docs/schema.md."""
 
 import decimal
+import re
 import traceback
 
 import numpy as np
@@ -106,7 +107,10 @@ REFUSED = {
         "df['age'].astype",
     ),
     "dates for numbers": (lambda: frame(age=pd.to_datetime(DAYS)), "Date"),
-    "time spans": (lambda: frame(age=pd.to_timedelta([1, 2, 3], unit="D")), "'age'"),
+    "time spans": (
+        lambda: frame(age=pd.to_timedelta([1, 2, 3], unit="D")),
+        "df['age'].dt.total_seconds()",
+    ),
     "intervals": (lambda: frame(age=pd.interval_range(0, 3)), "'age'"),
     "missing number": (lambda: frame(age=[1.0, np.nan, 3.0]), "'age' has missing"),
     "all missing": (lambda: frame(age=[np.nan] * 3), "'age' has missing"),
@@ -115,7 +119,7 @@ REFUSED = {
     "all levels missing": (lambda: frame(job=objects(None, None, None)), "'job' has missing"),
     "unknown level": (lambda: frame(job=["clerk", SECRET, "nurse"]), "'job' has values"),
     "missing date": (lambda: frame(born=pd.to_datetime([*DAYS[:2], None])), "'born'"),
-    "dates as text": (lambda: frame(born=DAYS), "pd.to_datetime(df['born'].str[:10]"),
+    "dates as text": (lambda: frame(born=DAYS), "df['born'].astype(str).str[:10]"),
     "dates as objects": (lambda: frame(born=pd.Series(pd.to_datetime(DAYS)).dt.date), "'born'"),
     "periods": (lambda: frame(born=pd.period_range("2020", periods=3, freq="D")), "'born'"),
     "integers for booleans": (lambda: frame(ill=[0, 1, 1]), "levels=(0, 1)"),
@@ -141,6 +145,15 @@ REFUSED = {
         "'person'",
     ),
 }
+
+
+@pytest.mark.parametrize("days", [pd.Series(pd.to_datetime(DAYS)).dt.date, pd.Series(DAYS)])
+def test_the_advice_for_dates_works(days):
+    df = frame(born=days)
+    with pytest.raises(SchemaError) as error:
+        SCHEMA.encode(df)
+    advice = re.search(r"pass (.*)\.$", str(error.value))[1]
+    SCHEMA.encode(df.assign(born=eval(advice, {"pd": pd, "df": df})))
 
 
 @pytest.mark.parametrize("case", REFUSED)

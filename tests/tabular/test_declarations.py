@@ -207,6 +207,7 @@ def test_derived_columns(expression, wanted):
         ({"weight": "height"}, "new column"),
         ({"new": "job * height"}, "dtypes"),
         ({"new": "where(weight)"}, "dtypes"),
+        ({"new": "log(weight, height)"}, "no expression"),  # numpy would write into height
         (["new"], "dictionary"),
     ],
 )
@@ -364,7 +365,8 @@ def test_a_draft_of_public_data():
 
 
 def test_what_no_draft_can_hold_is_named():
-    for column in ([None, None], pd.to_timedelta([1, 2]), [[1], [2]]):
+    fractions, extreme = pd.Categorical([0.5, 1.5]), [-1e300, 1e300]
+    for column in ([None, None], pd.to_timedelta([1, 2]), [[1], [2]], fractions, extreme):
         with pytest.warns(NotPrivateWarning), pytest.raises(SchemaError, match="'odd'"):
             Schema.suggest(pd.DataFrame({"odd": column}))
     with pytest.raises(SchemaError, match="different names"):

@@ -135,6 +135,8 @@ def test_levels_of_the_schema():
         ("visits ~ 2:age", r"I\(\.\.\.\) only"),
         ("visits ~ I(age > 'x')", "numbers only"),
         ("visits ~ maximum(age)", "cannot be computed"),
+        ("visits ~ maximum(age, 30, year)", r"write maximum\(\.\.\., \.\.\.\)"),
+        ("visits ~ log(age, year)", r"write log\(\.\.\.\)"),
         ("visits ~ I(~age)", "cannot be computed"),
         ("visits ~ C(income, levels=['low', 'high'])", "the schema has the levels"),
         ("visits ~ 0", "no term"),
@@ -144,6 +146,24 @@ def test_levels_of_the_schema():
 def test_refused(formula, said):
     with pytest.raises(ConfigurationError, match=said):
         Design(Formula.read(formula, COLUMNS).terms, COLUMNS)
+
+
+@pytest.mark.parametrize("right_side", ["I(income > 0)", "I(income == 0)", "I(share >= 1)"])
+def test_a_number_that_differs_only_at_a_bound(right_side):
+    columns = {"visits": Count(0, 50), "income": Number(0, 1e6), "share": Number(0, 1)}
+    found = Design(Formula.read(f"visits ~ {right_side}", columns).terms, columns)
+    assert np.isfinite(found.to_user).all()
+
+
+def test_a_bar_within_an_expression_is_no_grouped_term():
+    found = design("I((age > 65) | (year < 2002))").matrix({k: rows()[k] for k in ("age", "year")})
+    assert set(np.unique(found[:, 1])) == {-1.0, 1.0}
+
+
+def test_a_number_that_no_public_row_tells():
+    columns = {"visits": Count(0, 50), "income": Number(0, 1e6)}
+    with pytest.raises(ConfigurationError, match="follow from others"):
+        Design((("I((income > 0) * (income < 300))",),), columns)
 
 
 def test_a_number_that_is_not_finite_between_the_points_of_the_grid():

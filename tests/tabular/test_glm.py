@@ -560,6 +560,8 @@ MORE = {
         (dict(formula="severity ~ 0 + age", family="ordinal"), "intercept"),
         (dict(formula="any ~ wealth"), "'wealth', which is no column"),
         (dict(group="wealth"), "group='wealth'"),
+        (dict(group=["clinic"]), "group must be text, not list"),
+        (dict(family=["logistic"]), "family must be text, not list"),
         (dict(group="age"), "declared as Category"),
         (dict(group="person"), "the schema's unit"),
         (dict(group="chronic"), "different ones"),

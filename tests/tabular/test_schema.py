@@ -287,6 +287,7 @@ def test_codes_that_are_none_are_refused():
     ("columns", "settings", "said"),
     [
         ({}, {}, "needs a column"),
+        (["age", "visits"], {}, "must be a dictionary"),
         ({"": Number(0, 1)}, {}, "not empty"),
         ({3: Number(0, 1)}, {}, "text"),
         ({"a": Number}, {}, "'a' is a ABCMeta"),

@@ -270,6 +270,7 @@ class TestIntervals:
             (("age", "sick", "marital"), "44%"),
             ((), "margin"),
             (("height",), "margin"),
+            ((["age", "sick"],), "margin"),
             (("age", "age"), "margin"),
         ],
     )
