@@ -163,6 +163,13 @@ def signature_of(model: Callable) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
+def required_arguments(model: Callable) -> list[str]:
+    """Names of the arguments that the model cannot be called without."""
+    any_number = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    found = signature_of(model).values()
+    return [p.name for p in found if p.default is p.empty and p.kind not in any_number]
+
+
 def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
     """Arguments by the names of the model's signature."""
     parameters = list(signature_of(model))

@@ -90,6 +90,15 @@ def test_the_status_of_the_run_stays_with_the_evidence(evidence, tmp_path):
     assert "do not publish" in repr(again) and evidence.status.is_ok
 
 
+@pytest.mark.long
+def test_a_model_of_the_data_is_no_prior(evidence):
+    def model(x, *others, y=None):
+        raise AssertionError("not called")
+
+    with pytest.raises(ModelError, match="the model takes x, but the prior has no arguments"):
+        evidence.posterior(model)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

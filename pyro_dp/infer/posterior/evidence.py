@@ -34,6 +34,7 @@ from pyro_dp.infer.posterior.prior_factor import (
     combined,
     prior_density,
 )
+from pyro_dp.records.arguments import required_arguments
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.display import Displayed, Facts, Table, with_rows
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -46,6 +47,10 @@ _NEAR = 0.5  # standard deviations
 _MOVED = "chains of draws still moved by {moved:.1f} standard deviations at their end"
 _SCALE = 0.1  # standard deviation of each latent where a search starts
 _METHODS = "method must be 'gaussian', 'chains', 'nuts', or a Pyro guide."
+_ARGUMENTS = (
+    "evidence.posterior(model): the model takes {names}, but the prior has no arguments. Pass the "
+    "part before the plate of records, without data; PrivateGLM has it as glm.prior."
+)
 _COLUMNS = ("records", "look", "noise of the estimate (sd, median)")
 
 
@@ -166,9 +171,13 @@ class Evidence(Displayed):
         :param settings: NUTS takes ``num_samples`` (1000) and ``warmup_steps`` (500). A guide takes
             ``num_steps`` (2000) and ``lr`` (0.02).
         :returns: a :class:`Posterior`; draws by site, ``(num_samples, *shape)``; or the guide.
-        :raises ModelError: the model lacks a site, or has it with another shape or support.
+        :raises ModelError: the model lacks a site, has it with another shape or support, or takes
+            arguments.
         :raises ConfigurationError: there is no such method.
         """
+        needed = required_arguments(model)
+        if needed:
+            raise ModelError(_ARGUMENTS.format(names=", ".join(needed)))
         if method == "gaussian" and not settings:
             return self._gaussian(model)
         if method == "chains" and not settings:
