@@ -415,6 +415,11 @@ def test_latents_of_model_and_guide_must_agree():
         found(no_latent, lambda x, y: None, *data())
 
 
+def test_a_guide_with_a_scale_means_another_width():
+    with pytest.raises(ModelError, match="Site 'w' of the guide has a scale"):
+        found(logistic, poutine.scale(handwritten_guide, scale=0.1), *data())
+
+
 def switched(x, y):
     pyro.sample("switch", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
     logistic(x, y)
