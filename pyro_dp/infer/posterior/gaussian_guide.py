@@ -330,8 +330,8 @@ def check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
         if (torch.as_tensor(site["scale"]) != 1).any():
             raise NoGaussian(
                 f"Site {name!r} of the guide has a scale, which changes what its width means. "
-                "Leave poutine.scale out of model and guide: a common factor does not move the "
-                "optimum of SVI."
+                "Leave poutine.scale out of model and guide, and subsample_size out of other "
+                "plates. A factor of both does not move the optimum of SVI."
             )
     for name in prior.keys() - values.keys():
         raise ModelError(f"Latent site {name!r} of the model is not in the guide: add it.")
