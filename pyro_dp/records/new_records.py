@@ -208,7 +208,7 @@ class Given:
         plate, drawn = self.new.fitted.plate, list[dict[str, Tensor]]()
         model = _Outcomes()(self.new.model)
         with self._running():
-            self._require_outcomes()
+            self._require_outcomes(sites)
             for i in range(count):
                 values = {name: each[i] for name, each in latents.items()}
                 trace = self._traced(poutine.condition(guide, values))
@@ -243,8 +243,8 @@ class Given:
                 raise ModelError(_FACTOR.format(name=name))
         return trace
 
-    def _require_outcomes(self) -> None:
-        """:raises ModelError: predictions depend on a missing argument."""
+    def _require_outcomes(self, sites: Collection[str]) -> None:
+        """:raises ModelError: predictions of these sites depend on a missing argument."""
         for missing in self.filled:
             traces = []
             for varies in (None, missing):
@@ -258,7 +258,8 @@ class Given:
                 for name, site in one.items()
                 for part in ("value", "log_prob")
             )
-            if not alike:
+            shown = [list(_values(trace, sites).values()) for trace in traces]  # also "_RETURN"
+            if not (alike and all(map(agree, *shown))):
                 raise ModelError(_MISSING.format(name=missing))
 
 
@@ -298,6 +299,9 @@ def _samples(trace: poutine.Trace) -> dict[str, dict]:
 def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
     """Draws of these sites, or of all."""
     found = {name: site["value"] for name, site in _samples(trace).items()}
+    returned = trace.nodes["_RETURN"]["value"]
+    if "_RETURN" in names and isinstance(returned, Tensor):  # as of Pyro's Predictive
+        found["_RETURN"] = returned
     if absent := set(names) - found.keys():
         listed, known = (", ".join(map(repr, each)) for each in (sorted(absent), found))
         raise ModelError(_NO_SITES.format(names=listed, known=known))

@@ -176,6 +176,20 @@ def test_a_deterministic_site_of_the_records():
         predictive(NEW)
 
 
+def test_what_the_model_returns():
+    scale = 0.0
+
+    def model(x, y):
+        logistic(x, y)
+        return x[:, 0] + scale * y
+
+    predictive = fitted(model, *regression_data(SIZE)).predictive(3, ["_RETURN"])
+    assert torch.equal(predictive(NEW)["_RETURN"].float(), NEW[:, 0].expand(3, 4))
+    scale = 1.0
+    with pytest.raises(ModelError, match="'y' is missing, and predictions depend on it"):
+        predictive(NEW)
+
+
 @pytest.mark.slow
 def test_draws_are_those_of_the_posterior():
     """Joint ones, in the model's own space, and their outcomes; within six standard errors."""
