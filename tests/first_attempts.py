@@ -296,7 +296,7 @@ def time_first():
     dpsvi(model).step(x)
 
 
-@wrong_model("The model", "'men'", "'women'", says=r"plate='\.\.\.'")
+@wrong_model("The model", "'men'", "'women'", says=r"PoissonSampling\(plate=")
 def two_plates(x, y):
     """Two plates with observations."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))

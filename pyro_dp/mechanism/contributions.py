@@ -278,8 +278,8 @@ class OuterProducts:
 
     def squared_norms(self) -> Tensor:
         """(B, 1) in float64; never below the true ones."""
+        tiny = torch.finfo(torch.float64).tiny  # squares that underflow do not count as zero
         if self.left.shape[2] == 1:
-            tiny = torch.finfo(torch.float64).tiny  # squares that underflow do not count as zero
             ours, theirs = Rows(self.left).squared_norms(), Rows(self.right).squared_norms()
             return (ours + tiny) * (theirs + tiny)
         left, right = self.left.double(), self.right.double()
@@ -290,7 +290,9 @@ class OuterProducts:
         own, other = (each.diagonal(dim1=1, dim2=2) for each in (ours, theirs))
         size = (own * other).sqrt().sum(dim=1).square()
         terms = left.shape[1] + right.shape[2] + left.shape[2] ** 2 + 8
-        return (squares + terms * torch.finfo(torch.float64).eps * size).unsqueeze(1)
+        # An entry that underflows may meet one that nearly overflows.
+        lost = tiny * (1 + own.sum(dim=1) + other.sum(dim=1))
+        return (squares + terms * (torch.finfo(torch.float64).eps * size + lost)).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """(p q,) in float64; where a weight (B, 1) is zero, the record does not matter."""

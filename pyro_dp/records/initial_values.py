@@ -30,6 +30,10 @@ _STARTS = (
     "The initial value of parameter {name!r} depends on the data, and would be public: start it at "
     "a constant or at random."
 )
+_SHAPE = (
+    "The shape of parameter {name!r} depends on the data, and would be public. Write a number of "
+    "groups or levels as a constant, not as group.max() + 1."
+)
 _AUTOGUIDE_STARTS = (
     " An autoguide starts where the model's priors are, or where its init_loc_fn says. Neither "
     "may read the data, as a prior with its mean at y.mean() does."
@@ -162,6 +166,8 @@ def _terms_afterwards(
 
 def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -> None:
     for name in first.values.keys() & other.values.keys():
+        if first.values[name].shape != other.values[name].shape:
+            raise ModelError(_SHAPE.format(name=name))
         if not agree(first.values[name], other.values[name]):
             why = _AUTOGUIDE_STARTS if name.startswith(tuple(autoguides)) else ""
             raise ModelError(_STARTS.format(name=name) + why)

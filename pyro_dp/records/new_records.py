@@ -13,6 +13,7 @@ from pyro.distributions import Unit
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
+from pyro.poutine.uncondition_messenger import UnconditionMessenger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -47,6 +48,10 @@ _MISSING = (
 _NO_ROWS = (
     "Argument {name!r} must have a row for each new record, in {dims} dimensions as in the fit: a "
     "single record is {name}[None]."
+)
+_NO_PARTS = (
+    "Argument {name!r} must have the parts that it had in the fit, each with a row for each new "
+    "record. An outcome among them may have any values."
 )
 _NO_PARAMETERS = (
     "Parameter {name!r} has a row for each record of the fit, and none for new ones. Make it a "
@@ -201,9 +206,9 @@ class Given:
         amortised = amortised and not self.new.parameters
         guide = self.new.guide if amortised else no_sites
         plate, drawn = self.new.fitted.plate, list[dict[str, Tensor]]()
-        model = poutine.uncondition(self.new.model)
+        model = _Outcomes()(self.new.model)
         with self._running():
-            self._require_outcomes()
+            self._require_outcomes(sites)
             for i in range(count):
                 values = {name: each[i] for name, each in latents.items()}
                 trace = self._traced(poutine.condition(guide, values))
@@ -238,23 +243,32 @@ class Given:
                 raise ModelError(_FACTOR.format(name=name))
         return trace
 
-    def _require_outcomes(self) -> None:
-        """:raises ModelError: predictions depend on a missing argument."""
+    def _require_outcomes(self, sites: Collection[str]) -> None:
+        """:raises ModelError: predictions of these sites depend on a missing argument."""
         for missing in self.filled:
             traces = []
             for varies in (None, missing):
                 with forked_rng():
                     pyro.set_rng_seed(0)
-                    traces.append(self._traced(poutine.uncondition(self.new.model), varies))
+                    traces.append(self._traced(_Outcomes()(self.new.model), varies))
                 traces[-1].compute_log_prob()
-            one, other = (dict(trace.iter_stochastic_nodes()) for trace in traces)
+            one, other = (_samples(trace) for trace in traces)
             alike = one.keys() == other.keys() and all(
                 agree(site[part], other[name][part])
                 for name, site in one.items()
                 for part in ("value", "log_prob")
             )
-            if not alike:
+            shown = [list(_values(trace, sites).values()) for trace in traces]  # also "_RETURN"
+            if not (alike and all(map(agree, *shown))):
                 raise ModelError(_MISSING.format(name=missing))
+
+
+class _Outcomes(UnconditionMessenger):
+    """Draws what is observed. A plate would expand draws of a deterministic site: it stays."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["infer"].get("_deterministic"):
+            super()._pyro_sample(msg)
 
 
 @dataclass(eq=False, repr=False)
@@ -278,9 +292,16 @@ def _require_whole_plates(trace: poutine.Trace, private: str) -> None:
         trace.remove_node(name)
 
 
+def _samples(trace: poutine.Trace) -> dict[str, dict]:
+    return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
+
+
 def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
     """Draws of these sites, or of all."""
-    found = {n: site["value"] for n, site in trace.nodes.items() if site["type"] == "sample"}
+    found = {name: site["value"] for name, site in _samples(trace).items()}
+    returned = trace.nodes["_RETURN"]["value"]
+    if "_RETURN" in names and isinstance(returned, Tensor):  # as of Pyro's Predictive
+        found["_RETURN"] = returned
     if absent := set(names) - found.keys():
         listed, known = (", ".join(map(repr, each)) for each in (sorted(absent), found))
         raise ModelError(_NO_SITES.format(names=listed, known=known))
@@ -289,9 +310,11 @@ def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
 
 def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:
     """The tensors of an argument that have a row per record, as ``known``, a row of the fit."""
-    leaves, likes = pytree.tree_leaves(value), pytree.tree_leaves(known)
-    if len(leaves) != len(likes):
-        raise ModelError(_NO_ROWS.format(name=name, dims=likes[0].dim()))
+    likes, spec = pytree.tree_flatten(known)
+    try:
+        leaves = spec.flatten_up_to(value)
+    except ValueError:
+        raise ModelError(_NO_PARTS.format(name=name)) from None
     for leaf, like, has_rows in zip(leaves, likes, pytree.tree_leaves(places), strict=True):
         if has_rows:
             if not is_table(leaf) or leaf.dim() != like.dim():
@@ -357,7 +380,7 @@ class PriorPredictive:
         """
         with forked_rng():
             pyro.set_rng_seed(seed)
-            trace = self._traced(poutine.uncondition(self.model), (self.args, self.kwargs))
+            trace = self._traced(_Outcomes()(self.model), (self.args, self.kwargs))
             given = self.args, self.kwargs
             for name, site in trace.nodes.items():
                 if not (is_random(site) and site["infer"].get("was_observed")):

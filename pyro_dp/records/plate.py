@@ -223,9 +223,9 @@ def _plate_of(
         name = _outermost(observed, candidates, lengths, rows)
     if name is None:
         raise ModelError(
-            f"plate: several plates hold observed sites ({listed}); name the one whose elements "
-            "are the protected individuals with plate='...'. Plates nested inside it are part of "
-            "the record."
+            f"plate: several plates hold observed sites ({listed}). Name the one whose elements "
+            "are the protected individuals: pass PoissonSampling(plate='people') as sampling, or "
+            "such a FullBatch to DPSEP. Plates nested inside it are part of the record."
         )
     if name not in candidates:
         raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")

@@ -44,7 +44,8 @@ from pyro_dp.utils.torch_state import sent, version
 _NO_ROWS = (
     "No argument has a row for each of the {plate.size} elements of the private plate "
     "{plate.name!r}, and data that a model captures cannot be protected. Make the data arguments "
-    "of the model, as in def model(x, y), and write svi.run(x, y)."
+    "of the model, as in def model(x, y), and write svi.run(x, y). A list of tensors is passed as "
+    "torch.stack(x)."
 )
 _OTHER_DIMENSION = (
     "The {plate.size} elements of the private plate {plate.name!r} lie in dimension {dim} of "

@@ -130,3 +130,11 @@ def test_pairs_that_are_not_known_to_be_gaussian_are_not_merged_as_such(monkeypa
     monkeypatch.setattr(composition, "interpret", lambda event, neighboring: pair)
     with pytest.raises(PrivacyError, match=f"'{kind}'"):
         composition.epsilon({SubsampledGaussian(1.0): 2}, 1e-5, "add_or_remove_one", "pld")
+
+
+def test_both_directions_of_the_relation_are_composed():
+    """No theorem says that a removal costs at least as much as an addition for all ledgers."""
+    one, ten = (SubsampledGaussian(sigma, 0.1).pair(ADD) for sigma in (1.0, 10.0))
+    sides = composition._sides(((one, 3), (ten, 5)))
+    assert [[step.kind for step, _ in side] for side in sides] == [["remove"] * 2, ["add"] * 2]
+    assert all([n for _, n in side] == [3, 5] for side in sides)

@@ -4,12 +4,14 @@ import importlib.util
 import math
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 from ledgers import ledger
 from scipy.stats import norm
 
 from pyro_dp.accounting import composition, gaussian_pairs, pld
+from pyro_dp.accounting.budget import least_noise
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.gaussian_pairs import DominatingPair
 
@@ -283,3 +285,28 @@ def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
     both = ledger | {ApproximateDP(0.5, 1e-6, "other"): 1}
     found = composition.epsilon(both, 1.2e-5, relation, engine)
     assert 0.4999 < found <= 0.5
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.3, 1.0])
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 100.0])
+def test_a_root_is_rounded_up(sigma, rate):
+    """The exact profile of one release, at its epsilon, is nowhere above delta."""
+    for delta in (1e-12, 1e-5, 1e-2):
+        epsilon = composition.epsilon({SubsampledGaussian(sigma, rate): 1}, delta, ADD, "pld")
+        with mpmath.workdps(40):
+            inner = mpmath.log1p(mpmath.expm1(epsilon) / mpmath.mpf(rate))
+            far, half = inner * sigma, 1 / (2 * mpmath.mpf(sigma))
+            mass = mpmath.ncdf(half - far), mpmath.ncdf(-half - far)
+            assert rate * (mass[0] - mpmath.exp(inner) * mass[1]) <= delta
+
+
+def test_calibrated_noise_fits_where_the_cost_has_jumps():
+    """Grids are refined in steps, so that a cost may jump where the noise hardly changes."""
+    for k in range(60):
+        budget = 0.1 * 1.07**k
+        sigma = least_noise(_jagged, budget)
+        assert 0.98 * budget <= _jagged(sigma) <= budget
+
+
+def _jagged(sigma):
+    return (1 + 5e-3 * (round(math.log(sigma) * 1e4) % 2)) / sigma

@@ -112,3 +112,14 @@ def test_mass_above_the_window_does_not_come_back():
         compose(side, 6.3, math.log(1.7e-7), spread).delta(0.636) for spread in (1e-4, 1e-8)
     )
     assert fine <= coarse <= fine * 1.0005
+
+
+def test_what_is_cut_off_counts_as_infinite():
+    """The window and the grids leave out a ten-millionth of delta each, at most."""
+    pair, log_delta = DominatingPair("remove", 0.8, 0.2), math.log(1e-5)
+    curve = compose(((pair, 10),), 10.0, log_delta, 1e-3)
+    tail = log_delta + math.log(1e-7) - math.log(10)
+    grid = pair.on_grid(*pair.span(tail), curve.gap)
+    assert 0.0 < grid.infinity <= math.exp(tail)
+    found = 1e-5 * 1e-7 + 10 * grid.infinity
+    assert curve.infinity == pytest.approx(found, rel=1e-3, abs=0.0)

@@ -9,7 +9,15 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import through_a_file
-from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data, with_needs
+from problems import (
+    PROBLEMS,
+    gamma_poisson,
+    handwritten_guide,
+    linear,
+    logistic,
+    regression_data,
+    with_needs,
+)
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
@@ -40,6 +48,10 @@ def hierarchy(x, y):
     w = pyro.sample("w", dist.Normal(centre, scale).expand([3]).to_event(1))
     with pyro.plate("data", len(x)) as idx:
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def with_a_shift(x, y):
+    logistic(x + pyro.param("shift", torch.zeros(3)), y)
 
 
 def product(x, y):
@@ -213,6 +225,43 @@ def test_records_unlike_the_placeholders_are_an_error():
     with pytest.raises(ModelError, match="otherwise than they did on placeholder data"):
         svi.step(*regression_data(60))
     assert type(svi._inference) is Looks and svi.accountant.num_releases == 0
+
+
+@pytest.mark.long
+def test_a_loop_over_the_plate_names_each_site_after_its_record():
+    def model(y):
+        chance = pyro.sample("chance", dist.Beta(10.0, 10.0))
+        for i in pyro.plate("data", len(y)):
+            pyro.sample(f"y_{i}", dist.Bernoulli(chance), obs=y[i])
+
+    svi, y = swap(model, accountant=PrivacyAccountant(epsilon=100.0)), torch.ones(20)
+    with pytest.warns(UserWarning, match="one record at a time"):
+        svi.run(y, progress=False)
+    assert type(svi._inference) is Looks
+    assert svi.guide.median()["chance"].item() == pytest.approx(30 / 40, abs=0.03)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "guide", "words"),
+    [
+        (
+            poutine.scale(logistic, scale=1e-3),
+            lambda model: poutine.scale(handwritten_guide, scale=1e-3),
+            "'w' of the guide has a scale",
+        ),
+        (with_a_shift, AutoNormal, "model learns parameter 'shift', which has no posterior"),
+    ],
+)
+def test_without_a_posterior_the_reason_is_told(model, guide, words):
+    """The optimum of SVI has the width of the posterior; that of the model alone is another."""
+    svi = swap(model, guide, num_steps=3)
+    svi.run(*regression_data(60), progress=False)
+    assert type(svi._inference) is StochasticGradientVI
+    with pytest.raises(ConfigurationError, match=f"There is no posterior.*{words}"):
+        svi.posterior()
+    with pytest.raises(ConfigurationError, match=words):
+        svi.evidence  # noqa: B018
 
 
 @pytest.mark.long

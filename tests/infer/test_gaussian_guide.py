@@ -386,7 +386,7 @@ def test_a_parameter_that_a_plate_subsamples():
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", dist.Normal(x[idx, 0] + b.sum(), 1.0), obs=y[idx])
 
-    with pytest.raises(ModelError, match="location of site 'b_unconstrained'"):
+    with pytest.raises(ModelError, match="'b' of the guide has a scale.*subsample_size"):
         found(model, AutoNormal(model), *data())
 
 
@@ -412,6 +412,11 @@ def test_latents_of_model_and_guide_must_agree():
 
     with pytest.raises(ModelError, match="no latent outside the private plate 'data'"):
         found(no_latent, lambda x, y: None, *data())
+
+
+def test_a_guide_with_a_scale_means_another_width():
+    with pytest.raises(ModelError, match="Site 'w' of the guide has a scale"):
+        found(logistic, poutine.scale(handwritten_guide, scale=0.1), *data())
 
 
 def switched(x, y):

@@ -150,8 +150,44 @@ def test_arguments_by_name_and_in_containers():
     svi = fitted(in_a_dictionary, {"x": x, "y": y}, guide=guide)
     drawn = svi.predictive(3)({"x": NEW, "y": LABELS})
     assert torch.equal(drawn["y"], LABELS.expand(3, 4))
-    with pytest.raises(ModelError, match="'data' must have a row for each"):
+    drawn = svi.predictive(3)({"y": LABELS, "x": NEW})
+    assert torch.equal(drawn["y"], LABELS.expand(3, 4))
+    with pytest.raises(ModelError, match="'data' must have the parts .*outcome .*any values"):
         svi.predictive(3)({"x": NEW})
+
+
+def test_a_deterministic_site_of_the_records():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            chance = pyro.deterministic("chance", torch.sigmoid(x[idx] @ w))
+            pyro.sample("y", dist.Bernoulli(chance), obs=y[idx])
+            pyro.deterministic("error", y[idx] - chance)
+
+    predictive = fitted(
+        model, *regression_data(SIZE), guide=starting_at({"w": W}, model)
+    ).predictive(3)
+    drawn = predictive(NEW, LABELS)
+    assert torch.equal(drawn["y"], LABELS.expand(3, 4))
+    torch.testing.assert_close(
+        drawn["chance"], torch.sigmoid(NEW @ W).expand(3, 4), check_dtype=False
+    )
+    with pytest.raises(ModelError, match="'y' is missing, and predictions depend on it"):
+        predictive(NEW)
+
+
+def test_what_the_model_returns():
+    scale = 0.0
+
+    def model(x, y):
+        logistic(x, y)
+        return x[:, 0] + scale * y
+
+    predictive = fitted(model, *regression_data(SIZE)).predictive(3, ["_RETURN"])
+    assert torch.equal(predictive(NEW)["_RETURN"].float(), NEW[:, 0].expand(3, 4))
+    scale = 1.0
+    with pytest.raises(ModelError, match="'y' is missing, and predictions depend on it"):
+        predictive(NEW)
 
 
 @pytest.mark.slow

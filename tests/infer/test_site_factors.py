@@ -87,6 +87,19 @@ def test_the_norm_is_never_below_the_true_one(gap, size):
         assert Fraction(factors.squared_norm().item()) >= exact_squared_norm(jacobian, inner)
 
 
+def test_the_norm_of_one_row_is_never_below_the_true_one():
+    jacobian, inner = torch.randn(200, 1, 6), torch.randn(200, 1, 1)
+    found = LowRank(jacobian, inner, torch.zeros(200, 1)).squared_norm()
+    for norm, row, own in zip(found.tolist(), jacobian, inner, strict=True):
+        assert Fraction(norm) >= exact_squared_norm(row, own)
+
+
+def test_the_norm_of_a_row_whose_squares_underflow_beside_a_huge_residual():
+    jacobian, residual = torch.full((1, 1, 900), 1.4e-162), torch.full((1, 1), 1e152)
+    gradients = LowRank(jacobian, torch.zeros(1, 1, 1), residual).gradients()
+    assert gradients.squared_norms() >= gradients.dense().square().sum() > 0
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-9, 1e-6])
 def test_a_record_of_cancelling_parts_is_within_the_bound(gap, structure):

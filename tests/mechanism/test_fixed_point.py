@@ -1,6 +1,7 @@
 """Sums in integers: what a record can change, exactly, and the noise."""
 
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from scipy import stats
 from sums import exact_sums
 
+import pyro_dp.mechanism.fixed_point
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.clipping import ClippedSum, clipped_sums
@@ -241,10 +243,34 @@ def test_discrete_noise_costs_what_continuous_noise_costs():
 
         sums = [total(mpmath.mpf(i) / 16) for i in range(17)]
         assert max(sums) / min(sums) - 1 < mpmath.mpf(10) ** -136
-    # And there is room for that draw: s^2 - 16 >= (sigma 2^30)^2, in integers.
-    for sigma in (2.0**-16, 0.3, 1.0, 123.456, 2.0**26):
-        scale = math.ceil(sigma * _UNITS) + 1
-        assert scale**2 - 16 >= int(sigma * _UNITS) ** 2
+
+
+@pytest.mark.parametrize("shares", [1, 4, 9])
+@pytest.mark.parametrize("sigma", [2.0**-14, 0.3, 1.0, 123.456, 2.0**26])
+def test_there_is_room_for_what_a_discrete_draw_costs(monkeypatch, stream, sigma, shares):
+    """s^2 - 16 >= (sigma 2^30)^2, for the shares together."""
+    scales = []
+
+    def spy(scale, size, stream):
+        scales.append(scale)
+        return np.zeros(size, np.int64)
+
+    monkeypatch.setattr(pyro_dp.mechanism.fixed_point, "discrete_gaussian", spy)
+    total = FixedPointSum([Block(1, 1.0)])
+    total.in_shares(shares, lambda units: units)
+    event = SubsampledGaussian(sigma)
+    release(total, accountant=PrivacyAccountant(), event=event, noise=stream)
+    (scale,) = scales
+    assert shares * (scale**2 - 16) >= Fraction(sigma * _UNITS) ** 2
+
+
+def test_a_share_of_the_noise_must_be_large_enough_by_itself(stream):
+    accountant, total = PrivacyAccountant(), FixedPointSum([Block(1, 1.0)])
+    total.in_shares(4, lambda units: units)
+    event = SubsampledGaussian(1.5 * 2.0**-16)
+    with pytest.raises(ConfigurationError, match="multiplier"):
+        release(total, accountant=accountant, event=event, noise=stream)
+    assert accountant.ledger == ()
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,18 @@ def test_no_record_exceeds_the_bound():
             assert total.isfinite().all()
 
 
+@pytest.mark.parametrize("inner", [1, 2, 1000])
+def test_squares_that_underflow_beside_huge_numbers(inner):
+    """The squares of one factor are zero, and its product is still longer than the bound."""
+    small = torch.full((1, 100, inner), 1.4e-162, dtype=torch.float64)
+    huge = torch.full((1, inner, 1), 1e152, dtype=torch.float64)
+    for left, right in ((small, huge), (huge.mT, small.mT)):
+        products = OuterProducts(left, right)
+        assert products.squared_norms() >= flat(products).square().sum()
+        (total,) = clipped_sums([Joined([products])], [1e-6])
+        assert torch.linalg.vector_norm(total) <= 1e-6
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("side", ["left", "right", "value"])
 @pytest.mark.parametrize("shape", [(4, 1, 3), (3, 1, 7), (8, 2, 9)])

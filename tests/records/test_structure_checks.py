@@ -445,6 +445,27 @@ def test_reading_data_outside_the_plate(model, guide, named):
     assert "loc" not in pyro.get_param_store() or guide is handwritten_guide
 
 
+def test_a_number_of_groups_that_is_counted_in_the_data():
+    def model(group, y):
+        with pyro.plate("groups", int(group.max()) + 1):
+            effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Normal(effect[group[idx]], 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match=r"shape of parameter .*'AutoNormal\..*effect'.*constant"):
+        attempt(model, AutoNormal(model), data=(torch.arange(40) % 5, torch.randn(40)))
+
+
+def test_a_list_of_tensors_alone_is_to_be_stacked():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.stack(y))
+
+    with pytest.raises(ModelError, match=r"No argument has a row .*torch\.stack"):
+        attempt(model, AutoNormal(model), data=([torch.tensor(1.0)] * 40,))
+
+
 def test_autoguide_initialised_on_data():
     x, y = secret_data()
 

@@ -42,10 +42,12 @@ class Likelihood:
         return integrated(at, z) if self.continuous else at(z)
 
     def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> dict[str, dict]:
-        """Observed sites of one record, by name."""
+        """Observed sites of one record, by their names on a placeholder, where it runs first."""
         latents = unflat(z, self.particle.latents)
         found = self.term.observations(self.particle, latents, index, row)
-        return {site["name"]: site for site in found}
+        # A loop over the plate gives each record's site a name of its own.
+        names = self._likes.setdefault("names", [site["name"] for site in found])
+        return dict(zip(names, found, strict=True))
 
     @property
     def placeholder(self) -> tuple[Tensor, list[Tensor]]:

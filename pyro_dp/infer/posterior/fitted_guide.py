@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_dp.infer.posterior.chains import Search
 from pyro_dp.infer.posterior.gaussian_guide import (
     GaussianGuide,
+    NoGaussian,
     OnPlaceholders,
     base,
     check_names,
@@ -207,5 +208,7 @@ def read_guide(
     """
     try:
         return GaussianGuide(model, guide, records, globally=globally)
+    except NoGaussian:
+        raise
     except ModelError:
         return FittedGuide(model, guide, records, globally=globally)

@@ -48,6 +48,10 @@ _SUPPORTED = (
 )
 
 
+class NoGaussian(ModelError):
+    """Model and guide have no Gaussian posterior, whatever the guide's family is."""
+
+
 class GaussianGuide:
     """A guide whose latents are jointly Gaussian in unconstrained space.
 
@@ -297,9 +301,9 @@ class OnPlaceholders:
                 replay = poutine.replay(model, trace=trace)
                 replayed = poutine.trace(replay).get_trace(*args, **kwargs)
         for parameter in by_model.learnt():
-            raise ModelError(
-                f"The model learns parameter {parameter.name!r}, but DPSEP learns no parameters: "
-                "make it a latent (pyro.sample), or fix it at a constant."
+            raise NoGaussian(
+                f"The model learns parameter {parameter.name!r}, which has no posterior: make it a "
+                "latent (pyro.sample), or fix it at a constant."
             )
         found = {n: s for n, s in random_sites(replayed).items() if not s["is_observed"]}
         prior = {name: site for name, site in found.items() if not self._plate.holds(site)}
@@ -323,6 +327,12 @@ def check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
             )
         if name not in prior:
             raise ModelError(f"Site {name!r} of the guide is no latent of the model: remove it.")
+        if (torch.as_tensor(site["scale"]) != 1).any():
+            raise NoGaussian(
+                f"Site {name!r} of the guide has a scale, which changes what its width means. "
+                "Leave poutine.scale out of model and guide, and subsample_size out of other "
+                "plates. A factor of both does not move the optimum of SVI."
+            )
     for name in prior.keys() - values.keys():
         raise ModelError(f"Latent site {name!r} of the model is not in the guide: add it.")
     if not prior:

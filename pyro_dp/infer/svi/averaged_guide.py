@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.posterior.explanation import SAMPLING
-from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide, NoGaussian
 from pyro_dp.infer.posterior.posterior import CHECK, NOISE, STEPS, Posterior, Status
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -208,6 +208,8 @@ def gaussian_of(model: Callable, guide: Callable, records: Records) -> GaussianG
     try:
         with forked_rng():
             return GaussianGuide(model, guide, records, globally=True)
+    except NoGaussian as reason:
+        raise ConfigurationError(f"There is no posterior(). {reason}") from None
     except ModelError:
         kind = type(guide)
         text = _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
