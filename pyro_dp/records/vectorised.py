@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import TransformType, get_interpreter_stack, is_batchedtensor
 from torch._functorch import autograd_function
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
@@ -245,12 +245,35 @@ def _cumulative_product(x: Any = None, dim: Any = None, **options: Any) -> Tenso
 
 
 def _embedding(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor | None:
-    """A row that the table lacks is NaN: under vmap its gradient would be another record's."""
-    if all(each.key() != TransformType.Grad for each in get_interpreter_stack() or ()):
+    """A row that the table lacks is NaN: under vmap it, or its gradient, would be another record's.
+
+    Torch itself looks at bounds if all records have one table and nothing is differentiated.
+    """
+    differs = any(each.key() == TransformType.Grad for each in get_interpreter_stack() or ())
+    if not (differs or is_batchedtensor(weight)):
         return None
     inside = (input >= 0) & (input < len(weight))
     found = functional.embedding(input.clamp(0, len(weight) - 1), weight, *args, **options)
     return found * torch.where(inside, 1.0, torch.nan).to(found).unsqueeze(-1)
+
+
+def _filled(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor | None:
+    """``index_fill`` by a mask. Torch's rule of vmap looks at no bounds: an index beyond them would
+    fill another record's row. A scatter raises, and then records run one at a time.
+    """
+    if not input.dim():
+        return None
+    shape = [1] * input.dim()
+    shape[dim] = input.shape[dim]
+    nowhere = torch.zeros(shape[dim], dtype=torch.bool, device=input.device)
+    places = torch.where(index < 0, index + len(nowhere), index).reshape(-1)
+    filling = value.to(input) if isinstance(value, Tensor) else input.new_full((), value)
+    return torch.where(nowhere.scatter(0, places, True).reshape(shape), filling, input)
+
+
+def _filled_in_place(tensor: Tensor, *args: Any, **options: Any) -> Tensor | None:
+    found = _filled(tensor, *args, **options)
+    return None if found is None else tensor.copy_(found)
 
 
 # By function; None where the function itself must do.
@@ -264,6 +287,10 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
     functional.embedding: _embedding,
+    torch.embedding: lambda weight, indices: _embedding(indices, weight),
+    torch.index_fill: _filled,
+    Tensor.index_fill: _filled,
+    Tensor.index_fill_: _filled_in_place,
     torch.cumprod: _cumulative_product,
     Tensor.cumprod: _cumulative_product,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]

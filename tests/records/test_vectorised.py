@@ -49,7 +49,14 @@ def _multiplied(x):
     return torch.where(x.abs() > 10, x, x - x.detach()).cumprod(-1).sin()
 
 
-FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_heads]
+def _filled(x):
+    """At indices from both ends, some of them twice."""
+    index = (x[:2] > 0).long()
+    y = torch.index_fill(2 * x, 0, index, 5.0).outer(x).index_fill(-1, index - 2, x[0])
+    return y.index_fill_(0, index[0], 3.0)
+
+
+FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_heads, _filled]
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, _cross_entropy, _weighted])
@@ -73,6 +80,36 @@ def test_nothing_is_taken_one_record_after_the_other():
                 torch.vmap(function)(ROWS)
     finally:
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+
+
+@pytest.mark.parametrize("index", [3, 5, -4])
+@pytest.mark.parametrize("fill", [torch.index_fill, torch.Tensor.index_fill_])
+def test_an_index_out_of_range_fills_no_other_record(fill, index):
+    """By torch's rule of vmap, it would point into the row before or after."""
+
+    def filled(indices):
+        with RecordMode(LocalDraws()):
+            return fill(torch.zeros(3), 0, indices, 1.0)
+
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        torch.vmap(filled)(torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]]))
+
+
+@pytest.mark.parametrize("index", [3, 6, -1])
+@pytest.mark.parametrize("look_up", [functional.embedding, lambda i, x: torch.embedding(x, i)])
+def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index):
+    """Under vmap, another record's table follows."""
+
+    def looked_up(table, indices):
+        with RecordMode(LocalDraws()):
+            return look_up(indices, table)
+
+    indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
+    tables = torch.arange(24.0).reshape(4, 3, 2)
+    found = torch.vmap(looked_up)(tables, indices)
+    assert found.isnan().any(-1).nonzero().tolist() == [[1, 0]]
+    for k in (0, 2, 3):
+        assert torch.equal(found[k], tables[k, indices[k]])
 
 
 @pytest.mark.parametrize("index", [3, 6, -1])
