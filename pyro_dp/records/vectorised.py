@@ -276,6 +276,14 @@ def _filled_in_place(tensor: Tensor, *args: Any, **options: Any) -> Tensor | Non
     return None if found is None else tensor.copy_(found)
 
 
+# Functions whose rules of vmap look at no bounds.
+_BOUNDED: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    torch.embedding: lambda weight, indices: _embedding(indices, weight),
+    torch.index_fill: _filled,
+    Tensor.index_fill: _filled,
+    Tensor.index_fill_: _filled_in_place,
+}
 # By function; None where the function itself must do.
 VECTORISED: dict[Any, Callable[..., Any]] = {
     **RECURRENT,
@@ -286,11 +294,7 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, name): _written(name) for name in _IN_PLACE},
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
-    functional.embedding: _embedding,
-    torch.embedding: lambda weight, indices: _embedding(indices, weight),
-    torch.index_fill: _filled,
-    Tensor.index_fill: _filled,
-    Tensor.index_fill_: _filled_in_place,
+    **_BOUNDED,
     torch.cumprod: _cumulative_product,
     Tensor.cumprod: _cumulative_product,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
@@ -314,17 +318,20 @@ def all_at_once() -> Iterator[None]:
 
     with (
         mock.patch.object(autograd_function, "custom_function_call_vmap_helper", checked),
-        _WithoutOperators(),
+        _Alone(),
     ):
         yield
 
 
-class _WithoutOperators(TorchFunctionMode):
-    """Refuses operators of users."""
+class _Alone(TorchFunctionMode):
+    """Refuses operators of users. No index of a record reaches another."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if isinstance(func, OpOverload | OpOverloadPacket):
             name = str(func)
             if name.split(".")[0] not in _TORCHS:
                 raise NotVectorizable(_OF_USERS.format(name=name))
-        return func(*args, **(kwargs or {}))
+        found, kwargs = None, kwargs or {}
+        if func in _BOUNDED and get_interpreter_stack():
+            found = _BOUNDED[func](*args, **kwargs)
+        return func(*args, **kwargs) if found is None else found

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.torch_modes import RecordMode
+from pyro_dp.records.vectorised import all_at_once
 
 ROWS = torch.linspace(-40.0, 40.0, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -52,8 +53,8 @@ def _multiplied(x):
 def _filled(x):
     """At indices from both ends, some of them twice."""
     index = (x[:2] > 0).long()
-    y = torch.index_fill(2 * x, 0, index, 5.0).outer(x).index_fill(-1, index - 2, x[0])
-    return y.index_fill_(0, index[0], 3.0)
+    y = torch.index_fill(2 * x, 0, index, 5.0).outer(x).index_fill(-1, index, x[0])
+    return y.index_fill_(0, index[0] - 2, 3.0)
 
 
 FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_heads, _filled]
@@ -82,26 +83,31 @@ def test_nothing_is_taken_one_record_after_the_other():
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)
 
 
+MODES = [lambda: RecordMode(LocalDraws()), all_at_once]
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("index", [3, 5, -4])
-@pytest.mark.parametrize("fill", [torch.index_fill, torch.Tensor.index_fill_])
-def test_an_index_out_of_range_fills_no_other_record(fill, index):
+@pytest.mark.parametrize("fill", [torch.index_fill, torch.Tensor.index_fill])
+def test_an_index_out_of_range_fills_no_other_record(fill, index, mode):
     """By torch's rule of vmap, it would point into the row before or after."""
 
     def filled(indices):
-        with RecordMode(LocalDraws()):
+        with mode():
             return fill(torch.zeros(3), 0, indices, 1.0)
 
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         torch.vmap(filled)(torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]]))
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("index", [3, 6, -1])
 @pytest.mark.parametrize("look_up", [functional.embedding, lambda i, x: torch.embedding(x, i)])
-def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index):
+def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index, mode):
     """Under vmap, another record's table follows."""
 
     def looked_up(table, indices):
-        with RecordMode(LocalDraws()):
+        with mode():
             return look_up(indices, table)
 
     indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
