@@ -276,7 +276,7 @@ def _filled_in_place(tensor: Tensor, *args: Any, **options: Any) -> Tensor | Non
     return None if found is None else tensor.copy_(found)
 
 
-# Functions whose rules of vmap look at no bounds.
+# Functions whose rules of vmap look at no bounds. None where the function itself must do.
 _BOUNDED: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     torch.embedding: lambda weight, indices: _embedding(indices, weight),
@@ -294,7 +294,6 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, name): _written(name) for name in _IN_PLACE},
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
-    **_BOUNDED,
     torch.cumprod: _cumulative_product,
     Tensor.cumprod: _cumulative_product,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_he
 @pytest.mark.parametrize("function", [*FUNCTIONS, _cross_entropy, _weighted])
 def test_equals_one_record_after_the_other(function):
     def loss(row):
-        with RecordMode(LocalDraws()):
+        with all_at_once(), RecordMode(LocalDraws()):
             return function(row).sum()
 
     together = torch.vmap(torch.func.grad_and_value(loss))(ROWS)
@@ -77,37 +77,32 @@ def test_nothing_is_taken_one_record_after_the_other():
     torch._C._functorch._set_vmap_fallback_warning_enabled(True)
     try:
         for function in FUNCTIONS:
-            with RecordMode(LocalDraws()):
+            with all_at_once(), RecordMode(LocalDraws()):
                 torch.vmap(function)(ROWS)
     finally:
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)
 
 
-MODES = [lambda: RecordMode(LocalDraws()), all_at_once]
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("index", [3, 5, -4])
 @pytest.mark.parametrize("fill", [torch.index_fill, torch.Tensor.index_fill])
-def test_an_index_out_of_range_fills_no_other_record(fill, index, mode):
+def test_an_index_out_of_range_fills_no_other_record(fill, index):
     """By torch's rule of vmap, it would point into the row before or after."""
 
     def filled(indices):
-        with mode():
+        with all_at_once():
             return fill(torch.zeros(3), 0, indices, 1.0)
 
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         torch.vmap(filled)(torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]]))
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("index", [3, 6, -1])
 @pytest.mark.parametrize("look_up", [functional.embedding, lambda i, x: torch.embedding(x, i)])
-def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index, mode):
+def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index):
     """Under vmap, another record's table follows."""
 
     def looked_up(table, indices):
-        with mode():
+        with all_at_once():
             return look_up(indices, table)
 
     indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
@@ -123,7 +118,7 @@ def test_an_index_that_a_table_lacks_breaks_its_own_record(index):
     """Under vmap, its gradient would be that of a row of another record."""
 
     def loss(table, indices):
-        with RecordMode(LocalDraws()):
+        with all_at_once():
             return functional.embedding(indices, table).sum()
 
     indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
