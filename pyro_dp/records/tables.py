@@ -199,19 +199,21 @@ def refuse_samplers(name: str, value: Any) -> None:
 
 
 def _listed(name: str, value: Any) -> Tensor:
+    found: Any
     try:
         if isinstance(value[0], Tensor):
             for each in value:
                 require_torchs(name, each)
-            array = torch.stack(list(value))
+            found = torch.stack(list(value))
         else:
-            array = np.array(value)
+            found = np.array(value)
     except (RuntimeError, TypeError, ValueError):  # whose text may show a value
         raise ModelError(_RAGGED.format(name=name)) from None
-    if isinstance(array, np.ndarray):
-        array = _numbers(name, array)
+    if isinstance(found, np.ndarray):
+        found = _tensor(_numbers(name, found))
     require_alike(name, value)
-    return as_tensor(name, array) if isinstance(array, Tensor) else _tensor(array)
+    tensor: Tensor = as_tensor(name, found)
+    return tensor
 
 
 def require_alike(name: str, records: Sequence[Any]) -> None:
