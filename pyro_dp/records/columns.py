@@ -26,7 +26,13 @@ from pyro_dp.records.column import (
     require_names,
 )
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers
+from pyro_dp.records.tables import (
+    as_tensor,
+    is_numeric,
+    kinds_of,
+    refuse_samplers,
+    require_alike,
+)
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 
@@ -47,9 +53,9 @@ _CHANGES = (
     "the curator only.)"
 )
 _OTHER_ITEM = (
-    "columns(): the items of source differ in shape, or the first has integers or booleans where "
-    "others have other numbers. Convert them alike, as in float(item). (This message depends on "
-    "the data: it is for the curator only.)"
+    "columns(): the items of source differ in shape, or in the kind of their numbers (integers, "
+    "floats, booleans). Convert them alike, as in float(item). (This message depends on the data: "
+    "it is for the curator only.)"
 )
 _EMPTY = "columns(): source is a dataset without records."
 _PARTS = (
@@ -170,6 +176,7 @@ class _Items:
             raise ModelError(_EMPTY)
         self._names = list(names)
         self._known: tuple[Tensor, list[Tensor]] | None = None
+        self._kinds: set[Any] = set()
         first = self._read(torch.zeros(1, dtype=torch.long))
         if isinstance(first, dict):
             require_names(names, list(first))
@@ -191,6 +198,9 @@ class _Items:
 
     def _read(self, indices: Tensor) -> Any:
         items = self._reader.read(indices.tolist())
+        self._kinds |= kinds_of(items)
+        if len(self._kinds) > 1:
+            raise ModelError(_OTHER_ITEM)
         with self._reader.guarded():
             return default_collate(items)
 
@@ -223,6 +233,7 @@ def _columns(name: str, dataset: Any) -> tuple[list, dict]:
     """Arguments by position and by name."""
     reader = _Reader(name, dataset)
     items = reader.read(range(len(dataset)))
+    require_alike(name, items)
     with reader.guarded():
         stacked = default_collate(items)
         several = isinstance(items[0], (list, tuple))

@@ -6,7 +6,7 @@ Floats get torch's default dtype, integers int64, booleans stay; rows keep their
 import math
 import numbers
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,12 @@ _KIND = (
 _RAGGED = (
     "Argument {name!r} has rows of different lengths: pad them to one, and pass their lengths as "
     "another argument, as in torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)."
+)
+_MIXED = (
+    "Argument {name!r} has integers, floats or booleans for some records, and other numbers for "
+    "others. So one record would decide the dtype of all. Convert all of them alike, as in "
+    "np.asarray({name}, dtype=float). (This message depends on the data: it is for the curator "
+    "only.)"
 )
 _MASKED = (
     "Argument {name!r} is a masked array, whose mask a tensor has not: pass {name}.filled(0) and "
@@ -193,15 +199,50 @@ def refuse_samplers(name: str, value: Any) -> None:
 
 
 def _listed(name: str, value: Any) -> Tensor:
+    found: Any
     try:
         if isinstance(value[0], Tensor):
             for each in value:
                 require_torchs(name, each)
-            return as_tensor(name, torch.stack(list(value)))
-        array = np.array(value)
+            found = torch.stack(list(value))
+        else:
+            found = np.array(value)
     except (RuntimeError, TypeError, ValueError):  # whose text may show a value
         raise ModelError(_RAGGED.format(name=name)) from None
-    return _tensor(_numbers(name, array))
+    if isinstance(found, np.ndarray):
+        found = _tensor(_numbers(name, found))
+    require_alike(name, value)
+    tensor: Tensor = as_tensor(name, found)
+    return tensor
+
+
+def require_alike(name: str, records: Sequence[Any]) -> None:
+    """:raises ModelError: not all records have numbers of the same kinds: one would decide a dtype.
+
+    :param records: numbers, arrays, tensors, or lists and dictionaries of them.
+    """
+    if len(kinds_of(records)) > 1:
+        raise ModelError(_MIXED.format(name=name))
+
+
+def kinds_of(records: Sequence[Any]) -> set[Any]:
+    """The kinds of numbers that they have: one, if all get the same dtype."""
+    return set(map(_kind, records))
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict):
+        return frozenset((key, _kind(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        found = tuple(map(_kind, value))
+        return found[0] if len(set(found)) == 1 else found
+    if isinstance(value, Tensor):
+        return float if value.is_floating_point() else value.dtype
+    if isinstance(value, (np.ndarray, np.generic)):
+        return {"f": float, "i": int, "u": int, "b": bool}.get(value.dtype.kind, value.dtype)
+    if type(value) is int and not -(2**63) <= value < 2**63:  # NumPy makes floats of it
+        return object
+    return float if value is None else type(value)
 
 
 def _frame(name: str, frame: Any) -> np.ndarray:
@@ -230,8 +271,10 @@ def _numbers(name: str, array: np.ndarray, label: str | None = None) -> np.ndarr
     where = f" in {label}" if label not in (None, name) else ""
     kind = array.dtype.kind
     if kind == "O":
-        array = _of_objects(array)
+        objects, array = array, _of_objects(array)
         kind = array.dtype.kind
+        if kind != "O":
+            require_alike(name, objects.tolist())
     if kind not in "fiub":
         found = _KINDS.get(kind, OTHERS)
         raise ModelError(_KIND.format(name=name, kind=found, where=where, column=label or name))

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import TransformType, get_interpreter_stack, is_batchedtensor
 from torch._functorch import autograd_function
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
@@ -245,14 +245,45 @@ def _cumulative_product(x: Any = None, dim: Any = None, **options: Any) -> Tenso
 
 
 def _embedding(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor | None:
-    """A row that the table lacks is NaN: under vmap its gradient would be another record's."""
-    if all(each.key() != TransformType.Grad for each in get_interpreter_stack() or ()):
+    """A row that the table lacks is NaN: under vmap it, or its gradient, would be another record's.
+
+    Torch itself looks at bounds if all records have one table and nothing is differentiated.
+    """
+    differs = any(each.key() == TransformType.Grad for each in get_interpreter_stack() or ())
+    if not (differs or is_batchedtensor(weight)):
         return None
     inside = (input >= 0) & (input < len(weight))
     found = functional.embedding(input.clamp(0, len(weight) - 1), weight, *args, **options)
     return found * torch.where(inside, 1.0, torch.nan).to(found).unsqueeze(-1)
 
 
+def _filled(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor | None:
+    """``index_fill`` by a mask. Torch's rule of vmap looks at no bounds: an index beyond them would
+    fill another record's row. A scatter raises, and then records run one at a time.
+    """
+    if not input.dim():
+        return None
+    shape = [1] * input.dim()
+    shape[dim] = input.shape[dim]
+    nowhere = torch.zeros(shape[dim], dtype=torch.bool, device=input.device)
+    places = torch.where(index < 0, index + len(nowhere), index).reshape(-1)
+    filling = value.to(input) if isinstance(value, Tensor) else input.new_full((), value)
+    return torch.where(nowhere.scatter(0, places, True).reshape(shape), filling, input)
+
+
+def _filled_in_place(tensor: Tensor, *args: Any, **options: Any) -> Tensor | None:
+    found = _filled(tensor, *args, **options)
+    return None if found is None else tensor.copy_(found)
+
+
+# Functions whose rules of vmap look at no bounds. None where the function itself must do.
+_BOUNDED: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    torch.embedding: lambda weight, indices: _embedding(indices, weight),
+    torch.index_fill: _filled,
+    Tensor.index_fill: _filled,
+    Tensor.index_fill_: _filled_in_place,
+}
 # By function; None where the function itself must do.
 VECTORISED: dict[Any, Callable[..., Any]] = {
     **RECURRENT,
@@ -263,7 +294,6 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, name): _written(name) for name in _IN_PLACE},
     **{getattr(torch, name): _written(name) for name in _IN_PLACE if hasattr(torch, name)},
     functional.binary_cross_entropy_with_logits: _bernoulli_loss,
-    functional.embedding: _embedding,
     torch.cumprod: _cumulative_product,
     Tensor.cumprod: _cumulative_product,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
@@ -287,17 +317,20 @@ def all_at_once() -> Iterator[None]:
 
     with (
         mock.patch.object(autograd_function, "custom_function_call_vmap_helper", checked),
-        _WithoutOperators(),
+        _Alone(),
     ):
         yield
 
 
-class _WithoutOperators(TorchFunctionMode):
-    """Refuses operators of users."""
+class _Alone(TorchFunctionMode):
+    """Refuses operators of users. No index of a record reaches another."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if isinstance(func, OpOverload | OpOverloadPacket):
             name = str(func)
             if name.split(".")[0] not in _TORCHS:
                 raise NotVectorizable(_OF_USERS.format(name=name))
-        return func(*args, **(kwargs or {}))
+        found, kwargs = None, kwargs or {}
+        if func in _BOUNDED and get_interpreter_stack():
+            found = _BOUNDED[func](*args, **kwargs)
+        return func(*args, **kwargs) if found is None else found

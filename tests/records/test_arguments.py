@@ -117,6 +117,39 @@ def test_truth_values(given):
     assert y.dtype == torch.bool and torch.equal(y, Y.bool())
 
 
+ODD = {
+    "integers": [0, 1, 2.5, 1],
+    "floats": [0.5, 1.5, True, 1.5],
+    "large": [0, 1, 2**64, 1],
+    "rows": [[0, 1.5], [1, 2.5], [1.5, 2.5], [1, 2.5]],
+    "tensors": list(map(torch.tensor, [0, 1, 2.5, 1])),
+    "objects": np.array([0, 1, 2.5, 1], dtype=object),
+    "series": pd.Series([0, 1, 2.5, 1], dtype=object),
+    "dataset": Items([0, 1, 2.5, 1].__getitem__, 4),
+    "tuples": Items([(0, 1), (0, 1), (0, 1.5), (0, 1)].__getitem__, 4),
+    "dictionaries": Items([{"x": 1}, {"x": 1.5}, {"x": 1}, {"x": 1}].__getitem__, 4),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_one_record_decides_no_dtype(kind):
+    """All others would be numbers of another kind, which decides how a model is fitted."""
+    with pytest.raises(ModelError, match="for some records"):
+        converted(ODD[kind], *([] if isinstance(ODD[kind], Items) else [Y]))
+
+
+def test_one_item_decides_no_dtype():
+    """Neither the first one nor another."""
+    for items in ([2.5, 1, 1, 1], [1, 1, 1, 2.5]):
+        with pytest.raises(ModelError, match="kind of their numbers"):
+            list(columns(Items(items.__getitem__, 4), "x").blocks())
+
+
+def test_columns_of_a_list_may_differ():
+    x = converted([[0, 1.5], [1, 2.5], [0, 3.5], [1, 4.5]])[0]
+    assert x.dtype == torch.get_default_dtype() and x[3].tolist() == [1, 4.5]
+
+
 class Scaled(torch.Tensor):
     """Its rows depend on other rows."""
 

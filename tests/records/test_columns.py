@@ -213,8 +213,6 @@ def test_the_first_item_does_not_round_the_others(first):
     x = pyro_dp.columns(Items(lambda i: X[i, 0] if i else first), "x")
     with pytest.raises(ModelError, match="for the curator only"):
         x.take(torch.arange(1, 9))
-    fractions = pyro_dp.columns(Items(lambda i: i if i else 0.5), "x")
-    assert torch.equal(fractions.take(torch.arange(1, 9)), torch.arange(1.0, 9.0))
 
 
 def test_items_are_functions_of_their_index():

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.torch_modes import RecordMode
+from pyro_dp.records.vectorised import all_at_once
 
 ROWS = torch.linspace(-40.0, 40.0, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -49,13 +50,20 @@ def _multiplied(x):
     return torch.where(x.abs() > 10, x, x - x.detach()).cumprod(-1).sin()
 
 
-FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_heads]
+def _filled(x):
+    """At indices from both ends, some of them twice."""
+    index = (x[:2] > 0).long()
+    y = torch.index_fill(2 * x, 0, index, 5.0).outer(x).index_fill(-1, index, x[0])
+    return y.index_fill_(0, index[0] - 2, 3.0)
+
+
+FUNCTIONS = [_clamped, _multiplied, _lerped, _summed, _attended, _attended_by_heads, _filled]
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, _cross_entropy, _weighted])
 def test_equals_one_record_after_the_other(function):
     def loss(row):
-        with RecordMode(LocalDraws()):
+        with all_at_once(), RecordMode(LocalDraws()):
             return function(row).sum()
 
     together = torch.vmap(torch.func.grad_and_value(loss))(ROWS)
@@ -69,10 +77,40 @@ def test_nothing_is_taken_one_record_after_the_other():
     torch._C._functorch._set_vmap_fallback_warning_enabled(True)
     try:
         for function in FUNCTIONS:
-            with RecordMode(LocalDraws()):
+            with all_at_once(), RecordMode(LocalDraws()):
                 torch.vmap(function)(ROWS)
     finally:
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+
+
+@pytest.mark.parametrize("index", [3, 5, -4])
+@pytest.mark.parametrize("fill", [torch.index_fill, torch.Tensor.index_fill])
+def test_an_index_out_of_range_fills_no_other_record(fill, index):
+    """By torch's rule of vmap, it would point into the row before or after."""
+
+    def filled(indices):
+        with all_at_once():
+            return fill(torch.zeros(3), 0, indices, 1.0)
+
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        torch.vmap(filled)(torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]]))
+
+
+@pytest.mark.parametrize("index", [3, 6, -1])
+@pytest.mark.parametrize("look_up", [functional.embedding, lambda i, x: torch.embedding(x, i)])
+def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index):
+    """Under vmap, another record's table follows."""
+
+    def looked_up(table, indices):
+        with all_at_once():
+            return look_up(indices, table)
+
+    indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
+    tables = torch.arange(24.0).reshape(4, 3, 2)
+    found = torch.vmap(looked_up)(tables, indices)
+    assert found.isnan().any(-1).nonzero().tolist() == [[1, 0]]
+    for k in (0, 2, 3):
+        assert torch.equal(found[k], tables[k, indices[k]])
 
 
 @pytest.mark.parametrize("index", [3, 6, -1])
@@ -80,7 +118,7 @@ def test_an_index_that_a_table_lacks_breaks_its_own_record(index):
     """Under vmap, its gradient would be that of a row of another record."""
 
     def loss(table, indices):
-        with RecordMode(LocalDraws()):
+        with all_at_once():
             return functional.embedding(indices, table).sum()
 
     indices = torch.tensor([[0, 1], [index, 2], [2, 2], [1, 2]])
