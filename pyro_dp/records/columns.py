@@ -233,12 +233,12 @@ def _columns(name: str, dataset: Any) -> tuple[list, dict]:
     """Arguments by position and by name."""
     reader = _Reader(name, dataset)
     items = reader.read(range(len(dataset)))
-    require_alike(name, items)
     with reader.guarded():
         stacked = default_collate(items)
         several = isinstance(items[0], (list, tuple))
         if isinstance(stacked, dict) and any(x.keys() != stacked.keys() for x in items):
             raise KeyError  # the first item alone would decide which arguments there are
+    require_alike(name, items)
     if isinstance(stacked, dict):
         return [], stacked
     return (list(stacked) if several else [stacked]), {}

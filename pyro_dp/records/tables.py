@@ -226,8 +226,11 @@ def require_alike(name: str, records: Sequence[Any]) -> None:
 
 
 def kinds_of(records: Sequence[Any]) -> set[Any]:
-    """The kinds of numbers that they have: one, if all get the same dtype."""
-    return set(map(_kind, records))
+    """The kinds of numbers that they have: one, if all get the same dtype.
+
+    None becomes NaN, which is refused with better words.
+    """
+    return {_kind(each) for each in records if each is not None}
 
 
 def _kind(value: Any) -> Any:
