@@ -35,6 +35,7 @@ per coordinate and step. So the ledger's event states an upper bound (docs/proof
 import functools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import torch
 from numpy.random import Generator
@@ -120,8 +121,9 @@ class FixedPointSum(ClippedSum):
             raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
         own = []
         for block, units, sigma in zip(self.blocks, self._totals, sigmas, strict=True):
-            # (a + 1)^2 >= a^2 + 16 from a = 8 on.
-            scale = math.ceil(sigma / math.sqrt(self._shares) * _UNITS) + 1
+            # The root a, rounded up, and one more: (a + 1)^2 >= a^2 + 16 from a = 8 on.
+            variance = math.ceil(Fraction(sigma * _UNITS) ** 2 / self._shares)
+            scale = math.isqrt(variance - 1) + 2
             draw = torch.from_numpy(discrete_gaussian(scale, block.size, noise))
             own.append(sent(draw, units.device).add_(units))
         if self._total is not None:

@@ -37,8 +37,8 @@ class PosteriorPredictive(Predictive):
 
     **Guarantee.** The global draws, and results for records that are new or public, are
     post-processing of released numbers. Results for records of the fit are not protected. If they
-    are recognised, there is a :class:`NotPrivateWarning`. Whether it comes tells who took part in
-    the fit. So the warning, and the error of :meth:`to_arviz`, are for the curator.
+    are recognised, there is a :class:`NotPrivateWarning`. It reveals that a record is of the fit.
+    So the warning, and the error of :meth:`to_arviz`, are for the curator.
 
     :param new: model, guide, and a description of the arguments.
     :param posterior_samples: draws of the guide's global sites, (num_samples, ...).
