@@ -200,8 +200,8 @@ class Clip(Setting):
     :param bound: C, the norm to which one record's contribution is clipped. ``math.inf`` needs
         ``noise=0``. :class:`PaperDPSVI` also takes an :class:`AdaptiveClip`. ``None``:
         :class:`DPSVI` chooses C, and adapts it during the run
-        (:mod:`pyro_dp.infer.svi.histogram_bound`). For that, a histogram of the norms takes 5% of
-        the cost of each release, and the whole first release.
+        (:mod:`pyro_dp.infer.svi.histogram_bound`). In :class:`DPSVI` a histogram of the norms takes
+        5% of the cost of each release. If C is chosen, it takes the whole first release.
     :param of: the gradient that is clipped. For "latents" it is that with respect to the global
         latents in unconstrained coordinates, and the parameters used inside the plate. It is pulled
         back through the guide, as the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv
