@@ -290,7 +290,7 @@ def _by_index(index_of: Mapping[int, int], holders: int) -> dict[int, int]:
     node_of = {index: node for node, index in index_of.items()}
     if len(node_of) < len(index_of) or not node_of.keys() <= set(range(holders)):
         raise ClusterError(
-            f"Each holder needs its own index, from 0 to {holders - 1}: there are "
+            f"Each holder needs an index of its own, from 0 to {holders - 1}: there are "
             f"{sorted(index_of.values())}."
         )
     return node_of
