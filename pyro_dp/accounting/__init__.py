@@ -1,6 +1,6 @@
-"""All releases, and their cost. Nothing here touches data.
+"""The ledger of all releases, and their privacy cost. Nothing here uses data.
 
-:class:`PrivacyAccountant` keeps the ledger and the budget; events are the entries of a ledger.
+:class:`PrivacyAccountant` keeps the ledger and the budget. Events are the entries of a ledger.
 """
 
 from pyro_dp.accounting.accountant import PrivacyAccountant

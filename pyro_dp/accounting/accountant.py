@@ -1,7 +1,8 @@
-"""The accountant: releases, their cost, the rest of the budget, and the noise that fits it.
+"""The accountant: it records releases, computes their cost, and calibrates noise to the budget.
 
-Every release is recorded here *before* it happens. The accountant hands over to its books
-(:mod:`pyro_dp.accounting.books`), its budget, and the cost of a ledger.
+Every release is recorded *before* it happens. :mod:`pyro_dp.accounting.books` keeps the ledger and
+its journal, :mod:`pyro_dp.accounting.budget` the budget, and :mod:`pyro_dp.accounting.composition`
+computes costs.
 """
 
 import contextlib
@@ -28,20 +29,21 @@ from pyro_dp.utils.validation import require_choice, require_count, require_numb
 
 
 def _reads(name: str, doc: str) -> Any:
-    """A property for an attribute of one of the accountant's parts."""
+    """A read-only property for an attribute of one of the accountant's parts."""
     return property(operator.attrgetter(name), doc=doc)
 
 
 class PrivacyAccountant:
-    """Keeps the ledger of everything that was released about one data set, and its budget.
+    """Keeps the ledger of all releases about one data set, and the budget.
 
     One accountant belongs to one data set. Pass the same accountant to every inference on the same
     records. Threads may share it.
 
     :param epsilon: the budget in nats, > 0; ``None`` for no limit.
-    :param delta: in (0, 1): the most by which any event's probability may exceed epsilon's limit.
-    :param neighboring: ``"add_or_remove_one"`` replaces a record by an empty one. ``"replace_one"``
-        replaces it by any other.
+    :param delta: in (0, 1). An event's probability under one data set is at most exp(epsilon) times
+        that under a neighbour, plus delta.
+    :param neighboring: under ``"add_or_remove_one"``, neighbours differ by a record that is empty
+        in one of them. Under ``"replace_one"``, this record may be any other.
     :param engine: ``"pld"`` (tight), or ``"rdp"``.
     :raises ConfigurationError: if a setting is out of range.
 
@@ -52,25 +54,30 @@ class PrivacyAccountant:
 
     **Not protected.** The number of records, the plate's size and the sample rate are public in
     both relations. To hide the number of records, declare a bound instead. Data must be finite.
-    Choose the settings of the events without looking at the data or at earlier releases. Also
-    decide without them when to stop a loop with a noise multiplier of its own. Gaussian sums over
-    all records may have noise that follows from earlier releases. The budget still holds
-    (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses that, and
-    reserves its whole cost with its first look. A run that is calibrated, or made by ``run``, may
-    stop because of its releases, because it counts all planned steps. The accountant cannot check
-    an :class:`ApproximateDP` event, nor that a mechanism of autodp was run. It does not cover
-    several people behind one record, one person in several records, or other data sets.
+    Choose the settings of the events without looking at the data or at earlier releases. The same
+    holds for the decision to stop a loop of ``step`` with a fixed noise multiplier. There are two
+    exceptions:
+
+    * Gaussian sums over all records may have noise that depends on earlier releases. The budget
+      still holds (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses
+      that, and reserves its whole cost with its first look.
+    * A run that is calibrated, or made by ``run``, may stop because of its releases, because it
+      counts all planned steps.
+
+    The accountant cannot check an :class:`ApproximateDP` event, nor whether a mechanism of autodp
+    was run. It does not cover several people behind one record, one person in several records, or
+    other data sets.
 
     >>> accountant.record(SubsampledGaussian(5.0, sample_rate=0.05), count=200)
     >>> print(f"{accountant.get_epsilon():.3f} spent, {accountant.remaining:.3f} left")
     0.515 spent, 0.485 left
-    >>> accountant.record(SubsampledGaussian(0.5))  # with little noise: beyond what is left
+    >>> accountant.record(SubsampledGaussian(0.5))  # little noise: it costs more than is left
     Traceback (most recent call last):
         ...
     PrivacyBudgetExceeded: ...
     """
 
-    silent = False  # whether the progress of releases recorded here stays hidden
+    silent = False  # whether runs must not show their progress
 
     def __init__(
         self,
@@ -92,18 +99,18 @@ class PrivacyAccountant:
     )
     journal_digest: str | None = _reads(
         "_books.digest",
-        "Digest of the journal's last line, and so of all lines; None: there is no journal.",
+        "Digest of the journal's last line, which covers all lines; None: there is no journal.",
     )
 
     @property
     def ledger(self) -> tuple[LedgerEntry, ...]:
-        """Releases and their counts, equal events merged, in the order of their first release."""
+        """The releases: equal events are merged, in the order of their first release."""
         with self._books.lock:
             return tuple(LedgerEntry(*item) for item in self._books.ledger.counts.items())
 
     @property
     def counted(self) -> tuple[LedgerEntry, ...]:
-        """The releases that epsilon counts: the ledger, and the rest of all reservations."""
+        """The releases that epsilon counts: those in the ledger, and those that are reserved."""
         with self._books.lock:
             return tuple(LedgerEntry(*item) for item in self._books.ledger.counted().items())
 
@@ -112,14 +119,14 @@ class PrivacyAccountant:
         """Planned releases that runs have not made. They count, even if a run stopped early.
 
         A run reserves its steps with its first release, and nothing is returned. So it may stop
-        because of its releases: epsilon is that of the whole plan.
+        because of its releases: epsilon is the cost of the whole plan.
         """
         with self._books.lock:
             return [(origin, dict(left)) for origin, left in self._books.ledger.origins.reserved()]
 
     @property
     def num_releases(self) -> int:
-        """How many events were recorded."""
+        """The number of releases in the ledger."""
         with self._books.lock:
             return sum(self._books.ledger.counts.values())
 
@@ -127,8 +134,8 @@ class PrivacyAccountant:
     def position(self) -> int:
         """The number of the next release, from which its random streams are derived.
 
-        It starts at 0, or at a random number of 128 bits if a ledger was loaded or resumed. The
-        loaded ledger may lack later releases, whose noise must not be repeated.
+        It starts at 0, or at a random number of 128 bits if a ledger was loaded or resumed. Such a
+        ledger may lack later releases, and their noise must not be repeated.
         """
         with self._books.lock:
             return self._books.position
@@ -140,12 +147,12 @@ class PrivacyAccountant:
         bound: float | None = None,
         reserves: Mapping[Event, int] | None = None,
     ) -> Iterator[int]:
-        """The number of the release inside the block; no other thread records meanwhile.
+        """The number of the release inside the block. Other threads wait for its end.
 
-        :param origin: the run to which it belongs, for the report.
+        :param origin: the run to which the release belongs, for the report.
         :param bound: C, to which records were clipped, if there is such a bound.
-        :param reserves: all that the run will release from here on, with this release. It replaces
-            the run's reservation. None: the run uses up its reservation.
+        :param reserves: all releases of the run from here on, including this one. They replace the
+            run's reservation. None: the release uses up a part of the reservation.
         """
         finite = bound is not None and math.isfinite(bound)
         source = Source(origin, bound if finite else None, reserves) if origin else None
@@ -170,11 +177,12 @@ class PrivacyAccountant:
     def note_result(
         self, origin: Origin, clipped: tuple[float, float] | None = None, status: str | None = None
     ) -> None:
-        """Note facts about a run's result, for the report. Omitted parts stay as they are.
+        """Note facts about a run's result, for the report. Omitted facts stay as they are.
 
-        :param origin: the run; one that is not in the ledger is left out.
+        :param origin: the run. If it is not in the ledger, nothing is noted.
         :param clipped: the released fraction of its clipped records, and the standard error.
-        :param status: whether its result can be published: one line, from released numbers alone.
+        :param status: one line that says whether its result can be published, from released numbers
+            alone.
         """
         self._books.note_result(origin, clipped, status)
 
@@ -188,10 +196,9 @@ class PrivacyAccountant:
         unit: str | None = None,
         units: int | None = None,
     ) -> None:
-        """Describe the subject of this ledger. The report shows it, and the ledger saves it.
+        """Describe the data and the study, for the report. The ledger saves the description.
 
-        All of it is public, and only you can check it. Omitted arguments leave their texts as they
-        are.
+        All texts are public, and nobody checks them. Omitted arguments stay as they are.
 
         :param title: title of the study or the release.
         :param dataset: which data these are.
@@ -200,19 +207,21 @@ class PrivacyAccountant:
         :param unit: the protected unit, which is one record: "a person with all their visits".
         :param units: number of units, > 0.
         :raises ConfigurationError: a text is not one line of at most 1000 characters, or ``units``
-            is not a whole number > 0; nothing has changed then.
-        :raises PrivacyError: the journal cannot be used; OSError: it could not be written.
+            is not a whole number > 0. Nothing has changed then.
+        :raises PrivacyError: the journal cannot be used.
+        :raises OSError: the journal could not be written.
         """
-        said: dict[str, Any] = dict(title=title, dataset=dataset, purpose=purpose)
-        said |= dict(controller=controller, unit=unit, units=units)
+        texts: dict[str, Any] = dict(title=title, dataset=dataset, purpose=purpose)
+        texts |= dict(controller=controller, unit=unit, units=units)
         with self._books.lock:
-            changed = {name: value for name, value in said.items() if value is not None}
+            changed = {name: value for name, value in texts.items() if value is not None}
             self._books.describe(replace(self.description, **changed))
 
     def runs(self) -> list[tuple[Origin | None, Part]]:
-        """The releases of each run, in the order of their first ones, after those without a run.
+        """The releases of each run, in the order of the runs' first releases.
 
-        Releases of an older version's ledger, or recorded by hand, belong to no run: None.
+        Releases without a run come first, with None instead of a run. They were recorded by hand,
+        or loaded from an older version's ledger.
         """
         with self._books.lock:
             origins, counts = self._books.ledger.origins, self._books.ledger.counts
@@ -220,14 +229,14 @@ class PrivacyAccountant:
             return [*([(None, Part(rest))] if rest else []), *origins.copy().items()]
 
     def note_earlier_values(self, text: str) -> None:
-        """A remark that parameters or an optimizer had values before the first step."""
+        """Note that parameters or an optimizer had values before the first step."""
         self.note(text)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """
-        :param delta: at which epsilon is stated; the accountant's own if None.
-        :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event.
-            Reservations count as if they had been released.
+        :param delta: None: the accountant's.
+        :returns: the epsilon that is spent at this delta, in nats. It is 0.0 for an empty ledger,
+            and inf after a noiseless event. Reservations count as if they had been released.
         :raises ConfigurationError: if delta is out of range.
         """
         delta = self.delta if delta is None else delta
@@ -235,13 +244,13 @@ class PrivacyAccountant:
         with self._books.lock:
             counts = self._books.ledger.counted()
             planned = self._books.budget.bound(counts) if delta == self.delta else math.inf
-        # The plan contains the ledger: its cost is a bound as well, and never above the budget.
+        # If the plan contains the ledger, its cost is also a bound, and never above the budget.
         return min(planned, composition.epsilon(counts, delta, self.neighboring, self.engine))
 
     def get_delta(self, epsilon: float) -> float:
         """
         :param epsilon: in nats, >= 0.
-        :returns: the smallest delta the engine can show for this epsilon.
+        :returns: the smallest delta that the engine can prove for this epsilon.
         :raises ConfigurationError: if epsilon is negative or not a number.
         """
         epsilon = require_number("epsilon", epsilon, above=0.0, closed=True, or_equal=True)
@@ -256,18 +265,18 @@ class PrivacyAccountant:
 
     @contextlib.contextmanager
     def up_to(self, share: float) -> Iterator[None]:
-        """Leave a part of the budget to later releases: two analyses on one budget.
+        """Spend only a part of the budget inside the block, and leave the rest to later analyses.
 
-        Within the block, calibrated noise (any inference, :meth:`noise_multiplier`) brings the
-        total to this share of the budget. The total is the composition of all releases in the
-        ledger. Epsilons are not subtracted, so a second analysis may have more than seems to be
-        left. A release beyond the share is refused, and nothing has changed then. The share holds
-        for releases of the same thread. In nested blocks the smallest share holds.
+        Inside, calibrated noise (of any inference, or :meth:`noise_multiplier`) brings the total to
+        this share of the budget. The total is the composition of all releases in the ledger, not a
+        sum of epsilons. So a second analysis may spend more than the difference. A release beyond
+        the share is refused, and nothing has changed then. The share applies to releases of the
+        same thread. In nested blocks, the smallest share applies.
 
         :param share: share of the budget, in (0, 1], not an epsilon: for a budget of 2, 0.8 is
             epsilon = 1.6. Choose it without the data.
         :raises ConfigurationError: there is no budget, or the share is out of range.
-        :raises PrivacyBudgetExceeded: as much is spent already.
+        :raises PrivacyBudgetExceeded: that share is spent already.
 
         >>> with accountant.up_to(0.8):
         ...     sigma = accountant.noise_multiplier(num_steps=10)
@@ -279,23 +288,23 @@ class PrivacyAccountant:
             yield
 
     def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
-        """Enter a release, before it happens; with a :meth:`journal` also on the disk.
+        """Enter a release before it happens. With a :meth:`journal`, it is also written to disk.
 
-        Within :meth:`next_position` of a run it uses up this run's reservation.
+        Inside :meth:`next_position` of a run, the release uses up this run's reservation.
 
-        :param event: the release to come: an event, or a ``Mechanism`` of autodp (docs/autodp.md
-            says what each costs). A :class:`NonPrivateLook` is never refused. With a budget,
-            everything else is refused afterwards.
-        :param count: how many times, >= 0.
-        :param neighboring: the relation under which the mechanism is private, which must be the
-            accountant's. Autodp does not store it. The released value must be its output.
-        :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
-        :raises ConfigurationError: if the event is unknown or does not fit the relation, or a
-            mechanism has no cost that is certain.
-        :raises PrivacyError: a run with adaptive noise would meet an open loop on samples, the
-            journal is unusable, or the process was forked; nothing has changed then.
-        :raises OSError: if the journal could not be written. Nothing may be released, but the
-            ledger counts it: the line may be on the disk.
+        :param event: the coming release: an event, or a ``Mechanism`` of autodp (docs/autodp.md
+            lists their costs). A :class:`NonPrivateLook` is never refused. With a budget, all later
+            releases are refused.
+        :param count: the number of such releases, >= 0.
+        :param neighboring: for a mechanism of autodp, the relation under which it is private. It
+            must be the accountant's; autodp does not store it. Release only the mechanism's output.
+        :raises PrivacyBudgetExceeded: the budget does not cover it. Nothing has changed then.
+        :raises ConfigurationError: the event is unknown or does not fit the relation, or the cost
+            of a mechanism is not certain.
+        :raises PrivacyError: the ledger would have both a run with adaptive noise and an open loop
+            on samples, the journal is unusable, or the process was forked. Nothing has changed.
+        :raises OSError: the journal could not be written. Do not release anything. The ledger
+            counts the release, because its line may be on the disk.
         """
         count = require_count("count", count, least=0)
         self._books.require_process()
@@ -311,28 +320,28 @@ class PrivacyAccountant:
                 self._books.enter(event, count)
 
     def require_room(self, event: Event) -> None:
-        """Raise what :meth:`record` would raise, and record nothing.
+        """Check that the budget covers a release, without recording it.
 
-        :raises PrivacyBudgetExceeded: the budget does not cover this release.
+        :raises PrivacyBudgetExceeded: it does not.
         """
         self._books.require_room(event)
 
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
-        """Follow the accountant of another process, whose ledger counts the releases of all.
+        """Follow the accountant of another process, which counts all releases of a cluster.
 
-        So a cluster counts nothing twice, and no copy is mistaken for the ledger. This one then
-        refuses ``record``, ``journal``, ``save`` and ``report``.
+        From then on this accountant refuses ``record``, ``journal``, ``save`` and ``report``. So
+        nothing counts twice, and no copy is mistaken for the ledger.
 
-        :param state: state of the accountant that counts; None: there is none yet.
-        :raises PrivacyError: this one has a journal, or counts a release that the other does not.
+        :param state: the state of the accountant that counts; None: it is not available yet.
+        :raises PrivacyError: this accountant has a journal, or releases that the other lacks.
         :raises ConfigurationError: the state is damaged, or its settings differ from these.
         """
         self._books.follow(state)
 
     def mirror(self, event: Event) -> None:
-        """Copy the records of the accountant that this one follows.
+        """Count a release that the followed accountant has recorded.
 
-        :raises PrivacyError: it follows none.
+        :raises PrivacyError: this accountant does not follow another.
         """
         self._books.mirror(event)
 
@@ -341,8 +350,8 @@ class PrivacyAccountant:
 
         Epsilon is inf from then on. With a budget, every further release is refused.
 
-        :param what: the numbers that will be looked at, as a line of public text.
-        :raises ConfigurationError: if it is none.
+        :param what: the numbers that will be read, in a line of public text.
+        :raises ConfigurationError: if it is not a short line of text.
         """
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.record(NonPrivateLook(what, now))
@@ -350,14 +359,14 @@ class PrivacyAccountant:
     def noise_multiplier(
         self, *, num_steps: int, sample_rate: float = 1.0, sampling: str = "poisson"
     ) -> float:
-        """The smallest noise with which so many more releases fit into the rest of the budget.
+        """The smallest noise with which ``num_steps`` more releases fit into the budget.
 
-        Releases in the ledger count by composition. The total is at most the budget, or the share
-        of it that :meth:`up_to` allows. It is within 0.1% of that, unless the least noise that is
-        considered (1e-4) fits.
+        They are composed with the releases in the ledger. The total is at most the budget, or the
+        share of it that :meth:`up_to` allows. It is within 0.1% of that, unless the smallest noise
+        that is considered (1e-4) fits.
 
         :param num_steps: number of releases, > 0.
-        :param sample_rate: see :class:`SubsampledGaussian`, as for ``sampling``.
+        :param sample_rate: see :class:`SubsampledGaussian`; likewise ``sampling``.
         :returns: noise standard deviation in units of the per-record bound.
         :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
@@ -374,8 +383,8 @@ class PrivacyAccountant:
         """The smallest sigma with which releases of several kinds fit into the rest of the budget.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
-        :param reservation: name of their reservation, which does not count beside them, or None.
-        :returns: sigma, as exact as :meth:`noise_multiplier`, which is the case of one kind.
+        :param reservation: name of the reservation that these releases replace, if any.
+        :returns: sigma, with the accuracy of :meth:`noise_multiplier`.
         :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
@@ -392,68 +401,68 @@ class PrivacyAccountant:
         return self._books.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a ledger that contains this one. Nothing changes if anything is wrong.
+        """Load a ledger that contains this one. After an error, nothing has changed.
 
-        With a :meth:`journal` the reverse holds: the journal counts every release. Its ledger
-        stays, and must contain the state's.
+        With a :meth:`journal`, this ledger stays, because the journal counts every release. Then it
+        must contain the state's.
 
         :param state: from :meth:`state_dict`.
-        :raises PrivacyError: if it lacks something that this ledger has: releases that happened
-            cannot be forgotten. With a journal: if it has something that the journal lacks.
-        :raises ConfigurationError: if it is damaged or its settings differ from these.
+        :raises PrivacyError: it lacks releases of this ledger, which cannot be undone. With a
+            journal: it has releases that the journal lacks.
+        :raises ConfigurationError: it is damaged, or its settings differ from these.
         """
         self._books.load(state)
 
     def journal(self, path: str | os.PathLike[str]) -> Journal:
-        """Write every release and note to a file, from now on and before it happens.
+        """From now on, write every release to a file before it happens, and every note.
 
-        If there is no such file, it is made: call this before the first release. If there is one,
-        this accountant goes on with its ledger, which counts all releases of a process killed at
-        any moment. An inference can then load a state that was saved before the last release. Later
-        releases are lost, but counted. See :mod:`pyro_dp.accounting.journal`.
+        If the file is missing, it is created: call this before the first release. If it exists,
+        this accountant continues its ledger, which counts all releases, even of a process that was
+        killed. An inference can then load an earlier state. Results of later releases are lost, but
+        the releases count. See :mod:`pyro_dp.accounting.journal`.
 
-        :param path: the file's, on a local file system.
-        :returns: the open journal. Keep the file, and do not copy it back and forth.
-        :raises ConfigurationError: the file is damaged or in use, or has other settings. Or there
-            is a journal already, or the system has no file locks. Nothing was changed.
+        :param path: the file's path, on a local file system.
+        :returns: the open journal. Keep the file, and never replace it by a copy.
+        :raises ConfigurationError: the file is damaged or in use, or has other settings. Or this
+            accountant has a journal already, or the system has no file locks. Nothing was changed.
         :raises PrivacyError: the file counts less than this ledger, or this accountant follows
             another (:meth:`follow`). Nothing was changed.
         """
         return self._books.open(path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as JSON; the file is the old one or the new one, never half of it.
+        """Write the state as JSON. The file is replaced as a whole, or not at all.
 
         :param path: the file to write.
-        :raises PrivacyError: it is not this one that counts (:meth:`follow`).
+        :raises PrivacyError: this accountant follows another (:meth:`follow`).
         """
         self._books.require_counting("save()")
         write_file(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Read what :meth:`save` wrote; see :meth:`load_state_dict`.
+        """Load a file that :meth:`save` wrote; see :meth:`load_state_dict`.
 
         :param path: the file to read.
         """
         self.load_state_dict(read_file(path))
 
     def report(self, format: str = "markdown") -> str:
-        """The guarantee in words, every release, and the limits of the guarantee.
+        """A report on the guarantee, its limits, and every release.
 
-        :param format: "markdown" or "html", a page of its own.
-        :returns: text to save and show, of released numbers alone. Nothing is spent.
-        :raises ConfigurationError: the format is another one.
-        :raises PrivacyError: it is not this one that counts (:meth:`follow`).
+        :param format: "markdown", or "html" for a complete page.
+        :returns: a text that contains only released or public numbers. Nothing is spent.
+        :raises ConfigurationError: the format is unknown.
+        :raises PrivacyError: this accountant follows another (:meth:`follow`).
         """
         self._books.require_counting("report()")
         return report.report(self, format)
 
     def to_autodp(self) -> Any:
-        """The ledger as it is now, for autodp's transformers and accountants.
+        """A copy of the ledger for autodp's transformers and accountants.
 
-        :returns: an ``autodp.autodp_core.Mechanism`` with Rényi divergences, epsilon(delta),
-            delta(epsilon) and the trade-off curve. All are bounds. Later releases are not in it.
-            Its relation is the accountant's, which autodp does not check.
+        :returns: an ``autodp.autodp_core.Mechanism`` with bounds: Rényi divergences,
+            epsilon(delta), delta(epsilon) and the trade-off curve. It does not contain later
+            releases. Its relation is the accountant's; autodp does not check it.
         """
         now = PrivacyAccountant(None, self.delta, neighboring=self.neighboring)
         for event, count in self.counted:
@@ -475,24 +484,24 @@ class PrivacyAccountant:
         progress: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """How wide a posterior's intervals would be at several budgets, without touching the data.
+        """Forecast the width of a posterior's intervals at several budgets, without the data.
 
         In ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, ``x`` and ``y`` are *made
         up*. They have the shapes and types of the data. Draw the features from public knowledge;
         the outcomes may have any values. The forecast runs ``inference`` on outcomes of the prior
         predictive, at each budget and without noise. It averages the intervals' widths over draws.
 
-        **Guarantee.** Nothing is recorded here: each run has an accountant of its own, of the same
-        delta, relation and engine. The result says nothing about the data, *provided that no
+        **Guarantee.** Nothing is recorded in this ledger: each run has its own accountant, with the
+        same delta, relation and engine. The result does not depend on the data, *provided that no
         argument is made from them*.
 
-        :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay unchanged.
-        :param args: made-up arguments of the model, as are ``kwargs``. The values of observed sites
-            must be an argument, or a column of one.
-        :param inference: the class that will be run, :class:`DPSVI` or :class:`DPSEP`.
+        :param model: Pyro model; likewise ``guide``. Both, and Pyro's parameters, stay unchanged.
+        :param args: made-up arguments of the model; likewise ``kwargs``. The values of observed
+            sites must be an argument, or a column of one.
+        :param inference: the class to run, :class:`DPSVI` or :class:`DPSEP`.
         :param epsilons: budgets, in nats, > 0.
         :param num_draws: number of draws from the prior predictive.
-        :param seed: for these and for the runs: equal seeds make equal forecasts.
+        :param seed: the seed of draws and runs: equal seeds make equal forecasts.
         :param settings: further arguments of ``inference``, such as ``{"num_steps": 500}``.
         :param progress: show a progress bar.
         :returns: a :class:`Forecast`; it prints as a table.

@@ -1,8 +1,8 @@
 """Mechanisms of ``autodp`` as entries of a ledger, and a ledger as a mechanism of ``autodp``.
 
-An entry composes without autodp. If this module knows the kind of a mechanism, it reads the
-parameters, and the entry has a dominating pair. Any other mechanism keeps its Rényi divergences.
-The profiles of autodp are never asked, since some are wrong: docs/autodp.md lists them.
+Entries compose without autodp. For the kinds in :func:`_known`, the parameters are read, and the
+entry has a dominating pair. For any other mechanism, the entry stores the Rényi divergences.
+Autodp's privacy profiles are not used, because some are wrong: docs/autodp.md lists them.
 """
 
 import math
@@ -28,11 +28,11 @@ from pyro_dp.utils.validation import require_choice, require_count, require_numb
 if TYPE_CHECKING:
     from autodp.autodp_core import Mechanism
 
-_WORDS = {"add_or_remove_one": "add_remove", "replace_one": "replace_one"}  # autodp's
-# The parameters that its own mechanisms keep, with the relation that they need.
+_WORDS = {"add_or_remove_one": "add_remove", "replace_one": "replace_one"}  # relations in autodp
+# The relation under which a mechanism is private, by a parameter that autodp stores in it.
 _NEEDS = dict.fromkeys(("PoissonSample", "PoissonSampling", "prob"), "add_or_remove_one")
 _NEEDS["Subsample"] = "replace_one"
-_ROUNDING = 1e-6  # relative, of its divergences
+_ROUNDING = 1e-6  # relative error of autodp's divergences
 _REFUSED = {
     "NoisyScreenMechanism": (
         "its cost depends on the data. Record an ApproximateDP with a bound for all data."
@@ -49,7 +49,11 @@ _REFUSED = {
 
 
 def _known(kind: str, of: Mapping[str, Any], name: str, unit: float) -> tuple[Event, Any] | None:
-    """The event of a mechanism with these parameters, and its count; None: another kind."""
+    """The event of a mechanism, and its count; None: this function lacks its kind.
+
+    :param of: the mechanism's parameters.
+    :param unit: a sum's sensitivity, in units of the clipping bound.
+    """
     match kind:
         case "GaussianMechanism" | "ExactGaussianMechanism":
             return _gaussian(of["sigma"], unit), 1
@@ -76,10 +80,12 @@ def _gaussian(sigma: Any, unit: float, rate: Any = 1.0) -> SubsampledGaussian:
 
 
 def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, int]:
-    """An event, and how often it counts, for one use of a ``Mechanism`` of autodp.
+    """The event for one use of a ``Mechanism`` of autodp, and its count.
 
-    :param stated: the relation under which it is private, as its user says: autodp does not know.
-    :raises ConfigurationError: it is none, of the other relation, or has no cost that is certain.
+    :param stated: the relation under which it is private, stated by the user, as autodp does not
+        store it.
+    :raises ConfigurationError: it is not a mechanism, is private under another relation, or its
+        cost is not certain.
     """
     from autodp.autodp_core import Mechanism
 
@@ -92,11 +98,11 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
     if not mechanism.log_phi_p2q.__qualname__.startswith("Mechanism."):
         raise ConfigurationError(
             f"{kinds[0]}: its analytical Fourier accountant is wrong. Leave out phi_off=False, and "
-            "compose by Composition."
+            "compose with Composition."
         )
     name, curve = str(getattr(mechanism, "name", kinds[0]))[:LONGEST_TEXT], _curve(mechanism)
     kind = kinds[0] if type(mechanism).__module__ == "autodp.mechanism_zoo" else ""
-    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0  # a sum's sensitivity, in bounds
+    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0
     try:
         known = _known(kind, getattr(mechanism, "params", {}), name, unit)
     except (KeyError, TypeError) as error:
@@ -120,7 +126,10 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
 
 
 def _require_relation(mechanism: "Mechanism", stated: str | None, neighboring: str) -> None:
-    """:raises ConfigurationError: it is not stated, another one, or not that of its parts."""
+    """
+    :raises ConfigurationError: the stated relation is missing, is not the accountant's, or
+        contradicts the mechanism or its parts.
+    """
     require_choice("neighboring, the relation that the mechanism keeps,", stated, tuple(_WORDS))
     keys = [key.rsplit(":", 1)[-1].rstrip("0123456789") for key in getattr(mechanism, "params", {})]
     found = {_NEEDS[key] for key in keys if key in _NEEDS} | {stated}
@@ -134,11 +143,11 @@ def _require_relation(mechanism: "Mechanism", stated: str | None, neighboring: s
 
 
 def _curve(mechanism: "Mechanism") -> Floats:
-    """Its Rényi divergences at the orders of the ledger; NaN is left for others to refuse."""
+    """A mechanism's Rényi divergences at ``ORDERS``. They may be NaN, which the caller refuses."""
     try:
         with np.errstate(all="ignore"):
             return np.array([float(mechanism.get_RDP(order)) for order in ORDERS])
-    except Exception as error:  # whatever a user's own mechanism raises
+    except Exception as error:  # a user's mechanism may raise any error
         text = f"its Rényi divergences raised {type(error).__name__}: {error}"
         raise ConfigurationError(text) from error
 
@@ -150,7 +159,7 @@ def of_ledger(accountant: Accountant) -> "Mechanism":
     pair = composition.renyi(dict(accountant.counted), accountant.neighboring)
 
     def divergence(order: float) -> float:
-        rate = max(float(order) - 1.0, 1.0)  # it grows with the order
+        rate = max(float(order) - 1.0, 1.0)  # divergences grow with the order
         return pair.most if rate == math.inf else float(pair.log_moments(np.array(rate))) / rate
 
     def epsilon(delta: float) -> float:

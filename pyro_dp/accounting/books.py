@@ -1,4 +1,7 @@
-"""The books of an accountant: its ledger, the journal on disk, and the run that releases now."""
+"""The books of an accountant: its ledger, the journal on disk, and the run that releases now.
+
+The ledger and the journal change together. Each change happens before the release.
+"""
 
 import contextlib
 import os
@@ -28,7 +31,9 @@ _OLDER_JOURNAL = (
 
 
 class Books:
-    """Releases, kept within a budget. A thread holds the lock while it reads or writes.
+    """The ledger, its journal and its budget, with the methods of the accountant that use them.
+
+    A thread holds the lock while it reads or writes.
 
     :ivar start: position of the first release.
     """
@@ -42,7 +47,7 @@ class Books:
         self._settings = vars(settings)
         self._source: Source | None = None  # the run of the present release
         self._process = os.getpid()
-        self._follows = False  # another process's accountant, which counts
+        self._follows = False  # whether another process's accountant counts instead
 
     @property
     def digest(self) -> str | None:
@@ -83,7 +88,7 @@ class Books:
         self.ledger.description = about
 
     def enter(self, event: Event, count: int) -> None:
-        """Count a release before it happens. Raises what :meth:`PrivacyAccountant.record` does."""
+        """Count a release before it happens. Raises as :meth:`PrivacyAccountant.record`."""
         if self._source is not None:
             self.ledger.origins.require_provable(self._source.origin, event)
         beside, ours = self._room(event, count)
@@ -96,7 +101,11 @@ class Books:
         self._write(event, count, ours)
 
     def _room(self, event: Event, count: int) -> tuple[Counter[Event], Counter[Event]]:
-        """Releases of others, and those of the run that releases now, with this release."""
+        """The two groups of releases that together must fit the budget.
+
+        :returns: everything that counts, without the reservation of the run that releases now. Then
+            this run's reservation from here on, including this release.
+        """
         source = self._source
         name = source and source.origin.reservation
         held = self.ledger.origins.reserved_as(name)
@@ -104,8 +113,9 @@ class Books:
         if source is not None and source.reserves is not None:
             before = Counter(source.reserves)
             if source.origin.plan == PLANNED:
-                # New noise is calibrated to the rest of the budget. With the same, a plan of fewer
-                # steps, or of smaller samples, returns nothing.
+                # With new noise, the plan was calibrated to the rest of the budget, and replaces
+                # the old one. With the same noise, a shorter plan or smaller samples return
+                # nothing, so the larger count of each event stays reserved.
                 noises = {getattr(each, "noise_multiplier", None) for each in before}
                 before |= Counter(
                     {e: n for e, n in held.items() if getattr(e, "noise_multiplier", 0) in noises}
@@ -113,7 +123,7 @@ class Books:
         return self.ledger.counted(name), before | Counter({event: count})
 
     def _write(self, event: Event, count: int, ours: Counter[Event]) -> None:
-        """Count a release, and the reservation of its run."""
+        """Enter a release, and the reservation of its run, in ledger and journal."""
         source, done = self._source, Counter({event: count})
         if source is not None and source.reserves is not None:
             before = self.ledger.origins.reserved_as(source.origin.reservation)
@@ -151,7 +161,7 @@ class Books:
         with self.lock:
             if self.journal is not None:
                 raise PrivacyError(
-                    "This process of the cluster does not count, and has a journal: open it on "
+                    "This process of the cluster has a journal, but does not count: open it on "
                     "rank 0 alone, as in `if cluster.rank == 0: accountant.journal(path)`."
                 )
             self._follows = True
@@ -162,10 +172,9 @@ class Books:
             event = ledger.first_missing(ours, theirs)
             if event is not None:
                 raise PrivacyError(
-                    f"This process counts {ours[event]} releases of {event.brief}, and the one "
-                    f"that counts for the cluster {theirs.get(event, 0)}. One ledger must have all "
-                    "that was released about these data. Begin with new accountants, or load the "
-                    "same state into all."
+                    f"This process counts {ours[event]} releases of {event.brief}, but rank 0's "
+                    f"ledger counts {theirs.get(event, 0)}. One ledger must have all releases "
+                    "about these data. Begin with new accountants, or load the same state into all."
                 )
             reserved = [each.origins.all_reserved() for each in (self.ledger, saved)]
             if Counter(ours) != Counter(theirs) or reserved[0] != reserved[1]:
@@ -196,7 +205,7 @@ class Books:
         with self.lock:
             if self.journal is not None:
                 raise ConfigurationError(
-                    f"journal: {self.journal.path} is this accountant's already; there is one."
+                    f"journal: this accountant already has one, {self.journal.path}."
                 )
             journal = Journal(path, self._settings, self.ledger)
             if journal.resumed:
@@ -204,34 +213,37 @@ class Books:
             self.journal = journal
             for origin, left in self.ledger.origins.reserved():
                 if journal.ledger.origins.reserved_as(origin.reservation) != left:
-                    journal.reserve(origin, left)  # which was made without a journal
+                    journal.reserve(origin, left)  # made before there was a journal
             self.describe(self.ledger.description)
             return journal
 
     def _adopt(self, saved: Ledger) -> None:
-        """Go on from a saved ledger: later releases are unknown. Facts stated here stay."""
-        origins, own = saved.origins.copy(), self.ledger.description.stated()
+        """Go on from a saved ledger, after which there may have been unknown releases.
+
+        This ledger's notes, description and reservations stay.
+        """
+        origins, stated = saved.origins.copy(), self.ledger.description.stated()
         origins.keep_reserved(self.ledger.origins)
         self.ledger.counts, self.ledger.origins = dict(saved.counts), origins
         for text in saved.notes:
             self.note(text)
-        self.describe(replace(saved.description, **own))
+        self.describe(replace(saved.description, **stated))
         self.start = secrets.randbits(128)
         self.budget.forget(self.ledger.counted())
 
     def require_counting(self, what: str) -> None:
-        """:raises PrivacyError: this process only follows the one that counts."""
+        """:raises PrivacyError: this accountant follows another."""
         if self._follows:
             raise PrivacyError(
-                f"{what}: this accountant belongs to a process of a cluster that does not count. "
-                "That of rank 0 does, and has the ledger of them all: ask it there."
+                f"{what}: this process of a cluster does not count. Rank 0's accountant has the "
+                "ledger of the cluster: call this on rank 0."
             )
 
     def require_process(self) -> None:
-        """:raises PrivacyError: these are the books of another process, or it follows one."""
+        """:raises PrivacyError: this accountant follows another, or belongs to another process."""
         self.require_counting("record()")
         if os.getpid() != self._process:
             raise PrivacyError(
-                "This accountant belongs to the process that forked this one, and would not see "
-                "the release. Record in one process, or give each its own budget."
+                "This accountant belongs to the process that forked this one, where the release "
+                "would not count. Record in one process, or give each its own budget."
             )

@@ -1,10 +1,10 @@
-"""Dominating pairs with bounded losses. A pair is determined by its largest loss.
+"""Dominating pairs whose privacy losses are bounded. The largest loss determines the pair.
 
 An (epsilon, delta)-DP release has a pair with four outcomes (Kairouz, Oh & Viswanath 2015,
-Theorem 3.2; Murtagh & Vadhan 2016). The pair is a mixture. With probability delta the loss is
-infinite, and otherwise the pair is :class:`Response`. So is any product of such pairs.
-:mod:`pyro_dp.accounting.composition` splits the infinite part of a whole ledger off before anything
-else is composed.
+Theorem 3.2; Murtagh & Vadhan 2016). It is a mixture: with probability delta the loss is infinite,
+and otherwise the pair is :class:`Response`. Any product of such pairs is such a mixture, too.
+:mod:`pyro_dp.accounting.composition` therefore splits off the infinite losses of a whole ledger
+first, and composes the rest.
 """
 
 import abc
@@ -26,16 +26,20 @@ from pyro_dp.accounting.pld import (
     renyi_epsilon,
 )
 
-MOST_LOSS = 50.0  # a pair with a larger one adds its epsilon
+MOST_LOSS = 50.0  # if a pair's largest loss exceeds this, it is added to epsilon
 _LEAST_LOSS = 1e-9
-_MOST_KINDS, _FINEST = 64, 1e-3  # kinds of losses, and the log ratio of the first grid
+_MOST_KINDS = 64  # kinds of pairs that are composed at most
+_FINEST = 1e-3  # log ratio of neighbouring losses on the first grid to which they are rounded
 
 
 @dataclass(frozen=True)
 class Bounded(abc.ABC):
-    """A symmetric pair, with its exact profile: ``delta(eps)`` and ``epsilon(delta)``."""
+    """A symmetric pair with losses from -most to most.
 
-    most: float  # the losses are -most to most
+    Subclasses have the exact privacy profile: ``delta(eps)`` and ``epsilon(delta)``.
+    """
+
+    most: float
 
     kind: ClassVar[str] = "bounded"
     rate: ClassVar[float] = 1.0  # every record takes part
@@ -65,8 +69,8 @@ class Bounded(abc.ABC):
         return self.log_moments(ORDERS - 1.0)
 
     def on_grid(self, least: float, most: float, gap: float) -> Distribution:
-        """Connect-the-Dots: P and Q both keep their mass, so delta is nowhere below."""
-        reach = math.floor(self.most / gap) + 1  # points beyond both losses
+        """Connect-the-Dots: P and Q both keep their mass, so delta is never underestimated."""
+        reach = math.floor(self.most / gap) + 1  # the grid goes beyond both extreme losses
         losses = np.arange(-reach, reach + 1, dtype=np.float64) * gap
         before, beyond = losses < -self.most, losses >= self.most
         up_to = np.where(before, 0.0, np.where(beyond, 1.0, self._up_to(losses)))
@@ -75,15 +79,15 @@ class Bounded(abc.ABC):
 
     @abc.abstractmethod
     def _up_to(self, losses: Floats) -> Floats:
-        """P's mass of the losses up to these, within [-most, most)."""
+        """P's cumulative distribution function of the loss, for losses within [-most, most)."""
 
     @abc.abstractmethod
     def log_moments(self, rates: Floats) -> Floats:
-        """log E exp(rate * loss)."""
+        """log E_P exp(rate * loss) at these rates."""
 
 
 class Response(Bounded):
-    """Randomised response, which dominates whatever is (``most``, 0)-DP."""
+    """Randomised response. It dominates every (``most``, 0)-DP mechanism."""
 
     def _up_to(self, losses: Floats) -> Floats:
         return np.full_like(losses, math.exp(-np.logaddexp(self.most, 0.0)))
@@ -102,7 +106,7 @@ class Response(Bounded):
 
 
 class LaplacePair(Bounded):
-    """Laplace noise around 0 and 1. It dominates any shift in L1 (Zhu, Dong & Wang 2022)."""
+    """Laplace noise around 0 and 1, which dominates any shift of L1 norm 1 (Zhu et al. 2022)."""
 
     def _up_to(self, losses: Floats) -> Floats:
         found: Floats = 0.5 * np.exp(0.5 * np.minimum(losses - self.most, 0.0))
@@ -124,20 +128,23 @@ class LaplacePair(Bounded):
 
 @dataclass(frozen=True)
 class RenyiPair(Response):
-    """It has at most these log moments, at ``ORDERS - 1``."""
+    """A pair with bounds of its log moments, and perhaps of its losses.
+
+    :param at_orders: bounds of log E_P exp(rate * loss), at the rates ``ORDERS - 1``.
+    """
 
     at_orders: tuple[float, ...]
 
     @classmethod
     def together(cls, counts: Mapping[Any, int], neighboring: str) -> list[tuple[Any, int]]:
-        """One for all."""
+        """A single pair for all of them, with the sums of their bounds."""
         most, moments = 0.0, np.zeros(len(ORDERS))
         for pair, n in counts.items():
             most, moments = most + n * pair.most, moments + n * np.array(pair.at_orders)
         return [(cls(most if most <= MOST_LOSS else math.inf, tuple(moments)), 1)] if most else []
 
     def log_moments(self, rates: Floats) -> Floats:
-        """They are convex, and 0 at rate 0: a chord is a bound."""
+        """Interpolated bounds. Log moments are convex and 0 at rate 0, so a chord is a bound."""
         knots = np.concatenate(([0.0], ORDERS - 1.0))
         found = np.interp(rates, knots, (0.0, *self.at_orders), right=math.inf)
         return np.minimum(found, super().log_moments(rates))
@@ -152,9 +159,9 @@ class RenyiPair(Response):
 
 
 def _few(losses: Counter[float]) -> Counter[float]:
-    """Round losses up to a common grid: at most :data:`_MOST_KINDS`, none below its own.
+    """Round losses up to a common grid, until there are at most :data:`_MOST_KINDS` kinds.
 
-    The time of a composition grows with the number of kinds. Grids of twice the width are nested.
+    The time of a composition grows with the number of kinds.
     """
     rounded, ratio = losses, _FINEST
     while len(rounded) > _MOST_KINDS:

@@ -1,8 +1,8 @@
-"""Fit releases into a budget: further releases, by a plan, and the least noise.
+"""The budget: whether a further release fits, and the smallest noise with which releases fit.
 
-The plan holds counts that fit for sure. Epsilon grows with every count, so a ledger within the plan
-fits. Only when the plan has run out an engine is asked, for as much more of the recent mix of
-events as may fit.
+To avoid composing the ledger for each release, the budget keeps a plan: counts of events that
+certainly fit. Epsilon grows with every count, so any ledger within the plan fits, too. When a
+release exceeds the plan, a new plan is computed, with as many more of the recent events as may fit.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 from pyro_dp.utils.validation import require_choice, require_number
 
 Counts = Mapping[Event, int]
-_LEAST, _MOST = math.log(1e-4), math.log(1e9)  # noise multipliers
-_AIM = 2e-4  # below the budget, relative: room for the root finder
-_LEFT_OVER = 0.005  # less than this share of the budget is not worth another run
+_LEAST, _MOST = math.log(1e-4), math.log(1e9)  # logarithms of noise multipliers
+_AIM = 2e-4  # log ratio by which the root finder aims below the budget
+_LEFT_OVER = 0.005  # if less than this share of the budget is left, calibration is refused
 _UNFINISHED = (
     "A run that stopped early keeps its whole plan, which counts (print the accountant). Go on "
     "with that run, or load its state. "
@@ -34,9 +34,9 @@ _USED_UP = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of a :class:`PrivacyAccountant`, which describes them.
+    """The settings of a :class:`PrivacyAccountant`; see there.
 
-    :raises ConfigurationError: one is out of range.
+    :raises ConfigurationError: a setting is out of range.
     """
 
     epsilon: float | None
@@ -53,7 +53,7 @@ class Settings:
 
 
 class Budget:
-    """Says whether an event still fits, in total and within this thread's share."""
+    """Decides whether releases fit the budget, or this thread's share of it."""
 
     def __init__(self, settings: Settings):
         self._limit = math.inf if settings.epsilon is None else settings.epsilon
@@ -62,21 +62,21 @@ class Budget:
         self.forget({})
 
     def forget(self, counts: Counts) -> None:
-        """Start again from this ledger."""
-        self._plan: tuple[dict[Event, int], float] = {}, math.inf  # with its cost
-        self._mark = dict(counts)
+        """Start again from this ledger, without a plan."""
+        self._plan: tuple[dict[Event, int], float] = {}, math.inf  # counts and their epsilon
+        self._mark = dict(counts)  # the ledger at the last plan; later events are "recent"
 
     def cost(self, counts: Counts) -> float:
         return composition.epsilon(counts, *self._how)
 
     def bound(self, counts: Counts) -> float:
-        """The plan's cost if it contains the ledger, else inf: a bound at no cost."""
+        """An upper bound of epsilon without computation: the plan's, or inf for larger counts."""
         plan, cost = self._plan
         contained = bool(counts) and all(plan.get(e, 0) >= n for e, n in counts.items())
         return cost if contained else math.inf
 
     def adopt(self, plan: dict[Event, int], cost: float) -> bool:
-        """Make this the plan, if it costs at most as much as may be reached now."""
+        """Make this the plan if its cost is allowed now. Returns whether it is."""
         if cost > self.most:
             return False
         self._plan = plan, cost
@@ -84,13 +84,16 @@ class Budget:
 
     @property
     def most(self) -> float:
-        """Epsilon that may be reached now, in this thread."""
+        """The largest epsilon that is allowed now, in this thread."""
         found: float = getattr(self._thread, "most", self._limit)
         return found
 
     @contextlib.contextmanager
     def up_to(self, share: float, spent: Callable[[], float]) -> Iterator[None]:
-        """See :meth:`PrivacyAccountant.up_to`; ``spent`` returns epsilon so far."""
+        """See :meth:`PrivacyAccountant.up_to`.
+
+        :param spent: returns epsilon so far.
+        """
         if self._limit == math.inf:
             raise ConfigurationError(
                 "up_to() is a share of a budget: give the accountant an epsilon."
@@ -111,9 +114,9 @@ class Budget:
             self._thread.most = before
 
     def require_room(self, ledger: Counts, more: Counts) -> None:
-        """Budget for the ledger, these events, and as much more of the recent mix as fits.
+        """Check that these events fit the budget beside the ledger, and extend the plan.
 
-        :raises PrivacyBudgetExceeded: the ledger and so much more do not fit.
+        :raises PrivacyBudgetExceeded: they do not fit.
         """
         most, needed = self.most, dict(Counter(ledger) + Counter(more))
         if self._limit == math.inf or self.bound(needed) <= most:
@@ -122,9 +125,9 @@ class Budget:
         if looks:
             raise PrivacyBudgetExceeded(
                 f"the ledger has a {looks[0].brief}: no budget holds after it, and nothing was "
-                "released. Start anew on other data, or without a budget."
+                "released. Start anew with other data, or without a budget."
             )
-        # The mark may count what a run had reserved and has replaced since.
+        # The mark may count reservations that a run has replaced since.
         before = {e: min(n, ledger.get(e, 0)) for e, n in self._mark.items()}
         recent = {e: n - before.get(e, 0) for e, n in needed.items() if n > before.get(e, 0)}
         share = sum(needed.values()) / sum(recent.values())
@@ -150,10 +153,10 @@ class Budget:
                 "was released. Stop here, or plan fewer steps or more noise from the start."
             )
         self._mark = mark
-        # Epsilon grows about like the root of the counts: guess, then correct by interpolation.
+        # Epsilon grows roughly with the root of the counts. Guess, then correct by interpolation.
         budget, paid = most**2, cost**2
         factor = min(1.0, max(0.0, budget / paid - 1.0)) if paid else 1.0
-        # The deltas of events are added, and epsilon is inf where they take all of it.
+        # The deltas of events add up, and epsilon is inf if they exceed the accountant's delta.
         lost, further = (
             math.fsum(n * event.delta for event, n in counts.items())
             for counts in (needed, ahead(1.0))
@@ -175,7 +178,7 @@ class Budget:
     ) -> tuple[float, dict[Event, int]]:
         """Sigma, and the ledger with the releases. See :meth:`PrivacyAccountant.least_noise`.
 
-        :param unfinished: whether runs have reserved some of the ledger.
+        :param unfinished: whether runs have reserved releases, for the error's text.
         """
         for event in releases(1.0):
             composition.interpret(event, self._how[1])
@@ -205,11 +208,11 @@ class Budget:
 
 
 def least_noise(cost: Callable[[float], float], budget: float) -> float | None:
-    """The least noise multiplier that fits a budget.
+    """The smallest noise multiplier that fits a budget.
 
-    :param cost: epsilon of the plan as a function of it, decreasing.
-    :returns: it costs at most the budget and is within 0.1% of it. 1e-4 if that fits already;
-        ``None`` if not even 1e9 does.
+    :param cost: epsilon as a decreasing function of the noise multiplier.
+    :returns: the cost of this multiplier is at most the budget, and within 0.1% of it. It is 1e-4
+        if that fits, and ``None`` if not even 1e9 fits.
     """
 
     def excess(log_noise: float) -> float:

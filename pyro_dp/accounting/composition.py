@@ -1,16 +1,17 @@
-"""The cost of a ledger's events: epsilon(delta) and delta(epsilon) under a relation.
+"""The privacy cost of a ledger: epsilon(delta) and delta(epsilon), for a neighbouring relation.
 
-Two engines, each a valid upper bound on the cost of ``{event: count}``:
+There are two engines. Each returns an upper bound of the cost of ``{event: count}``:
 
 * ``pld``, privacy loss distributions: tight, see :mod:`pyro_dp.accounting.pld`. Full batches merge
-  into one Gaussian, whose closed form is Balle & Wang 2018, Theorem 8. The answer never exceeds
-  the Rényi bound of the same distributions.
+  into one Gaussian, which has a closed form (Balle & Wang 2018, Theorem 8). The result never
+  exceeds the Rényi bound of the same distributions.
 * ``rdp``: Rényi divergences from ``autodp``, converted as in Canonne, Kamath & Steinke 2020.
 
-A release that is private by itself has a dominating pair of its own
-(:mod:`pyro_dp.accounting.bounded_pairs`), which the engines compose with all others. Some have
-only Rényi divergences (:class:`~pyro_dp.accounting.events.RenyiDP`): then ``pld`` takes the Rényi
-bound of the whole ledger. A non-private look leaves no guarantee: epsilon is inf, delta is 1.
+Each event has a dominating pair: of a Gaussian sum (:mod:`pyro_dp.accounting.gaussian_pairs`), or
+with bounded losses (:mod:`pyro_dp.accounting.bounded_pairs`). The engines compose all pairs. Some
+releases have only Rényi divergences (:class:`~pyro_dp.accounting.events.RenyiDP`). Then ``pld``
+uses the Rényi bound of the whole ledger. A non-private look leaves no guarantee: epsilon is inf,
+and delta is 1.
 """
 
 import functools
@@ -42,12 +43,15 @@ ENGINES = {  # by name, with the method of composition in words
 }
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
-_TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
-_LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
+_TOLERANCE = 1e-3  # relative change of the result that ends the refinement of grids
+_LEAST = 1e-30  # for smaller delta, only Rényi bounds are used: probabilities might underflow
 
 
 def interpret(event: Any, neighboring: str) -> Any:
-    """See :meth:`Event.pair`. An unknown event is a ConfigurationError as well."""
+    """The event's dominating pair, see :meth:`Event.pair`.
+
+    :raises ConfigurationError: the event is unknown, or does not fit the relation.
+    """
     if type(event) not in KINDS.values():
         raise ConfigurationError(
             f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian, an "
@@ -57,13 +61,13 @@ def interpret(event: Any, neighboring: str) -> Any:
 
 
 def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
-    """
+    """An epsilon (nats) for which the ledger is (epsilon, delta)-DP; inf without noise.
+
     :param ledger: count of each event.
     :param delta: in (0, 1).
     :param neighboring: one of :data:`NEIGHBORING`.
     :param engine: one of :data:`ENGINES`.
-    :returns: an epsilon (nats) that makes the ledger (epsilon, delta)-DP; inf without noise.
-    :raises ConfigurationError: if an event is unknown or does not fit the relation.
+    :raises ConfigurationError: an event is unknown or does not fit the relation.
     """
     return _of_parts(_EPSILON[engine], ledger, delta, neighboring)
 
@@ -74,11 +78,14 @@ def _of_parts(
     delta: float,
     neighboring: str,
 ) -> float:
-    """Epsilon of a ledger, by a function for that of its pairs at the rest of delta."""
+    """Epsilon of a ledger.
+
+    :param composed: epsilon of the composed pairs, for the part of delta that is left.
+    """
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > delta:
         return math.inf
-    # A mixture: all of delta is lost + (1 - lost) left.
+    # The ledger is a mixture, so delta = lost + (1 - lost) * left.
     steps, left = _without_rare(steps, (delta - lost) / (1.0 - lost))
     if not steps:
         return added
@@ -86,7 +93,7 @@ def _of_parts(
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
-    """A delta that makes the ledger (epsilon, delta)-DP; otherwise as :func:`epsilon`."""
+    """A delta for which the ledger is (epsilon, delta)-DP; otherwise as :func:`epsilon`."""
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or epsilon < added:
         return 1.0
@@ -103,7 +110,10 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
-    """A bound of :func:`epsilon` in microseconds for events seen before; inf: there is none."""
+    """A quick upper bound of :func:`epsilon`, inf if there is none.
+
+    For events that were composed before, it takes microseconds.
+    """
 
     def composed(steps: Side, left: float) -> float:
         if engine != "pld":
@@ -114,16 +124,17 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
 
 
 def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]:
-    """Rényi divergences of a ledger of sums, as log moments of the privacy loss.
+    """Rényi divergences of a ledger of Gaussian sums, as log moments of the privacy loss.
 
     :param ledger: counts of :class:`SubsampledGaussian`.
-    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.accounting.pld.RATES`, and the
-        mass of outcomes left out of them. Bounds hold in both directions; inf without noise.
-    :raises ConfigurationError: if an event is no sum, or does not fit the relation.
+    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.accounting.pld.RATES`, for both
+        directions of the relation; inf without noise. Then the probability of outcomes that these
+        moments leave out.
+    :raises ConfigurationError: an event is not a sum, or does not fit the relation.
     """
     steps, added, lost = _parts(ledger, neighboring)
     if added or lost:
-        raise ConfigurationError("moments are those of sums alone.")
+        raise ConfigurationError("moments are defined for a ledger of sums alone.")
     if steps is None:
         return np.full_like(RATES, math.inf), 0.0
     sides = [log_moments(side) for side in _sides(steps)]
@@ -131,7 +142,7 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
 
 
 def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
-    """Rényi divergences of a ledger at ``ORDERS``, by autodp; infinite beside a stated delta."""
+    """Autodp's Rényi divergences of a ledger at ``ORDERS``; inf if an event has a delta."""
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > 0.0:
         return RenyiPair(math.inf, (math.inf,) * len(ORDERS))
@@ -140,27 +151,32 @@ def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
 
 
 def _without_sums(steps: Side) -> tuple[Side, float]:
-    """The steps of bounded losses, and a bound of the probability to take part in another."""
+    """The pairs with bounded losses, and a bound of the probability to take part in the others."""
     rare = math.fsum(count * step.rate for step, count in steps if step.most == math.inf)
     return tuple(each for each in steps if each[0].most < math.inf), rare
 
 
 def _most(steps: Side) -> float:
-    """The largest loss of all together: basic composition."""
+    """The largest loss of the composition: epsilon by basic composition."""
     return math.fsum(count * step.most for step, count in steps)
 
 
 def _without_rare(steps: Side, left: float) -> tuple[Side, float]:
-    """Leave out sums in which a record hardly ever takes part, if ``left`` of delta covers that."""
+    """Leave out the sums if delta covers the probability that a record takes part in any.
+
+    :returns: the other pairs, and the rest of delta.
+    """
     bounded, rare = _without_sums(steps)
     return (bounded, left - rare) if rare <= left else (steps, left)
 
 
 def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
-    """Pairs that compose (None: no privacy), epsilons that are added, and the probability of an
-    infinite loss, 1 - prod_i (1 - delta_i).
+    """Split the cost of a ledger.
+
+    :returns: the pairs to compose; None if there is no privacy. Then the sum of epsilons that are
+        too large to compose, and the probability of an infinite loss, 1 - prod_i (1 - delta_i).
     """
-    kinds: dict[Any, Counter[Any]] = {}  # by the class of their pairs
+    kinds: dict[Any, Counter[Any]] = {}  # counts of pairs, by their class
     for event, n in ledger.items():
         pair = interpret(event, neighboring)
         if n:
@@ -176,10 +192,10 @@ def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, fl
 
 
 def _sides(steps: Side) -> list[Side]:
-    """The pairs to be composed, one list per direction of the relation."""
+    """The pairs to compose, for each direction of the relation."""
     if any(step.kind == "remove" and step.rate < 1.0 for step, _ in steps):
         return [steps, tuple((step.reverse(), n) for step, n in steps)]
-    return [steps]  # symmetric
+    return [steps]  # all pairs are symmetric
 
 
 @functools.lru_cache(maxsize=256)
@@ -210,7 +226,7 @@ def _pld_delta(steps: Side, eps: float) -> float:
         rate = float(RATES[np.argmin(moments - RATES * eps)])
         target = math.inf
         while bound < 1e-3 * target and bound > max(worst, _LEAST):
-            target = bound  # up to 1e-7 of it is cut off: the answer must not be much smaller
+            target = bound  # 1e-7 of it may be cut off, so the result must not be much smaller
             tight = _refine(side, rate, math.log(target), lambda curve: curve.delta(eps))
             bound = min(bound, tight)
         worst = max(worst, bound)
@@ -220,16 +236,20 @@ def _pld_delta(steps: Side, eps: float) -> float:
 def _refine(
     side: Side, rate: float, log_delta: float, read: Callable[[Curve], float | None]
 ) -> float:
-    """The result of ``read`` on ever finer grids, until it moves by less than the tolerance.
+    """The result of ``read`` on ever finer grids, until it changes by less than the tolerance.
 
-    Every grid gives an upper bound, and the least is returned. The error falls at least in
-    proportion to the grid. It is then about a third of the last move, and mostly a fifteenth.
+    Every grid gives an upper bound, and the smallest is returned. The error falls at least in
+    proportion to the grid. So it is at most about a third of the last change, and usually a
+    fifteenth.
+
+    :param rate: the tilt's, see :func:`~pyro_dp.accounting.pld.compose`.
+    :param read: epsilon or delta from a curve; None if the curve does not reach so low.
     """
     best, refined = math.inf, 1.0
     while all(step.on_grids for step, _ in side):
         curve = compose(side, rate, log_delta, 0.75 * _TOLERANCE / refined)
         value = read(curve)
-        if value is None:  # below the window: tilt less
+        if value is None:  # tilt less, so the window reaches lower losses
             rate /= 4.0
             if rate < 1e-4:
                 return best
@@ -247,7 +267,7 @@ def _moments_epsilon(side: Side, delta: float) -> float:
 
 
 def _autodp_moments(steps: Side) -> tuple[Floats, Floats]:
-    """Log moments of the steps together at :data:`ORDERS` - 1, with these rates."""
+    """The rates :data:`ORDERS` - 1, and the composition's log moments there."""
     moments = (n * step.renyi_moments() for step, n in steps)
     return ORDERS - 1.0, sum(moments, np.zeros_like(ORDERS))
 

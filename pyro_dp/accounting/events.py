@@ -1,4 +1,4 @@
-"""The events of a ledger: inert records with their cost, their words, and their registry."""
+"""The kinds of events in a ledger. Each has a dominating pair, from which its cost follows."""
 
 import abc
 import math
@@ -22,21 +22,22 @@ class Event(abc.ABC):
     """One release, or one look at the data without noise. Each kind is a frozen dataclass.
 
     :cvar kind: its name in saved ledgers, which also hold its fields.
+    :ivar delta: the probability of an infinite loss.
     :ivar sample_rate: the probability that a record takes part.
-    :cvar dots: (gap, relation) to its privacy loss distribution by ``dp_accounting``, on a grid of
-        losses; None: the second opinion is not asked about such releases.
+    :cvar dots: a method (gap, relation) that returns its privacy loss distribution by
+        ``dp_accounting``, on a grid of losses. None: the second opinion does not support it.
     """
 
     kind: ClassVar[str]
-    delta: float  # the probability of an infinite loss
+    delta: float
     dots: Any = None
     sample_rate: float = 1.0
 
     @abc.abstractmethod
     def pair(self, neighboring: str) -> Any:
-        """A pair that dominates one release, apart from ``delta``; None: there is no guarantee.
+        """A dominating pair of one release, conditional on a finite loss; None: no guarantee.
 
-        Under ``add_or_remove_one`` it is the pair of a removal.
+        Under ``add_or_remove_one`` it is the pair for a removal.
 
         :raises ConfigurationError: the event does not fit the relation.
         """
@@ -44,12 +45,13 @@ class Event(abc.ABC):
     @property
     @abc.abstractmethod
     def brief(self) -> str:
-        """A line of text."""
+        """A description in one line."""
 
 
 def require_short_text(
     name: str, value: Any, longest: int = LONGEST_TEXT, *, least: int = 1
 ) -> None:
+    """:raises ConfigurationError: the value is not one line with a length in this range."""
     if not (isinstance(value, str) and value.isprintable() and least <= len(value) <= longest):
         raise ConfigurationError(
             f"{name} must be one line of text of {least} to {longest} characters."
@@ -57,18 +59,18 @@ def require_short_text(
 
 
 SAMPLING = ("poisson", "fixed", "full")
-_LEAST_NOISE = 1e-9  # below it there is practically no privacy, and there would be an overflow
+_LEAST_NOISE = 1e-9  # less noise counts as none, because its cost would overflow
 
 
 @dataclass(frozen=True)
 class SubsampledGaussian(Event):
-    """One noisy sum of clipped per-record quantities. The engines compute its cost.
+    """One sum of clipped per-record quantities, with Gaussian noise.
 
-    :param noise_multiplier: noise standard deviation in units of the per-record bound C. Under
-        ``add_or_remove_one`` (zero-out) the sum's sensitivity is C, under ``replace_one`` 2C. Zero
+    :param noise_multiplier: noise standard deviation in units of the per-record bound C. The sum's
+        sensitivity is C under ``add_or_remove_one`` (zero-out), and 2C under ``replace_one``. Zero
         is a non-private reference.
     :param sample_rate: the public probability, in (0, 1], that a record takes part.
-    :param sampling: ``"poisson"`` (each record on its own), ``"fixed"`` (a fresh uniform subset
+    :param sampling: ``"poisson"`` (each record independently), ``"fixed"`` (a fresh uniform subset
         without replacement, for ``replace_one``) or ``"full"`` (every record, rate 1).
     :raises ConfigurationError: if a setting is out of range.
 
@@ -103,9 +105,9 @@ class SubsampledGaussian(Event):
 
     def pair(self, neighboring: str) -> DominatingPair | None:
         sigma, rate = self.noise_multiplier, self.sample_rate
-        # Rates this close to 0 or 1 are rounded up and noise beyond a million is rounded down. That
-        # costs more privacy, and keeps log(1 - q) and the losses of a step accurate. If all records
-        # take part, noise is rounded down to a number with a square.
+        # Rates next to 0 or 1 are rounded up, and noise beyond a limit is rounded down. Both can
+        # only raise the cost. So log(1 - q) and a step's losses are accurate, and the square of the
+        # noise is finite.
         rate = 1.0 if rate > 1.0 - 1e-9 else max(rate, 1e-12)
         sigma = min(sigma, LARGEST if rate == 1.0 else LARGEST_SAMPLED)
         if neighboring == "add_or_remove_one":
@@ -133,16 +135,16 @@ class SubsampledGaussian(Event):
 
 
 def is_whole(event: Event) -> bool:
-    """Whether it is a sum over all records with normal noise."""
+    """Whether it is a sum over all records, with noise."""
     if not isinstance(event, SubsampledGaussian):
         return False
     return event.sample_rate == 1.0 and event.noise_multiplier > 0
 
 
 def together(counts: Mapping[Any, int]) -> SubsampledGaussian:
-    """The one sum over all records that costs as much as these: Gaussians compose to a Gaussian.
+    """The single sum over all records to which these sums compose. It has the same cost.
 
-    :param counts: counts of events. Each event is :func:`is_whole`.
+    :param counts: counts of events, for which :func:`is_whole` holds.
     """
     precision = math.fsum(n / event.noise_multiplier**2 for event, n in counts.items())
     return SubsampledGaussian(1 / math.sqrt(precision), 1.0, "full")
@@ -152,11 +154,11 @@ def together(counts: Mapping[Any, int]) -> SubsampledGaussian:
 class ApproximateDP(Event):
     """A release that is (epsilon, delta)-DP by itself, such as a private selection.
 
-    The statement must hold under the accountant's own relation, for every outcome of earlier
-    releases. It must have been fixed without looking at them.
+    This must hold under the accountant's relation, for every outcome of earlier releases. Fix
+    epsilon and delta without looking at these.
 
-    Several of them cost less than the sum of their epsilons. The engine ``"pld"`` composes them
-    tightly, with each other and with runs: see :mod:`pyro_dp.accounting.bounded_pairs`.
+    Several such releases cost less than the sum of their epsilons. The engine ``"pld"`` composes
+    them tightly, with each other and with runs: see :mod:`pyro_dp.accounting.bounded_pairs`.
 
     :param epsilon: in nats, >= 0.
     :param delta: in [0, 1).
@@ -196,7 +198,7 @@ class ApproximateDP(Event):
 
 @dataclass(frozen=True)
 class NonPrivateLook(Event):
-    """Somebody looked at a number of the data without noise: no guarantee is left.
+    """A look at a number of the data without noise, after which no guarantee is left.
 
     :param what: the number, in a short text, which is public.
     :param time: the time of the look (UTC, ISO 8601), or an empty text.
@@ -248,7 +250,7 @@ class Laplace(Event):
     def brief(self) -> str:
         return f"{self.name} (Laplace noise, scale = {self.scale:.6g} sensitivities)"
 
-    def pair(self, neighboring: str) -> "LaplacePair":
+    def pair(self, neighboring: str) -> LaplacePair:
         return LaplacePair(1.0 / self.scale)
 
     def dots(self, gap: float, relation: Any) -> Any:
@@ -264,8 +266,8 @@ class RenyiDP(Event):
     """A release with bounds of its Rényi divergences, in both directions of the relation.
 
     :param divergences: (87,) in nats, at ``ORDERS`` of :mod:`pyro_dp.accounting.pld`.
-        They are finite, and none is below the one before it.
-    :param epsilon: the release is (epsilon, 0)-DP as well; None: no such epsilon is stated.
+        They are finite and do not fall.
+    :param epsilon: the release is also (epsilon, 0)-DP; None: no such epsilon is stated.
     :param name: a short text that describes the release. It is public.
     :raises ConfigurationError: if a setting is out of range.
     """
@@ -278,16 +280,16 @@ class RenyiDP(Event):
     name: str
 
     def __post_init__(self) -> None:
-        given = self.divergences
-        if not isinstance(given, tuple | list) or len(given) != len(ORDERS):
+        values = self.divergences
+        if not isinstance(values, tuple | list) or len(values) != len(ORDERS):
             raise ConfigurationError(f"divergences must be {len(ORDERS)} numbers.")
-        found = [require_number("divergences", each, above=0.0, or_equal=True) for each in given]
-        if np.any(np.diff(found) < -1e-6 * np.array(found[:-1])):  # beyond rounding
+        values = [require_number("divergences", each, above=0.0, or_equal=True) for each in values]
+        if np.any(np.diff(values) < -1e-6 * np.array(values[:-1])):  # beyond rounding
             raise ConfigurationError(
-                "divergences must not fall with the order. Those of no release do, so this is a "
-                "bound that is not tight, or wrong. State an epsilon and a delta: ApproximateDP."
+                "divergences must not fall with the order. True Rényi divergences never do, so "
+                "these bounds are loose or wrong. State an epsilon and a delta: ApproximateDP."
             )
-        vars(self).update(divergences=tuple(found))
+        vars(self).update(divergences=tuple(values))
         if self.epsilon is not None:
             most = require_number("epsilon", self.epsilon, above=0.0, or_equal=True)
             vars(self).update(epsilon=most)
@@ -297,7 +299,7 @@ class RenyiDP(Event):
     def brief(self) -> str:
         return f"{self.name} (Rényi divergence {self.divergences[0]:.4g} at order 2)"
 
-    def pair(self, neighboring: str) -> "RenyiPair":
+    def pair(self, neighboring: str) -> RenyiPair:
         most = math.inf if self.epsilon is None else self.epsilon
         moments = tuple((ORDERS - 1.0) * self.divergences)
         return RenyiPair(most if most <= MOST_LOSS else math.inf, moments)

@@ -1,4 +1,7 @@
-"""The fraction of clipped records, by a bit that joins the release, and a bound that follows it."""
+"""The released fraction of clipped records, and a clipping bound that adapts to it.
+
+Each record adds a bit to the release, +1/2 if it is within the bound, and -1/2 otherwise.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +17,14 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 
 SHARE = 0.01  # the bit's share of the privacy cost
-MANY = 0.25  # a fraction of the records
-_HIDDEN = 0.5  # standard error
+MANY = 0.25  # a large fraction of clipped records
+_HIDDEN = 0.5  # a standard error beyond which noise hides the fraction
 _SIGNIFICANT = 3.0  # standard errors
-_MOST_PENDING = 1000
+_MOST_PENDING = 1000  # steps
 
 
 class ClippedFraction(NamedTuple):
-    """A released estimate of the fraction of records whose part was clipped.
+    """A released estimate of the fraction of records whose contribution was clipped.
 
     :param fraction: in [0, 1].
     :param standard_error: its standard error, from the noise and the sampling of records.
@@ -36,7 +39,10 @@ class ClippedFraction(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether more than a quarter were clipped, beyond three standard errors."""
+        """Whether significantly more than a quarter of the records were clipped.
+
+        It must exceed a quarter by three standard errors.
+        """
         return self.fraction - _SIGNIFICANT * self.standard_error > MANY
 
     def __str__(self) -> str:
@@ -46,32 +52,35 @@ class ClippedFraction(NamedTuple):
 
 
 class ClippedFractions:
-    """An estimate for each step, from the released sum of the bits +1/2 (within) and -1/2.
+    """An estimate for each step, from the released sum of bits.
 
-    :param shares: the bit's share of the cost of each release; empty: no bit joins them.
+    :param shares: the bit's share of the privacy cost; empty: releases have no bit.
     """
 
     def __init__(self, *shares: float) -> None:
         self.blocks = [Block(1, 0.5, share) for share in shares]
         self._steps: list[tuple[float, float]] = []  # fraction, variance
-        # As they were released: to look at one means to wait for a device.
+        # Released tensors that were not read yet, because reading waits for the device.
         self._pending: list[tuple[Tensor, int, float]] = []
 
     def add(
         self, released: Sequence[Tensor], sampler: RecordSampler, noise_multiplier: float
     ) -> None:
-        """Add a step, whose estimates of the sum of all bits are (1,), one for each block."""
+        """Add a step.
+
+        :param released: the estimated sum of the bits over all records, (1,), for each block.
+        """
         rate, size = sampler.sample_rate, sampler.size
         for block, each in zip(self.blocks, released, strict=True):
             noise = noise_multiplier / (2 * math.sqrt(block.share) * rate * size)
-            # A sum of Poisson sampled +-1/2 has variance N rate (1 - rate) / 4, whatever they are.
+            # The sum of a Poisson sample of bits +-1/2 has variance N rate (1 - rate) / 4.
             variance = noise**2 + (1 - rate) / (4 * rate * size)
             self._pending.append((each, size, variance))
         if len(self._pending) >= _MOST_PENDING:
             self._look()
 
     def mean(self) -> ClippedFraction | None:
-        """Over the last half of the steps; None before the first."""
+        """The mean over the last half of the steps; None before the first step."""
         self._look()
         last = self._steps[len(self._steps) // 2 :]
         if not last:
@@ -81,7 +90,7 @@ class ClippedFractions:
         return ClippedFraction(min(max(fraction, 0.0), 1.0), error)
 
     def state(self) -> Tensor:
-        """Fraction and variance of each step, (number of steps, 2)."""
+        """The fraction and its variance in each step, (number of steps, 2)."""
         self._look()
         return torch.tensor(self._steps, dtype=torch.float64).reshape(-1, 2)
 
@@ -100,24 +109,23 @@ class ClippedFractions:
 
 def require_fractions(state: Any) -> None:
     """:raises ConfigurationError: it is neither a result of ``ClippedFractions.state`` nor None."""
-    is_known = isinstance(state, Tensor) and state.shape[1:] == (2,) and state.isfinite().all()
-    if not (state is None or is_known):
+    is_state = isinstance(state, Tensor) and state.shape[1:] == (2,) and state.isfinite().all()
+    if not (state is None or is_state):
         raise ConfigurationError("load_state_dict: clipped_fractions is damaged.")
 
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clipping bound that follows a quantile of the per-record norms.
+    """A clipping bound that adapts to a quantile of the per-record norms.
 
-    Andrew et al. 2021 (arXiv 1905.03871): in each step every record adds the bit [norm <= C],
-    centred to +-1/2, to the same release. The noisy fraction b of records within the bound moves
-    it, C <- C exp(-learning_rate (b - quantile)).
+    In each step every record adds the bit [norm <= C], centred to +-1/2, to the same release. Let b
+    be the noisy fraction of records within the bound. The update is
+    C <- C exp(-learning_rate (b - quantile)) (Andrew et al. 2021, arXiv 1905.03871).
 
     :param initial: the bound of the first step.
-    :param quantile: fraction of the records that should lie within the bound, in (0, 1).
+    :param quantile: the fraction of records that should be within the bound, in (0, 1).
     :param learning_rate: step size of the geometric update, in (0, 100).
-    :param share: part of the privacy cost (of sigma^-2) that the bit takes from the gradient, in
-        (0, 1).
+    :param share: the bit's part of the privacy cost (of sigma^-2), in (0, 1).
     :raises ConfigurationError: a setting is out of range.
 
     >>> clip = AdaptiveClip(initial=10.0, quantile=0.8)  # PaperDPSVI(..., clip=clip)
@@ -137,6 +145,6 @@ class AdaptiveClip:
 
     def updated(self, bound: float, within: float) -> float:
         """The next bound, from the released fraction of records ``within`` the present one."""
-        # Clamping is post-processing: one unlucky draw cannot throw the bound away.
+        # One large draw of noise must not change the bound too much. Clamping is post-processing.
         change = -self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile)
         return max(LEAST_BOUND, bound * math.exp(change))

@@ -1,8 +1,7 @@
-"""A cluster: processes that work on one data set together, and the steps of one inference there.
+"""A cluster: several processes that fit one model to one data set, by ``torch.distributed``.
 
-The engine is ``torch.distributed``. A launcher (``torchrun``, Spark, Ray, a scheduler) makes the
-processes. A step without failures has three collectives: the agreement, the sum on rank 0, and the
-release.
+A launcher (``torchrun``, Spark, Ray, a scheduler) starts the processes. A step without failures has
+three collectives: the agreement, the sum on rank 0, and the release.
 """
 
 import contextlib
@@ -48,11 +47,11 @@ _CLUSTER = (
 )
 _FAILED = "Rank {rank} failed, so all ranks abandoned what they were doing. It raised {what}"
 _REFUSED = (
-    "Rank 0 refused the release, and nothing was released: its error says why. (Its accountant's "
-    "budget, journal and settings decide.)"
+    "Rank 0 refused the release, and nothing was released. Its error says why: its accountant's "
+    "budget, journal and settings decide."
 )
-_SPENT = "Rank 0 failed after its ledger had counted the release, and nothing came of it."
-_FEW_STEPS = 10  # too few for a mean
+_SPENT = "Rank 0 failed after its ledger had counted the release, so the result is lost."
+_FEWEST_STEPS = 10  # for a median of times
 _SMALL = (
     "A step of this cluster took {step:.2g} ms, and the slowest process computed for {own:.2g} "
     "ms of it. The rest is communication. Use larger batches, or fewer processes."
@@ -63,37 +62,36 @@ class Cluster:
     """Processes that fit one model together, each with a shard of the records.
 
     Write ``DPSEP(model, guide, accountant=accountant, execution=Execution(peers=Cluster()))``,
-    likewise :class:`DPSVI` and :class:`VIPS`. The same script runs in every process, started by
-    ``torchrun``, and passes its own rows to ``run``. Shards may have any sizes, even zero (a tensor
-    of shape (0, ...)). Model and guide see N, the sum of all: ``len(x)``, and so the plate's size,
-    is that of the whole.
+    likewise :class:`DPSVI` and :class:`VIPS`. ``torchrun`` starts the same script in every process,
+    and each passes its own rows to ``run``. Shards may have any sizes, even zero (a tensor of shape
+    (0, ...)). In model and guide ``len(x)``, and so the plate's size, is N, the sum of all shards.
 
     In a step each process draws records from its shard and adds up their contributions. All sums go
-    to rank 0. Its accountant records the release before the noise is drawn there, once. The release
-    goes to all.
+    to rank 0. There the accountant records the release, and noise is drawn once. Then the release
+    is sent to all.
 
-    Make it before model and guide. Torch's global generators become those of rank 0 in all
-    processes, so networks start at equal weights. From then on, public draws (of a guide's latents)
-    come from the cluster's own generator. Private draws never agree between processes, even if
-    ``generator`` is the same seed for all.
+    Make it before model and guide. All processes take over the states of torch's global generators
+    on rank 0, so networks start at equal weights. From then on, public draws (of a guide's latents)
+    come from the cluster's own generator. Private draws differ between processes, even with equal
+    seeds.
 
-    **Guarantee.** The same as for one process with all records, against anybody who sees the
-    releases. Each process samples at the public rate from its own private stream. There is one
+    **Guarantee.** The same as for one process with all records, against anyone who sees the
+    releases. Each process samples at the public rate from its own private stream. A release has one
     noise, one event and one ledger.
 
-    **Not protected.** The number of records of each shard. Messages between the processes: rank 0
-    sees the exact sums, others see parts of them, and nothing is encrypted. All ranks, the network
-    between them and their disks are trusted, as one machine is.
+    **Not protected.** The number of records of each shard, and messages between the processes.
+    Rank 0 sees the exact sums, others see parts of them, and nothing is encrypted. All ranks, their
+    network and their disks are trusted like one machine.
 
-    **Failures.** If a process fails, all leave the step undone, and each other process gets a
-    :class:`ClusterError` that says which failed and why. If one dies, stops or stays away, the
-    others get an error within ``timeout``, and the cluster cannot be used any more. A release
-    counts in rank 0's ledger, and journal, before it leaves that process.
+    **Failures.** If a process fails, the step is undone everywhere. Each other process raises a
+    :class:`ClusterError` that says which one failed and why. If a process dies, stops or stays
+    away, the others raise an error within ``timeout``, and the cluster cannot be used any more. A
+    release counts in rank 0's ledger and journal before it leaves that process.
 
-    :param timeout: in seconds, > 0 and < 1e6: the time a process waits for the others. It must
-        exceed the time any of them computes in a step, including the first one's preparation.
-    :raises ConfigurationError: there is no process group, and none is described by the environment.
-    :raises ClusterError: the others did not come.
+    :param timeout: the time in seconds, > 0 and < 1e6, that a process waits for the others. It must
+        exceed the computing time of a step in any process, and of the preparation before the first.
+    :raises ConfigurationError: there is no process group, and the environment describes none.
+    :raises ClusterError: the others did not connect in time.
 
     >>> alone = torch.distributed.HashStore()  # torchrun makes it unnecessary
     >>> torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
@@ -108,14 +106,14 @@ class Cluster:
         if not (dist.is_available() and dist.is_gloo_available()):
             raise ConfigurationError("Cluster: this torch was built without torch.distributed.")
         self._problem: str | None = None
-        self.rank = self.size = 0  # until they are set
+        self.rank = self.size = 0  # for errors before the processes have met
         limit = timedelta(seconds=self.timeout)
         if not dist.is_initialized():
             if not all(name in os.environ for name in _LAUNCHED):
                 raise ConfigurationError(_NO_GROUP)
             self._heard("meeting", lambda: dist.init_process_group("gloo", timeout=limit))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # Sums are small, and noise is drawn on the host. So sums go there, even with nccl.
+        # Sums are small, and noise is drawn on the host. So gloo adds them, even beside nccl.
         self._group = self._heard("meeting", lambda: dist.new_group(backend="gloo", timeout=limit))
         start = Start({}, torch_states(), None)
         set_torch_states(start.of_all(self.exchange, "rank")[0].states)
@@ -133,15 +131,16 @@ class Cluster:
         return found
 
     def reduce(self, part: Tensor) -> Tensor | None:
-        """The sum of all parts on rank 0, None elsewhere. It is private."""
+        """The private sum of all parts on rank 0; None elsewhere."""
         total = part.detach().to("cpu", copy=True)
         self._heard("adding up", lambda: dist.reduce(total, dst=0, group=self._group))
         return total if self.rank == 0 else None
 
     def broadcast(self, numbers: Tensor) -> Tensor:
-        """Rank 0's numbers, released or public, on all.
+        """Rank 0's numbers, released or public, on all ranks.
 
-        :param numbers: on the host; elsewhere of the same shape and dtype, and overwritten.
+        :param numbers: a host tensor, which is overwritten on other ranks. Shape and dtype are
+            equal on all.
         """
         self._heard("sharing", lambda: dist.broadcast(numbers, src=0, group=self._group))
         return numbers
@@ -156,7 +155,7 @@ class Cluster:
             kind = type(error).__name__
             text = _LOST.format(rank=self.rank, doing=doing, timeout=self.timeout, kind=kind)
             raise ClusterError(text) from error
-        except BaseException:  # the others are not in step any more
+        except BaseException:  # this rank is out of step with the others
             self._problem = _BROKEN.format(rank=self.rank)
             raise
 
@@ -168,14 +167,15 @@ class Cluster:
 
 
 class Ranks(Peers):
-    """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0."""
+    """One inference in a cluster, seen from one of its processes. Rank 0's ledger counts."""
 
     note = _CLUSTER
     _group: Cluster
 
     def __init__(self, cluster: Cluster, accountant: PrivacyAccountant):
         super().__init__(cluster, accountant)
-        self._times: list[tuple[float, float]] = []  # a step's, and the longest own part
+        # For each step its time, and the longest computing time of a rank.
+        self._times: list[tuple[float, float]] = []
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
@@ -194,7 +194,7 @@ class Ranks(Peers):
                 blocks = make()
             except BaseException as error:
                 spent = self._accountant.position != position
-                shared[0], self._told = 2 if spent else 1, error
+                shared[0], self._reported = 2 if spent else 1, error
                 with contextlib.suppress(ClusterError):
                     self._group.broadcast(shared)
                 raise
@@ -208,12 +208,12 @@ class Ranks(Peers):
             raise ClusterError(_SPENT if outcome == 2 else _REFUSED)
         self._times.append((time.perf_counter() - self._began, self._longest))
         self._began = time.perf_counter()
-        # Also on rank 0, so that all have the same numbers from here on.
+        # Also on rank 0, so all have the same numbers from here on.
         return [block.to(clipped.device, copy=True) for block in torch.split(shared[1:], sizes)]
 
     def warnings(self) -> list[Warning]:
-        """On rank 0, if computing took a small share of its time."""
-        if not self.leads or len(self._times) < _FEW_STEPS or self._group.size == 1:
+        """A warning on rank 0 if most of the time is communication."""
+        if not self.leads or len(self._times) < _FEWEST_STEPS or self._group.size == 1:
             return []
         step, own = (1e3 * float(np.median(each)) for each in zip(*self._times, strict=True))
         if step < 2 * own:
@@ -225,6 +225,6 @@ class Ranks(Peers):
         if error is not None:
             text = f": {error}" if isinstance(error, PrivacyError) else "."
             what = type(error).__name__ + text
-        told = Failure(what).of_all(self._group.exchange, self._speaker)
+        failures = Failure(what).of_all(self._group.exchange, self._speaker)
         if error is None:
-            raise ClusterError(_FAILED.format(rank=ranks[0], what=told[ranks[0]].text))
+            raise ClusterError(_FAILED.format(rank=ranks[0], what=failures[ranks[0]].text))

@@ -1,4 +1,9 @@
-"""Contributions of a batch of records to the blocks of a release, in the form that is cheapest."""
+"""The contributions of a batch of records to a release, in the form that is cheapest to compute.
+
+A release consists of blocks, each with a clipping bound of its own. A batch of B records
+contributes a matrix (B, size) to each block, with a row for each record. The classes here compute
+the rows' norms and weighted sums, and most of them never build the matrix.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,21 +17,22 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import gram, in_memory
 
 LEAST_BOUND = 1e-6
-_CACHED = 2**16  # numbers
-_HELD = 2**12  # columns of a copy in float64; the batch must not decide how norms are rounded
+_CACHED = 2**16  # numbers that fit a processor's cache
+# Columns of a copy in float64. It is fixed, so the rounding of a norm does not depend on the batch.
+_HELD = 2**12
 
 
 @dataclass(frozen=True)
 class Block:
     """One block of a joint release.
 
-    A release of several blocks is *one* Gaussian event. With noise multipliers sigma_k in units of
-    each block's own bound it costs sigma = (sum_k sigma_k^-2)^(-1/2). A block with share s_k of the
-    cost has sigma_k = sigma / sqrt(s_k).
+    A release of several blocks is *one* Gaussian event. Let block k have the noise multiplier
+    sigma_k, in units of its bound. Then the event's is sigma = (sum_k sigma_k^-2)^(-1/2). A block
+    that takes the share s_k of the cost has sigma_k = sigma / sqrt(s_k).
 
     :param size: number of coordinates.
-    :param bound: Euclidean norm to which the block of one record is clipped; at least 1e-6, far
-        above where squares underflow.
+    :param bound: Euclidean norm to which the block of one record is clipped. It is at least 1e-6,
+        because squares of much smaller numbers underflow.
     :param share: the part of sigma^-2 that this block takes; the shares of a release sum to 1.
     """
 
@@ -37,81 +43,83 @@ class Block:
     def __post_init__(self) -> None:
         if not self.bound >= LEAST_BOUND:
             raise ConfigurationError(
-                f"The bound of a record's part is {self.bound:g}, and norms that small are not "
-                f"computed safely. Use bounds of at least {LEAST_BOUND:g}, in larger units."
+                f"The bound of a record's part is {self.bound:g}, and such small norms cannot be "
+                f"computed safely. Choose larger units, with bounds of at least {LEAST_BOUND:g}."
             )
 
     def noise(self, multiplier: float) -> float:
-        """Standard deviation of the noise in a coordinate; 0 without noise, whatever the bound."""
+        """Standard deviation of the noise in a coordinate, for the event's noise multiplier."""
         return multiplier * self.bound / math.sqrt(self.share) if multiplier > 0 else 0.0
 
 
 class Contributions(Protocol):
-    """One block of a batch of records, where a tensor of shape (B, size) would be too large."""
+    """A batch's rows (B, size) of one block."""
 
     def norms(self) -> Tensor | None:
-        """Euclidean norms of the block's rows, (B, 1) in float64; never below the true ones.
+        """Upper bounds of the rows' Euclidean norms, (B, 1) in float64, tight up to rounding.
 
-        A record with a NaN or infinite coordinate has a norm that is not finite. None: all rows
-        are finite and keep the bound by themselves.
+        If a row has a NaN or infinite coordinate, its norm is not finite. None: all rows are finite
+        and within the block's bound.
         """
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Sum of the rows times their weights, (size,) in float64.
+        """The sum of the rows times their weights, (size,) in float64.
 
-        :param weights: (B, 1); where a weight is zero, the row must not matter, NaN or not.
+        :param weights: (B, 1); a row of weight zero is ignored, even if it holds NaN.
         """
 
     def dense(self) -> Tensor:
-        """The tensor itself, in float64, for sums that must see every coordinate."""
+        """The rows themselves, (B, size) in float64."""
 
 
 class Measured(Contributions, Protocol):
-    """A block with stored norms."""
+    """Rows that must be clipped, so they have norms."""
 
     def norms(self) -> Tensor: ...
 
 
 class Divisible(Measured, Protocol):
-    """A block whose coordinates can be rounded without holding all of them at once."""
+    """Rows that can be rounded to integers in parts, without building all of them at once."""
 
     @property
     def size(self) -> int:
         """Number of coordinates."""
 
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
-        """Sum of the rows times their weights, each coordinate rounded towards zero first: (size,)
-        in int64.
+        """The sum of the weighted rows, each coordinate first rounded towards zero; (size,) int64.
 
-        :param weights: (B, 1) in float64; no row times its weight is longer than 2^30. If a weight
-            is zero, the row does not matter.
-        :param fused: it will be compiled, and holds nothing between.
+        :param weights: (B, 1) in float64. The norm of a weighted row is at most 2^30. A row of
+            weight zero is ignored.
+        :param fused: the code will be compiled, so nothing is gained by small parts.
         """
 
 
 def divisible(block: Contributions) -> Divisible:
-    """The block itself, or its rows, with the norms of exactly the numbers that are rounded."""
+    """The block, if it has ``whole_sum``, and otherwise its dense rows.
+
+    Norms then belong to exactly the numbers that are rounded.
+    """
     inner = block
     while isinstance(inner, Kept):
         inner = inner.block
-    # A protocol that is asked at run time would call properties.
+    # A runtime-checkable protocol would evaluate the properties.
     return block if hasattr(inner, "whole_sum") else Rows(block.dense())  # type: ignore[return-value]
 
 
 class Rows:
-    """A block that is held as it is.
+    """Rows that are stored as a matrix, and computed with in float64.
 
-    All in float64. The norm of a float32 vector overflows at 1e19. The scale of a long
-    half-precision one is too coarse for the bound to hold.
+    In float32 norms overflow at 1e19. In half precision the scale of a long row is too coarse for
+    the bound to hold.
 
-    :param values: (B, ...), which are flattened.
+    :param values: (B, ...), which is flattened to (B, size).
     """
 
     def __init__(self, values: Tensor):
         self.values = values.reshape(len(values), values.shape[1:].numel())
 
     def norms(self) -> Tensor:
-        # torch's vector_norm loses 1e-10 of a row of 10^8 numbers.
+        # torch's vector_norm has a relative error of 1e-10 for a row of 10^8 numbers.
         return self.squared_norms().sqrt()
 
     def squared_norms(self) -> Tensor:
@@ -123,7 +131,7 @@ class Rows:
         return sums[0] if len(sums) == 1 else torch.cat(sums)
 
     def _parts(self) -> Iterator[Tensor]:
-        """A few columns after the other: copies of all would take a multiple of the memory."""
+        """Copies in float64 of a few columns at a time, to save memory."""
         return (part.to(torch.float64) for part in torch.split(self.values, _HELD, dim=1))
 
     def dense(self) -> Tensor:
@@ -140,18 +148,17 @@ class Rows:
 
 
 def few_rows(count: int, size: int, fused: bool) -> int:
-    """How many rows to round at a time: they stay in a processor's cache, in at most 32 parts."""
+    """How many rows to round at a time: as many as fit a cache, but at most 32 parts in all."""
     return max(1, count if fused else max(_CACHED // max(1, size), math.ceil(count / 32)))
 
 
 def whole_total(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of numbers of at most 2^30, each rounded towards zero: (...) in int64.
+    """The sum over all rows of numbers that are rounded towards zero first: (...) in int64.
 
-    :param parts: (rows, ...) each.
+    :param parts: (rows, ...) each, of absolute values up to 2^30.
     """
-    # A conversion to int32, where they fit, takes a tenth of the time of torch.trunc.
-    sums = [part.to(torch.int32).sum(dim=0, dtype=torch.int64) for part in parts]
-    return _sum_of(sums)
+    # Conversion to int32 rounds like torch.trunc, in a tenth of the time.
+    return _sum_of([part.to(torch.int32).sum(dim=0, dtype=torch.int64) for part in parts])
 
 
 def _sum_of(terms: Sequence[Tensor]) -> Tensor:
@@ -159,10 +166,10 @@ def _sum_of(terms: Sequence[Tensor]) -> Tensor:
 
 
 class Kept:
-    """A block whose norms are kept, and whose rows may be made shorter, whatever the bound.
+    """A block with precomputed norms, whose rows may also be scaled down.
 
-    :param norms: (B, 1).
-    :param factors: (B, 1) in [0, 1], which make rows shorter; private. None: all are 1.
+    :param norms: (B, 1), before scaling.
+    :param factors: (B, 1) in [0, 1], private: a row's scale. None: all are 1.
     """
 
     def __init__(self, block: Contributions, norms: Tensor, factors: Tensor | None = None):
@@ -189,12 +196,12 @@ class Kept:
         return values if self._factors is None else values * self._factors
 
     def _of_rows(self, weights: Tensor) -> Tensor:
-        # A broken record's factor is NaN, and its weight zero.
+        # If a record has NaN, so has its factor, and its weight is zero.
         return torch.where(weights > 0, self._scaled(weights), 0.0)
 
 
 class _Bits:
-    """Numbers +-1/2, (B, 1): a block that keeps its bound of 1/2 by itself."""
+    """Numbers +-1/2, (B, 1). They are within the block's bound of 1/2, so they have no norms."""
 
     def __init__(self, values: Tensor):
         self._values = values
@@ -210,19 +217,22 @@ class _Bits:
 
 
 def with_bit(block: Measured, bound: Tensor | float) -> list[Contributions]:
-    """The block, and one of bound 1/2: +1/2 for each record within the bound, -1/2 beyond it."""
+    """The block, and a block of bound 1/2 that counts: +1/2 for each record within, -1/2 beyond.
+
+    :param bound: C, the first block's.
+    """
     norms = block.norms()
     return [Kept(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]
 
 
 @dataclass
 class LookedUpRows:
-    """A block of the records' contributions: zero, except for the rows that a record reads.
+    """Gradients with respect to a table (num_rows, q). Each record reads T rows of the table.
 
-    A record that reads a row several times adds up the gradients there.
+    If a record reads a row several times, the gradients there add up.
 
-    :param gradients: the gradients in the rows that each record reads, (B, T, q).
-    :param indices: which rows it reads, (B, T), from 0 to size - 1.
+    :param gradients: with respect to the rows that a record reads, (B, T, q).
+    :param indices: the rows that a record reads, (B, T), from 0 to num_rows - 1.
     """
 
     gradients: Tensor
@@ -230,19 +240,18 @@ class LookedUpRows:
     num_rows: int
 
     def squared_norms(self) -> Tensor:
-        """(B, 1) in float64; never below the true ones."""
+        """Upper bounds, (B, 1) in float64, tight up to rounding."""
         own = self.gradients.double()
         same = self.indices.unsqueeze(2) == self.indices.unsqueeze(1)  # (B, T, T)
         gram = own @ own.mT
         squares = torch.where(same, gram, 0.0).sum(dim=(1, 2)).clamp(min=0.0)
-        # That sum has terms of both signs: what rounding may take away is put back.
+        # Terms of both signs cancel, so a bound of the rounding error is added.
         lengths = gram.diagonal(dim1=1, dim2=2).sqrt()
         size = torch.where(same, lengths.unsqueeze(2) * lengths.unsqueeze(1), 0.0).sum(dim=(1, 2))
         terms = own.shape[2] + own.shape[1] ** 2 + 8
         return (squares + terms * torch.finfo(torch.float64).eps * size).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """(size,) in float64; where a weight (B, 1) is zero, the record does not matter."""
         weights = weights.unsqueeze(2)
         own = torch.where(weights > 0, self.gradients * weights, 0.0).double()
         total = own.new_zeros(self.num_rows, own.shape[2])
@@ -265,7 +274,7 @@ class LookedUpRows:
 
 @dataclass
 class OuterProducts:
-    """A block of the records' contributions: left @ right, flattened, of each record.
+    """Rows that are flattened matrix products left @ right, as gradients of a linear layer are.
 
     :param left: (B, p, k).
     :param right: (B, k, q).
@@ -277,29 +286,28 @@ class OuterProducts:
     transposed: bool = False
 
     def squared_norms(self) -> Tensor:
-        """(B, 1) in float64; never below the true ones."""
-        tiny = torch.finfo(torch.float64).tiny  # squares that underflow do not count as zero
+        """Upper bounds, (B, 1) in float64, tight up to rounding."""
+        tiny = torch.finfo(torch.float64).tiny  # added, because squares may underflow to zero
         if self.left.shape[2] == 1:
             ours, theirs = Rows(self.left).squared_norms(), Rows(self.right).squared_norms()
             return (ours + tiny) * (theirs + tiny)
         left, right = self.left.double(), self.right.double()
         ours, theirs = left.mT @ left, right @ right.mT  # (B, k, k)
         squares = (ours * theirs).sum(dim=(1, 2)).clamp(min=0.0)
-        # That sum has terms of both signs: what rounding may take away is put back. An entry of a
-        # Gram matrix is rounded in proportion to the norms of the two vectors.
+        # Terms of both signs cancel, so a bound of the rounding error is added. An entry of a Gram
+        # matrix has an error in proportion to the norms of the two vectors.
         own, other = (each.diagonal(dim1=1, dim2=2) for each in (ours, theirs))
         size = (own * other).sqrt().sum(dim=1).square()
         terms = left.shape[1] + right.shape[2] + left.shape[2] ** 2 + 8
-        # An entry that underflows may meet one that nearly overflows.
+        # An entry that underflows may be multiplied by one that nearly overflows.
         lost = tiny * (1 + own.sum(dim=1) + other.sum(dim=1))
         return (squares + terms * (torch.finfo(torch.float64).eps * size + lost)).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """(p q,) in float64; where a weight (B, 1) is zero, the record does not matter."""
         return self.sum_into(weights.new_empty(self.size, dtype=torch.float64), weights)
 
     def sum_into(self, total: Tensor, weights: Tensor) -> Tensor:
-        """The same, written into this memory."""
+        """Write :meth:`weighted_sum` into ``total``, and return it."""
         left, right = (counted(each, weights).double() for each in (self.left, self.right))
         if left.shape[1] < right.shape[2]:
             left = left * weights.unsqueeze(2)
@@ -314,7 +322,7 @@ class OuterProducts:
 
     def dense(self) -> Tensor:
         left, right = self.left.double(), self.right.double()
-        # A batched product of vectors takes twenty times as long as their multiplication.
+        # For vectors, batched matmul takes twenty times as long as multiplication.
         products = left * right if left.shape[2] == 1 else left @ right
         return (products.mT if self.transposed else products).flatten(1)
 
@@ -339,7 +347,7 @@ class OuterProducts:
 
 @dataclass
 class Joined:
-    """Blocks that are clipped jointly."""
+    """One block that consists of several parts, clipped by their joint norm."""
 
     parts: Sequence[OuterProducts | LookedUpRows | Rows]
 
@@ -347,7 +355,7 @@ class Joined:
         return _sum_of([part.squared_norms() for part in self.parts]).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        # A copy of products would take as long as they do.
+        # Products are written into the result: a copy would take as long as the product.
         total = weights.new_empty(self.size, dtype=torch.float64)
         sizes = [part.size for part in self.parts]
         for part, own in zip(self.parts, torch.split(total, sizes), strict=True):
@@ -369,7 +377,10 @@ class Joined:
 
 
 def counted(values: Tensor, weights: Tensor) -> Tensor:
-    """Rows of weight (B, 1) zero are zero, NaN or not; where there are none, the values."""
+    """The values, with zeros instead of rows whose weight (B, 1) is zero, even if these hold NaN.
+
+    If no weight is zero, it may be the same tensor.
+    """
     counts = weights[:, 0] > 0
     if in_memory(values) and counts.all():
         return values
@@ -377,7 +388,7 @@ def counted(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def weighted_gram(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weights (B, 1), of any sign, times rows' rows, (d, d)."""
+    """The sum of weight * outer(row, row), (d, d), for weights (B, 1) of any sign."""
     if not in_memory(rows):
         return (rows * weights).mT @ rows
     total = gram(rows * weights.clamp(min=0.0).sqrt())  # half the work of a product

@@ -1,7 +1,7 @@
-"""A federation: owners who fit one model together, and show each other only releases.
+"""A federation: owners of data who fit one model together, and show each other only releases.
 
-A step without failures has two rounds: the agreement, and the uploads. Others learn that a holder
-failed, and not why, because errors are for the owner of the data.
+A step without failures has two rounds: the agreement and the uploads. If a holder fails, the others
+do not learn the cause, because an error may reveal data.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from pyro_dp.utils.validation import require_count
 
 Numbers = NDArray[np.int64]
 _OTHER_NUMBERS = (
-    "Federation: holders, dropouts or colluders differ between the holders, and with them the "
+    "Federation: holders, dropouts or colluders differ between the holders, but they determine the "
     "noise that each must add. Pass the same numbers everywhere."
 )
 _TOO_FEW = (
@@ -37,10 +37,10 @@ _TOO_FEW = (
     "be too little, and the opened total is not used. Start all anew, with journals and the last "
     "states."
 )
-_OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
+_OVER = "This holder left the federation, or was interrupted: make a new Federation at all holders."
 _ABSENT = (
-    "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
-    "without it."
+    "Holder {holder} is missing, and data can only be prepared together: start all anew, without "
+    "it."
 )
 _FAILED = (
     "Holder {holders} failed, so all holders abandoned what they were doing. Its own error says "
@@ -53,15 +53,15 @@ _LEFT = (
 
 
 class Channel(Protocol):
-    """Carries the holders' messages to the others, and turns uploads into their sum.
+    """A holder's connection to the others: it exchanges messages, and adds up uploads.
 
     All holders make the same calls in the same order, and each call waits for the others.
 
     :ivar index: the holder's, from 0 to K - 1.
-    :ivar note: for the ledger: towards whom the guarantee holds; a text to fill in with
-        ``holders``, ``dropouts`` and ``colluders``.
+    :ivar note: a text for the ledger that says against whom the guarantee holds. It is formatted
+        with ``holders``, ``dropouts`` and ``colluders``.
 
-    >>> class TwiceMyself:  # to try a script alone: the other holder says and adds the same
+    >>> class TwiceMyself:  # to try a script alone: the other holder sends and adds the same
     ...     index, note = 0, "A trial of one holder as {holders}: no guarantee towards others."
     ...     def begin(self, holders, dropouts): ...
     ...     def talk(self, public): return {0: public, 1: public}
@@ -76,19 +76,21 @@ class Channel(Protocol):
     note: str
 
     def begin(self, holders: int, dropouts: int) -> None:
-        """:raises ConfigurationError: it does not carry so many holders, or drop-outs."""
+        """:raises ConfigurationError: it does not support so many holders or drop-outs."""
 
     def talk(self, public: bytes) -> dict[int, bytes]:
-        """The messages of all present holders. None may change what two others tell each other.
+        """Send a message to all holders. Returns those of all present holders, by index.
 
-        :raises ClusterError: too few are left, or the line is lost.
+        No holder may be able to change the messages between two others.
+
+        :raises ClusterError: too few holders are left, or the connection is lost.
         """
 
     def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
-        """The sum of all present holders' uploads, (n,), and the indices of these holders.
+        """The sum of all present holders' uploads modulo 2^64, (n,), and these holders' indices.
 
-        :param upload: (n,) in int64; sums are those of integers modulo 2^64.
-        :raises ClusterError: too few are left, the line is lost, or sizes differ.
+        :param upload: (n,) in int64.
+        :raises ClusterError: too few holders are left, the connection is lost, or sizes differ.
         """
 
     def leave(self) -> None:
@@ -100,44 +102,45 @@ class Federation:
 
     Write ``DPSEP(model, guide, accountant=accountant, noise=Noise(source="system"),
     execution=Execution(peers=federation))``, likewise :class:`VIPS` and :class:`DPSVI`. Each holder
-    runs the same script on a machine of its own and passes its own records to ``run``. All get the
-    same posterior, that of all their records. Records and exact sums never leave their owner.
+    runs the same script on its own machine, and passes its own records to ``run``. All get the same
+    posterior, that of all their records. Records and exact sums never leave their owner.
 
-    In a step each holder draws from its own records and adds up their contributions, in integers.
-    Its own accountant and journal count the release. They refuse it beyond its own budget, even if
-    others ask for it. Then it adds its share of the noise, discrete Gaussian of variance sigma^2 /
-    (K - t - c), and uploads only that. The channel adds up, and sends all the total. With t
-    drop-outs, the shares of the others that do not collude still add up to sigma^2. Without
-    drop-outs there is more noise than sigma^2, and posteriors allow for it.
+    In a step each holder draws from its own records and adds up their contributions, as integers.
+    Its own accountant and journal count the release, and refuse it beyond its own budget. Then it
+    adds its share of the noise, a discrete Gaussian of variance sigma^2 / (K - t - c), and uploads
+    only this noisy sum. The channel adds up the uploads and returns the total to all. Even if t
+    holders drop out, the shares of those that do not collude add up to a variance of sigma^2. If
+    fewer drop out, the noise is larger, and posteriors allow for it.
 
-    Make it before model and guide. It sets torch's global generators to numbers that all holders
-    have agreed on, and all can predict later draws from them. Prepare data before, or with a
+    Make it before model and guide. It sets torch's global generators to states that all holders
+    have agreed on, so all can predict later draws from them. Prepare your data before, or with a
     generator of your own.
 
-    **Guarantee.** It holds for one record of one holder, as that holder's accountant states it,
-    against anybody who sees all releases. This includes the other holders. Each can subtract its
-    own share of the noise, and at most c of them work together. The sum of the other shares is
-    noise of variance at least sigma^2, up to the factor of :mod:`pyro_dp.mechanism.fixed_point` for
-    each share. Proof: docs/proofs/integers.md.
+    **Guarantee.** It protects one record of one holder, as that holder's accountant states. It
+    holds against anyone who sees all releases, including the other holders. Each of these can
+    subtract its own share of the noise, and at most c of them may work together. The other shares
+    add up to noise of variance at least sigma^2, up to the factor of
+    :mod:`pyro_dp.mechanism.fixed_point` for each share. Proof: docs/proofs/integers.md.
 
-    **Towards the adding party.** :class:`ShamirSums` shows nobody an upload: the holders add up
-    among themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a
-    share of the noise alone. Towards it the guarantee is weaker, as its name and the ledger say.
+    **The adding party.** With :class:`ShamirSums` nobody sees an upload: the holders add up among
+    themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload, which has only
+    one share of the noise. So the guarantee against the aggregator is weaker. The ledger says so.
 
     **Not protected.** Each holder's number of records, column types, the time at which it answers,
-    and whether its part of a step failed. Also all that :class:`DPSEP` and its like do not protect.
+    and whether its part of a step failed. Also everything that :class:`DPSEP` and the other
+    inferences do not protect.
 
-    **Failures.** A holder that stays away for longer than the channel waits is left out for good.
-    Its records then count as absent. With more than t of them nothing is opened, and all get a
-    :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
+    **Failures.** If a holder stays away for longer than the channel waits, it is left out for good,
+    and its records count as absent. If more than t holders are absent, no total is computed, and
+    all raise a :class:`ClusterError`. A release counts in a holder's ledger before it is uploaded.
 
-    :param channel: to the others.
+    :param channel: the connection to the other holders.
     :param holders: K, at least 2.
-    :param dropouts: t: the number of holders that may stay away.
-    :param colluders: c: the number of holders that may work together against another one. It is at
-        least 1, as each knows its own share of the noise.
+    :param dropouts: t, the number of holders that may stay away.
+    :param colluders: c, the number of holders that may work together against another one. It is at
+        least 1, because each holder has its own share of the noise.
     :raises ConfigurationError: numbers are out of range, or differ between holders.
-    :raises ClusterError: others did not come.
+    :raises ClusterError: the other holders did not connect in time.
 
     >>> def join(addresses, index):  # in each hospital; it waits for the others
     ...     return Federation(ShamirSums(addresses, index), holders=len(addresses))
@@ -150,8 +153,8 @@ class Federation:
         self.honest = holders - dropouts - colluders
         if self.honest < 1:
             raise ConfigurationError(
-                "dropouts + colluders must be less than holders: nobody would be left whose noise "
-                "counts."
+                "dropouts + colluders must be less than holders. Otherwise no share of the noise "
+                "would be left to count."
             )
         self.rank = require_count("channel.index", channel.index, least=0)
         if self.rank >= holders:
@@ -171,29 +174,32 @@ class Federation:
 
     @property
     def noise_factor(self) -> float:
-        """The noise in the sums where nobody drops out, over that which the guarantee counts."""
+        """Noise in the sums if nobody drops out, in units of the noise that the guarantee counts.
+
+        It is a ratio of standard deviations.
+        """
         return math.sqrt(self.size / self.honest)
 
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
-        said = self._talk([int(each) for each in numbers])
-        for holder, each in said.items():
+        received = self._talk([int(each) for each in numbers])
+        for holder, each in received.items():
             counted = isinstance(each, list) and len(each) == len(numbers)
             if not counted or any(type(x) is not int or not 0 <= x < 2**63 for x in each):
                 raise ClusterError(UNREADABLE.format(speaker=f"holder {holder}"))
-        return [said[holder] for holder in self.present]
+        return [received[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
-        """:raises ClusterError: one is missing."""
-        said = self._talk(public)
+        """:raises ClusterError: a holder is missing."""
+        received = self._talk(public)
         for holder in range(self.size):
-            if holder not in said:
+            if holder not in received:
                 raise ClusterError(_ABSENT.format(holder=holder))
-        return [said[holder] for holder in range(self.size)]
+        return [received[holder] for holder in range(self.size)]
 
     def agreed_states(self) -> list[Tensor]:
-        """The states of torch's generators, from random numbers of all holders."""
-        said = Seed(int.from_bytes(os.urandom(8), "little")).of_all(self.exchange, "holder")
-        seed = hashlib.sha256(repr([each.bits for each in said]).encode()).digest()[:8]
+        """States of torch's generators, from random numbers of all holders."""
+        seeds = Seed(int.from_bytes(os.urandom(8), "little")).of_all(self.exchange, "holder")
+        seed = hashlib.sha256(repr([each.bits for each in seeds]).encode()).digest()[:8]
         with forked_rng():
             torch.manual_seed(int.from_bytes(seed, "little") >> 1)
             return torch_states()
@@ -201,7 +207,7 @@ class Federation:
     def add(self, upload: Tensor) -> Tensor:
         """The sum of all present holders' uploads.
 
-        :param upload: sums with this holder's share of the noise, in int64, of any size.
+        :param upload: (n,) in int64, this holder's sums with its share of the noise.
         """
         with self._in_step():
             total, present = self._channel.add(upload.cpu().numpy())
@@ -212,7 +218,7 @@ class Federation:
         return torch.from_numpy(total)
 
     def leave(self) -> None:
-        """Say that this holder is done; a lost line is none of its business any more."""
+        """Tell the channel that this holder is done. A lost connection no longer matters."""
         if not self._over:
             self._over = True
             with contextlib.suppress(ClusterError):
@@ -222,18 +228,22 @@ class Federation:
         own = io.BytesIO()
         torch.save(public, own)
         with self._in_step():
-            said = self._channel.talk(own.getvalue())
-        self._left(list(said))
-        return {holder: _read(holder, content) for holder, content in said.items()}
+            received = self._channel.talk(own.getvalue())
+        self._left(list(received))
+        return {holder: _read(holder, content) for holder, content in received.items()}
 
     def _left(self, present: list[int]) -> None:
+        """Note which holders are left.
+
+        :raises ClusterError: they are too few, or an absent holder came back.
+        """
         if len(set(present)) < self.size - self.dropouts or not set(present) <= set(self.present):
             raise ClusterError(_TOO_FEW.format(left=len(set(present))))
         self.present = sorted(set(present))
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
-        """A holder interrupted within is out of step with the others, for good."""
+        """If this holder is interrupted inside the block, it cannot go on: it is out of step."""
         if self._over:
             raise ClusterError(_OVER)
         try:
@@ -255,7 +265,7 @@ class Federation:
 
 
 def _read(holder: int, content: bytes) -> Any:
-    """A holder's message: plain values and tensors, and no code."""
+    """Read a holder's message as plain values and tensors. It cannot contain code."""
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
@@ -274,9 +284,9 @@ class Holders(Peers):
         self.note, self.noise_factor = federation.note, federation.noise_factor
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
-        """A generator that all have agreed on, and none has chosen, makes public draws.
+        """No holder alone can choose the generator of public draws.
 
-        :returns: this holder's.
+        :returns: this holder's ledger.
         """
         self._require_equal(settings, self.exchange(settings))
         self._draws = self._group.agreed_states()
@@ -284,17 +294,17 @@ class Holders(Peers):
         return ledger
 
     def agreed_noise(self, noise_multiplier: float) -> float:
-        """The largest: budgets may differ, and so may their remainders."""
+        """The largest multiplier of all holders, because the rests of their budgets may differ."""
         return max(each.sigma for each in self.exchange(CalibratedNoise(noise_multiplier)))
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
-        """:raises PrivacyBudgetExceeded: this holder's budget has no room for the release."""
+        """:raises PrivacyBudgetExceeded: this holder's budget does not cover the release."""
         self._accountant.require_room(event)
-        # Its computing time stays secret: it reveals something about the number of sampled records.
+        # The computing time stays secret, because it depends on the number of sampled records.
         self._agree_on(clipped, event, step, public, 0.0)
-        assert isinstance(clipped, FixedPointSum)  # as the settings say
+        assert isinstance(clipped, FixedPointSum)  # require_fit demands secure mode
         clipped.in_shares(self._group.honest, self._group.add)
 
     def warnings(self) -> list[Warning]:

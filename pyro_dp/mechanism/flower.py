@@ -1,8 +1,8 @@
 """A federation through Flower (the extra ``flower``): a holder's line, and the aggregator's app.
 
-Flower carries bytes, and holders are reached by relays (:mod:`pyro_dp.mechanism.flower_relay`).
-Flower's own SecAgg+ is not used: it rounds stochastically, works modulo 2^32 at most, and draws its
-masks from seeds of 32 bits.
+Flower only carries bytes. A relay (:mod:`pyro_dp.mechanism.flower_relay`) passes them to the
+holder's process. Flower's SecAgg+ is not used: it rounds stochastically, works modulo 2^32 at most,
+and draws its masks from seeds of 32 bits.
 """
 
 import os
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
 
 _LONGEST_TIMEOUT = 1e6  # seconds
 _LONGEST_PATH = 107  # bytes of a socket's address, on Linux
-_LOOK = 0.2  # seconds between looks for replies
+_POLL = 0.2  # seconds between two requests for replies
 
 
 class FlowerLine:
     """A holder's line to the aggregator of its federation, through Flower.
 
-    It is made in the process that has the data. The holder's SuperNode gets the same address, and
-    :mod:`pyro_dp.mechanism.flower_relay` runs there. Flower's processes see the messages passed to
-    :meth:`ask`, and nothing else of the holder.
+    Make it in the process that has the data. Give the holder's SuperNode the same address, where
+    :mod:`pyro_dp.mechanism.flower_relay` runs. Flower's processes see the messages passed to
+    :meth:`ask`, and no other data of the holder.
 
-    **Access.** Anybody who may enter the folder of the socket can use the line. The folder is made
-    for its owner alone, and a folder that all may enter is refused. A SuperNode runs the code that
-    comes with a run of the federation. Let it run as another user, who cannot read the data, with a
-    group that may enter this folder.
+    **Access.** Anyone who may enter the socket's folder can use the line. If the folder is missing,
+    it is created for its owner alone. A folder that everyone may enter is refused. A SuperNode runs
+    code that comes with a run of the federation. Let it run as another user who cannot read the
+    data, in a group that may enter this folder.
 
-    **Not protected.** Nothing is encrypted here. Anybody who runs the SuperNode or the SuperLink
+    **Not protected.** Nothing is encrypted here. Anyone who runs the SuperNode or the SuperLink
     sees messages, and can send any answer.
 
-    :param address: the path of the socket, at most 107 bytes. Its folder is made if it is missing.
+    :param address: the path of the socket, at most 107 bytes.
     :param index: this holder's, from 0 to K - 1.
-    :param timeout: in seconds, > 0 and < 1e6: the time :meth:`ask` waits. It must exceed the time
-        the aggregator waits for the slowest holder, and the time until the run begins.
-    :raises ConfigurationError: a setting is out of range, all may enter the folder, or another
+    :param timeout: the time in seconds, > 0 and < 1e6, that :meth:`ask` waits. It must exceed the
+        time that the aggregator waits for the slowest holder, and the time until the run begins.
+    :raises ConfigurationError: a setting is out of range, everyone may enter the folder, or another
         process listens there.
 
     >>> import tempfile
@@ -72,13 +72,13 @@ class FlowerLine:
         self.index = require_count("index", index, least=0)
         self.timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST_TIMEOUT)
         self._address = Path(address).absolute()
-        self._relay: socket.socket | None = None  # it waits for the next message
+        self._relay: socket.socket | None = None  # the connection that waits for the next message
         self._begun = self._over = False
         _require_private_folder(self._address)
         self._listener = _listen(self._address)
 
     def ask(self, message: bytes) -> bytes:
-        """The aggregator's answer to a message, of less than 2 GiB. It waits until there is one.
+        """Send a message of less than 2 GiB, and wait for the aggregator's answer.
 
         :raises ClusterError: the line is lost or closed, nothing came within ``timeout``, the
             aggregator failed, or it has already sent its last answer.
@@ -93,12 +93,12 @@ class FlowerLine:
             raise self._lost(f"nothing came within timeout={self.timeout:g} seconds") from error
         except OSError as error:
             raise self._lost(f"its relay is gone ({type(error).__name__})") from error
-        except BaseException:  # the aggregator is not in step any more
+        except BaseException:  # this holder is out of step with the aggregator
             self.close()
             raise
 
     def close(self) -> None:
-        """Leave the federation: the aggregator goes on without this holder."""
+        """Leave the federation. The aggregator goes on without this holder."""
         if not self._over:
             self._over = True
             self._hang_up()
@@ -117,7 +117,7 @@ class FlowerLine:
             except ConnectionError:
                 if self._begun:
                     raise
-                continue  # from a run that ended before it began: the next one asks again
+                continue  # the relay's run ended before it began; the next run's relay asks again
             if kind == BEGIN:
                 raise self._lost("another run began while this fit was in the middle of one")
             if kind == FAILED:
@@ -176,7 +176,7 @@ def _require_private_folder(address: Path) -> None:
 
 
 def _listen(address: Path) -> socket.socket:
-    if address.is_socket():  # left by a killed fit, unless somebody answers
+    if address.is_socket():  # left by a killed process, unless something answers
         with socket.socket(socket.AF_UNIX) as there:
             if there.connect_ex(os.fspath(address)) == 0:
                 raise ConfigurationError("address: another process listens there.")
@@ -193,16 +193,16 @@ def _listen(address: Path) -> socket.socket:
 
 
 def server_app(aggregator: TrustedAggregator) -> "ServerApp":
-    """Flower's ServerApp with an aggregator in it: it goes round by round until that is done.
+    """A Flower ServerApp that runs an aggregator, round by round.
 
-    In a round each holder sends one message and gets one answer. A holder is left out from then on
-    if its process is gone, or its message does not come within ``aggregator.timeout``. Flower
-    itself takes seconds of that.
+    In a round each holder sends one message and gets one answer. If a holder's process is gone, or
+    its message does not come within ``aggregator.timeout``, it is left out from then on. Flower
+    itself takes seconds of that time.
 
-    :raises ClusterError: (within the run) too few SuperNodes came within the time of a round, two
-        holders have one index, or no holder is left.
+    :raises ClusterError: (within the run) too few SuperNodes connected within the time of a round,
+        two holders have the same index, or no holder is left.
 
-    >>> app = server_app(TrustedAggregator(holders=3))  # named in pyproject.toml, as Flower asks
+    >>> app = server_app(TrustedAggregator(holders=3))  # name it in pyproject.toml, for Flower
     """
     from flwr.serverapp import ServerApp
 
@@ -216,7 +216,7 @@ def server_app(aggregator: TrustedAggregator) -> "ServerApp":
 
 
 class Nodes:
-    """The SuperNodes of a run, asked all at once; by Flower's numbers of them."""
+    """Sends messages to the SuperNodes of a run, which have Flower's numbers."""
 
     def __init__(self, grid: "Grid", timeout: float):
         self._grid = grid
@@ -228,11 +228,14 @@ class Nodes:
         while len(nodes := list(self._grid.get_node_ids())) < count:
             if time.monotonic() > deadline:
                 raise ClusterError(f"There are {len(nodes)} SuperNodes, for {count} holders.")
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         return nodes
 
     def ask(self, kind: bytes, answers: Mapping[int, bytes]) -> dict[int, tuple[int, bytes]]:
-        """The holder's index, and its message, of each node that sent one in time."""
+        """Send each node an answer. Returns the next message of each, with the holder's index.
+
+        Nodes that send no message in time are missing from the result.
+        """
         from flwr.app import Message, MessageType
 
         deadline = time.monotonic() + self._timeout
@@ -249,16 +252,20 @@ class Nodes:
         self._rounds += 1
         found, waiting = {}, set(self._grid.push_messages(letters))
         while waiting and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
             for reply in self._grid.pull_messages(waiting):
                 waiting.discard(reply.metadata.reply_to_message_id)
-                if reply.has_content():  # else its relay failed, and its SuperNode's log says why
-                    said: Any = reply.content.config_records[NAME]
-                    found[reply.metadata.src_node_id] = (said["index"], said["message"])
+                if reply.has_content():  # otherwise its relay failed; the SuperNode's log says why
+                    record: Any = reply.content.config_records[NAME]
+                    found[reply.metadata.src_node_id] = (record["index"], record["message"])
         return found
 
 
 def lead(nodes: Nodes, aggregator: TrustedAggregator) -> None:
+    """Run an aggregator over these nodes until it is done.
+
+    :raises ClusterError: see :func:`server_app`.
+    """
     there = nodes.meet(aggregator.holders)
     found = nodes.ask(BEGIN, dict.fromkeys(there, b""))
     index_of = {node: index for node, (index, _) in found.items()}
@@ -274,7 +281,7 @@ def lead(nodes: Nodes, aggregator: TrustedAggregator) -> None:
             if last:
                 return
         raise ClusterError("No holder is left.")
-    except Exception as error:  # they need not wait for it
+    except Exception as error:  # the holders must not wait until their timeout
         nodes.ask(FAILED, dict.fromkeys(found, f"the aggregator failed ({error})".encode()))
         raise
 

@@ -1,13 +1,13 @@
-"""Flower runs this at a holder: a relay between its messages and the process that has the data.
+"""A relay between Flower's messages and a holder's process, which has the data.
 
-In Flower the server asks, and a new process answers each message. A holder's fit is one process
-that keeps its data. So the fit listens at a local socket, as a
-:class:`~pyro_dp.mechanism.flower.FlowerLine`, and a relay brings it the aggregator's answer and
-takes its next message. Bytes go over the socket, with their length before them; no object is
-unpickled at either end.
+In Flower the server asks, and a new process answers each message. But a holder's fit is a single
+process that keeps its data. So the fit listens at a local socket, as a
+:class:`~pyro_dp.mechanism.flower.FlowerLine`. The relay, which Flower starts, brings it the
+aggregator's answer and takes its next message. Only bytes go over the socket, with their length
+first. No object is unpickled at either end.
 
-This module imports nothing of the package and can be loaded alone: torch would take seconds in each
-round.
+This module imports no other module of the package and can be loaded alone. Importing torch would
+take seconds in each round.
 """
 
 import socket
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 NAME = "line"  # the key in a Flower message
-# A relay asks for the first message, or brings an answer, the last one, or the cause of none.
+# A relay asks for the first message, or brings an answer, the last answer, or a failure's cause.
 BEGIN, ANSWER, LAST, FAILED = b"B", b"A", b"L", b"F"
 LONGEST = 2**31 - 2**16  # bytes: Flower carries objects below 2 GiB
 INDEX_BYTES = 8  # before a holder's message
 
 
 def client_app() -> "ClientApp":
-    """Flower's ClientApp of a holder: a relay to the holder's process, and nothing else.
+    """A holder's Flower ClientApp, which is only a relay to the holder's process.
 
-    The SuperNode says where that listens: ``--node-config 'line="/run/fit/line"'``. If that process
-    is gone, or sends nothing in time, Flower gets an error instead of a reply.
+    Configure the SuperNode with that process's address: ``--node-config 'line="/run/fit/line"'``.
+    If the process is gone, or sends nothing in time, Flower gets an error instead of a reply.
 
-    >>> app = client_app()  # named in pyproject.toml, as Flower asks
+    >>> app = client_app()  # name it in pyproject.toml, for Flower
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -42,9 +42,9 @@ def client_app() -> "ClientApp":
         address = context.node_config.get("line")
         if not isinstance(address, str):
             raise ValueError("This SuperNode has no line: start it with --node-config 'line=...'")
-        sent: Any = message.content.config_records[NAME]
-        index, said = carry(address, sent["kind"], sent["answer"], sent["timeout"])
-        return Message(content(index=index, message=said), reply_to=message)
+        record: Any = message.content.config_records[NAME]
+        index, reply = carry(address, record["kind"], record["answer"], record["timeout"])
+        return Message(content(index=index, message=reply), reply_to=message)
 
     app.train()(relay)
     return app
@@ -59,9 +59,9 @@ def content(**values: bytes | float) -> "RecordDict":
 def carry(address: str, kind: bytes, answer: bytes, timeout: float) -> tuple[int, bytes]:
     """Bring an answer to a holder, and take its next message.
 
-    :param kind: BEGIN waits for the holder's process to come; after LAST and FAILED there is no
-        next message, and it is empty.
-    :param timeout: in seconds, for all of it.
+    :param kind: with BEGIN, wait until the holder's process listens. After LAST and FAILED there is
+        no next message, and an empty one is returned.
+    :param timeout: in seconds, for the whole exchange.
     :returns: the holder's index and message.
     :raises OSError: its process is gone, or sent nothing in time.
     """

@@ -1,4 +1,4 @@
-"""The common base of step-wise private inferences: calibration, run, release, state."""
+"""The base class of private inferences that work in steps: calibration, run and release."""
 
 import abc
 import functools
@@ -34,10 +34,9 @@ from pyro_dp.utils.display import Facts, in_notebook
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError, warn_user
 
 Step = TypeVar("Step", bound=Callable[..., float])
-# Steps of several threads take turns. Pyro's handlers belong to the process, so a model would see
-# those of another thread. And two steps with equal seeds must not draw at one position of a ledger.
+# Only one thread makes a step at a time. Pyro's handlers belong to the process, so a model would
+# see those of another thread. And two steps must not draw at the same position of a ledger.
 _TURN = threading.RLock()
-_AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
 def _peers(peers: Cluster | Federation | None, accountant: PrivacyAccountant) -> Alone:
@@ -46,15 +45,15 @@ def _peers(peers: Cluster | Federation | None, accountant: PrivacyAccountant) ->
     if isinstance(peers, Federation):
         if accountant.silent:
             raise ConfigurationError(
-                "peers: a private selection hides its trials, and a Federation shows each of "
-                "them to other owners. Let each owner choose settings by public knowledge."
+                "peers: a private selection must hide its trials, but a Federation shows each "
+                "trial to other owners. Let each owner choose settings by public knowledge."
             )
         return Holders(peers, accountant)
     return Ranks(peers, accountant)
 
 
 def whole_step(step: Step) -> Step:
-    """A step that Ctrl-C leaves undone, or done with all that follows from its release."""
+    """Decorate a step, so Ctrl-C leaves it undone, or done together with its update."""
 
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
@@ -68,10 +67,10 @@ def whole_step(step: Step) -> Step:
 class IterativeMechanism(abc.ABC):
     """Base of the inferences: steps with one release each, paid for by one accountant.
 
-    Subclasses implement ``step``. The arguments are those of :class:`DPSVI`.
+    Subclasses implement ``step``. The other arguments are those of :class:`DPSVI`.
 
-    :param bound: the largest norm of one record's part of the first release.
-    :param plan: makes that of the steps, from ``num_steps``, the kind of sampling, and the bound.
+    :param bound: the largest norm of one record's contribution to the first release.
+    :param plan: returns the :class:`Steps` for ``num_steps``, the kind of sampling, and the bound.
     """
 
     def __init__(
@@ -97,17 +96,18 @@ class IterativeMechanism(abc.ABC):
         if not peers.counts:
             accountant.follow()
 
-    _kept: Any = None  # what is prepared for the data, if anything
+    _kept: Any = None  # preparations for the data, after the first step
     last_run: RunResult | None = None
     """The result of the last :meth:`run`, even if it was interrupted; None before the first.
 
     A state does not hold it.
     """
     _measure = "change"  # the name of a step's result
-    _method = ""  # in reports, if that is not the name
-    _known_as = ""  # to users, if that is not the name of the class
-    # Functions for nonprivate(), by the names of its methods. The ledger notes a call first. The
-    # arguments are the inference, the result of _look_at, all indices in batches, and a stream.
+    _method = ""  # the name in reports, if it is another one
+    _known_as = ""  # the name for users, if it is not that of the class
+    # Functions that read exact numbers for nonprivate(), by the names of its methods. The ledger
+    # records each read first. They take the inference, the result of _look_at, all indices in
+    # batches, and a stream.
     _exact = MappingProxyType[str, Callable[..., Any]]({})
 
     @property
@@ -117,14 +117,14 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def accountant(self) -> PrivacyAccountant:
-        """It pays for all releases."""
+        """The accountant that pays for all releases."""
         return self._reservation.accountant
 
     @property
     def num_steps(self) -> int | None:
         """Number of planned steps; None: there is no plan, or not yet.
 
-        It can be set. A run that has reserved more steps gets nothing back.
+        You can set it. If a run has reserved more steps, they are not returned.
         """
         return self._reservation.plan.num_steps
 
@@ -139,36 +139,35 @@ class IterativeMechanism(abc.ABC):
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Make one step, with one release, on the full data."""
+        """Make one step, with one release. Pass the full data."""
 
     def run(
         self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
-        """Make the steps that are left of ``num_steps``, with a progress bar.
+        """Make the steps that are left of ``num_steps``.
 
         **Ctrl-C** waits for the end of a stage. The stages are the preparation of the first step
         (which may compile), the sum over the records, and the step. Before the release, Ctrl-C
-        leaves the step undone. After it, the step is finished, and nothing is lost that was paid
-        for. Call ``run`` again to go on with the steps that are left. :attr:`last_run` is the
-        interrupted call's result so far. A second Ctrl-C before the release does not wait. It may
-        leave torch in a state in which this process cannot go on. Then save ``state_dict()``, and
-        load it in another process. Callbacks that raise, and interrupts within them, find the step
-        done.
+        leaves the step undone. After the release, the step is finished, so no paid result is lost.
+        Call ``run`` again for the steps that are left. :attr:`last_run` has the interrupted call's
+        result so far. A second Ctrl-C before the release does not wait. Then torch may be in a
+        state in which this process cannot go on: save ``state_dict()``, and load it in another
+        process. If a callback raises or is interrupted, its step is already done.
 
         **Stopping early.** The first release reserves all steps that are left, and nothing is
         returned. So epsilon counts ``num_steps`` steps, even if a callback, an error or you stop
-        the run before. A stop may therefore depend on releases.
+        the run earlier. The decision to stop may therefore depend on releases.
 
         :param progress: show a progress bar.
-        :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
-            each step. They see released and public numbers, and must not read the data: the number
-            of steps would reveal them. One that holds the data is refused. If one returns True, the
-            run stops after this step, as if it were the last. ``run`` goes on later.
-        :returns: the sequence of the steps' return values, if these are numbers, with noise,
-            clipping, times, and why it stopped.
+        :param callbacks: functions of a :class:`ReleasedStep`, called in turn after each step. They
+            see released and public numbers. They must not read the data, because the number of
+            steps would reveal something. A callback that holds the data is refused. If one returns
+            True, the run stops after this step, and a later ``run`` goes on.
+        :returns: the steps' return values, if these are numbers, with noise, clipping, times, and
+            why the run stopped.
         :raises ConfigurationError: ``num_steps`` is missing and cannot be chosen, or all steps are
-            done. A callback returns neither None nor a bool.
-        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
+            done. Or a callback returned neither None nor a bool.
+        :raises PrivacyBudgetExceeded: the steps do not fit the budget.
         """
         require_callbacks(callbacks)
         if self._kept is not None:
@@ -212,7 +211,7 @@ class IterativeMechanism(abc.ABC):
                     result.stopped, result.num_steps = DONE, self._steps
                     bar.total = self._steps
                     bar.refresh()
-                with interrupts.within():  # the result is written as a whole
+                with interrupts.within():  # no interrupt between parts of the conclusion
                     interrupts.hold()
                     found = self._conclude()
             self._releases.forget()
@@ -221,15 +220,16 @@ class IterativeMechanism(abc.ABC):
             return result
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
-        """Tell the ledger the fraction clipped, and whether the result can be published.
+        """Note the clipped fraction and the status of the result in the ledger.
 
+        :param status: whether the result can be published.
         :returns: warnings about the finished run, from released numbers.
         """
         self._reservation.note_result(getattr(self, "clipped_fraction", None), status)
         return ()
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """``num_steps`` of a run that can begin, or go on."""
+        """``num_steps``, after checks that the run can begin or go on."""
         if self.num_steps is None:
             raise ConfigurationError("run() needs num_steps: pass it, or call step() yourself.")
         self._reservation.require_step()
@@ -264,7 +264,7 @@ class IterativeMechanism(abc.ABC):
     def noise_multiplier(self) -> float:
         """sigma: standard deviation of the noise in units of the bound of one record.
 
-        The first step fixes it, if it is calibrated. Before, this is what would fit now.
+        If sigma is calibrated, the first step fixes it. Before, this is the noise that would fit.
 
         :raises ConfigurationError: it must be calibrated, and only the first step determines the
             sample rate or the number of steps, or agrees on it with other owners.
@@ -273,7 +273,9 @@ class IterativeMechanism(abc.ABC):
         if self._reservation.noise_multiplier is not None:
             return self._reservation.noise_multiplier
         if self._releases.peers.own_ledgers:
-            raise ConfigurationError(_AGREED)
+            raise ConfigurationError(
+                "noise_multiplier is agreed with the other holders in the first step."
+            )
         rate = self.sampling.rate
         if rate is None or self.sampling.kind == "fixed" or self.num_steps is None:
             raise ConfigurationError("noise_multiplier is calibrated by the first step.")
@@ -286,10 +288,11 @@ class IterativeMechanism(abc.ABC):
         public: Sequence[Tensor] = (),
         noise_multiplier: float | None = None,
     ) -> list[Tensor]:
-        """The release of a step: estimates of the sums over all records.
+        """Release the sums of a step. Returns estimates of the clipped sums over all records.
 
-        :param public: its inputs beside the data. They must be equal on all ranks of a cluster.
-        :param noise_multiplier: None: that of the steps, and the release counts as one.
+        :param clipped: sums over the records that take part.
+        :param public: other inputs of the step, which must be equal on all ranks of a cluster.
+        :param noise_multiplier: sigma. None: that of the steps, and the release counts as a step.
         """
         ours, rate, sigma = self._reservation, sampler.sample_rate, noise_multiplier
         if sigma is None:
@@ -304,4 +307,4 @@ class IterativeMechanism(abc.ABC):
                     ours.lose()
                 raise
         ours.plan.done += noise_multiplier is None
-        return [block.div_(rate) for block in released]  # which have memory of their own
+        return [block.div_(rate) for block in released]  # release() returned new tensors

@@ -1,8 +1,8 @@
 """The public messages between the processes of a cluster, or the owners of a federation.
 
-Each message is a frozen dataclass, which checks its fields. It does so where it is made and where
-it arrives, so that nothing else reads a text, None or 10^400 as a number. A tuple of plain values
-and tensors travels.
+Each message is a frozen dataclass that checks its fields, at the sender and at the receiver. So no
+other code can mistake a text, None or 10^400 for a number. It is sent as a tuple of plain values
+and tensors.
 """
 
 import math
@@ -24,21 +24,21 @@ UNREADABLE = "The message of {speaker} cannot be read."
 class Message:
     """Base of all messages.
 
-    :raises ConfigurationError: (when it is made) a field is no value of its kind.
+    :raises ConfigurationError: (on construction) a field has the wrong type or value.
     """
 
     def packed(self) -> tuple[Any, ...]:
         return tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
 
     def of_all(self: M, exchange: Callable[[Any], list[Any]], speaker: str) -> list[M]:
-        """This one and those of the others, by rank.
+        """Exchange messages of this kind. Returns everyone's, by rank.
 
-        :param exchange: from the packed messages of one to those of all.
-        :param speaker: "rank" or "holder".
+        :param exchange: sends this process's packed message, and returns those of all processes.
+        :param speaker: "rank" or "holder", for errors.
         :raises ClusterError: one of them is no message of this kind; names its speaker.
         """
-        said = exchange(self.packed())
-        return [self._like(each, f"{speaker} {rank}") for rank, each in enumerate(said)]
+        received = exchange(self.packed())
+        return [self._like(each, f"{speaker} {rank}") for rank, each in enumerate(received)]
 
     def _like(self: M, packed: Any, speaker: str) -> M:
         try:
@@ -51,7 +51,7 @@ class Message:
 
 @dataclass(frozen=True)
 class NoiseMultiplier(Message):
-    """sigma; None: it is not yet calibrated."""
+    """The noise multiplier sigma; None: it is not yet calibrated."""
 
     value: float | None
 
@@ -62,7 +62,7 @@ class NoiseMultiplier(Message):
 
 @dataclass(frozen=True)
 class CalibratedNoise(Message):
-    """sigma, as one owner has calibrated it."""
+    """The noise multiplier sigma that one owner has calibrated to its own budget."""
 
     sigma: float
 
@@ -72,7 +72,7 @@ class CalibratedNoise(Message):
 
 @dataclass(frozen=True)
 class Share(Message):
-    """The spent share of the budget, in [0, 1]."""
+    """The share of the budget that is spent, in [0, 1]."""
 
     value: float
 
@@ -101,7 +101,7 @@ class Seed(Message):
 
 @dataclass(frozen=True)
 class Failure(Message):
-    """The error of one process; empty: it has none."""
+    """The error of one process; an empty text if it has none."""
 
     text: str
 
@@ -112,25 +112,26 @@ class Failure(Message):
 
 @dataclass(frozen=True)
 class Settings(Message):
-    """Settings on which all must agree, by name; plain values."""
+    """Settings on which all processes must agree: plain values, by name."""
 
     by_name: dict[str, float | str | None]
 
     def __post_init__(self) -> None:
-        known = isinstance(self.by_name, dict) and all(
+        if not isinstance(self.by_name, dict) or not all(
             isinstance(name, str) and isinstance(each, int | float | str | None)
             for name, each in self.by_name.items()
-        )
-        if not known:
+        ):
             raise ConfigurationError("by_name must hold plain values by name.")
 
 
 @dataclass(frozen=True)
 class Ledger(Message):
-    """The ledger of the first process of a cluster, and its run, as of a :class:`Reservation`.
+    """The ledger of rank 0 in a cluster, with the fields of its :class:`Reservation`.
 
-    :param accountant: a state, which the accountant that follows it checks.
+    :param accountant: a state. The accountant that follows it checks it.
     :param noise_multiplier: sigma; None: it is not yet calibrated.
+    :param lost: number of releases without a result.
+    :param reservation: name of the run's reservation.
     """
 
     accountant: dict[str, Any]
@@ -148,10 +149,11 @@ class Ledger(Message):
 
 @dataclass(frozen=True)
 class Start(Message):
-    """The start of a cluster, or of a run there: each process gives its :class:`Settings`.
+    """The first message in a cluster, or in a run there.
 
-    :param states: those of torch's global generators; empty: this process's do not matter.
-    :param ledger: the :class:`Ledger` of the first process, packed; None: of another one.
+    :param settings: the fields of :class:`Settings`.
+    :param states: states of torch's global generators; empty unless it comes from rank 0.
+    :param ledger: rank 0's :class:`Ledger`, packed; None from other ranks.
     """
 
     settings: dict[str, float | str | None]
@@ -177,7 +179,7 @@ Shape = tuple[int, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Shapes(Message):
-    """Arguments by name: the number of rows, the shape of one, and the type of each."""
+    """The arguments' names, and for each the number of rows, the shape of a row, and the type."""
 
     names: list[str]
     shapes: list[Shape]

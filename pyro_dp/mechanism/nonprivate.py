@@ -1,17 +1,17 @@
-"""Numbers of an inference's data without noise, for somebody who insists.
+"""Exact numbers of an inference's data, for users who give up the guarantee.
 
-Each request first adds a line to the ledger, and epsilon is infinite from then on. Other exported
-code with such numbers is marked by one of these:
+Each request first enters a :class:`NonPrivateLook` into the ledger, so epsilon is infinite from
+then on. Other public code also returns exact numbers, and is marked as such:
 
-* ``noise=0`` is an event of the ledger whose epsilon is infinite.
+* ``noise=0`` is an event in the ledger whose epsilon is infinite.
 * ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`audit` and
-  :func:`audit_one_run` know no ledger. They are for other data, which need no protection, and give
-  a :class:`NotPrivateWarning` at the call.
-* Objects with rows of the records belong to the curator: parameters per record, which are never
-  released (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
-  transformed.
+  :func:`audit_one_run` have no ledger. They are for data that need no protection, and raise a
+  :class:`NotPrivateWarning`.
+* Some objects hold rows of the records, so they must stay with the curator. These are parameters
+  per record, which are never released (:mod:`pyro_dp.records.local_parameters`), and data that
+  :class:`DPStandardScaler` has transformed.
 
-tests/package/test_one_door.py states who may touch the exact sums, the ledger and the noise.
+tests/package/test_one_door.py lists all code that may use exact sums, the ledger and the noise.
 """
 
 import abc
@@ -27,18 +27,17 @@ from pyro_dp.mechanism.sampling import AllRecords
 from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning
 from pyro_dp.utils.torch_state import forked_rng
 
-_AT_A_TIME = 4096  # records
-_PEERS = "nonprivate() reads from one process: use an inference without peers there."
+_MICROBATCH = 4096  # records
 
 
 class Readable(abc.ABC):
-    """Several inferences with one name to users."""
+    """An inference for users that consists of several inferences."""
 
     @abc.abstractmethod
     def _read_from(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> IterativeMechanism:
-        """The one whose numbers of this name are read."""
+        """The inference whose numbers ``nonprivate(...).name(*args, **kwargs)`` returns."""
 
 
 class NonPrivate:
@@ -49,28 +48,30 @@ class NonPrivate:
         if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
         if not self._inference._releases.peers.alone:
-            raise ConfigurationError(_PEERS)
+            raise ConfigurationError(
+                "nonprivate() reads from one process: use an inference without peers."
+            )
 
     def loss(self, *args: Any, **kwargs: Any) -> float:
         """The negative ELBO of all records at the present parameters, in nats, without noise.
 
-        With the draw of the global latents that the next step would make.
+        It uses the draw of the global latents that the next step would make.
 
-        :param args: the data, as for ``step``; so are kwargs.
-        :raises ConfigurationError: the inference is no :class:`DPSVI`; nothing was read.
+        :param args: the data, as for ``step``; likewise kwargs.
+        :raises ConfigurationError: the inference is not a :class:`DPSVI`; nothing was read.
         :raises ModelError: the data do not fit; nothing was read.
         """
         loss: float = self._read("loss", "a DPSVI", "loss", args, kwargs)
         return loss
 
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
-        """Norms of each record's part of the next release, before clipping.
+        """Norms of each record's contribution to the next release, before clipping.
 
-        They are norms of gradients for :class:`DPSVI`, with the latents that the next step would
-        draw, of sites for :class:`DPSEP`, and of statistics for :class:`VIPS`.
+        These are norms of gradients for :class:`DPSVI`, with the latents that the next step would
+        draw. For :class:`DPSEP` they are norms of sites, and for :class:`VIPS` of statistics.
 
-        :param args: the data, as for ``step``; so are kwargs.
-        :returns: (N,), in float64; of a :class:`VIPS` one for each statistic, by name.
+        :param args: the data, as for ``step``; likewise kwargs.
+        :returns: (N,) in float64; for :class:`VIPS` one tensor for each statistic, by name.
         :raises ConfigurationError: the inference is none of these; nothing was read.
         :raises ModelError: the data do not fit; nothing was read.
         """
@@ -81,7 +82,7 @@ class NonPrivate:
     def _read(
         self, name: str, kinds: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The ledger first. This leaves the public generators as they were."""
+        """Record the look, then read. The public generators stay as they were."""
         inference = self._inference
         if isinstance(inference, Readable):
             inference = inference._read_from(name, args, kwargs)
@@ -97,23 +98,23 @@ class NonPrivate:
                 mark_look(inference.accountant, looked_at, stacklevel=3)
             stream = inference._releases.randomness.stream("local", position)
             everyone = AllRecords(prepared.records.plate.size, prepared.records.device)
-            batches = everyone.split(inference.execution.microbatch_size or _AT_A_TIME)
+            batches = everyone.split(inference.execution.microbatch_size or _MICROBATCH)
             return read(inference, prepared, batches, stream)
 
 
 def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
-    """Numbers of the data without noise: ``nonprivate(svi).loss(x, y)``.
+    """Read exact numbers of the data, as in ``nonprivate(svi).loss(x, y)``.
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
     it happens. ``get_epsilon()`` is infinite for good, and a budget refuses every further release.
-    ``accountant.report()`` lists these reads and their times. The run itself goes on as without the
-    look. Only the noise of seeded runs changes, as it depends on the position in the ledger.
+    ``accountant.report()`` lists these reads and their times. The read does not change the run,
+    except for the noise of a seeded run, which depends on the position in the ledger.
 
-    For a private loss, see ``loss`` of :class:`Clip`. On data that need no protection use
+    For a private loss, see ``loss`` of :class:`Clip`. For data that need no protection, use
     ``pyro.infer.Trace_ELBO``.
 
     :param inference: a :class:`DPSVI`, :class:`DPSEP` or :class:`VIPS`.
-    :raises ConfigurationError: it is no inference.
+    :raises ConfigurationError: it is not an inference.
 
     >>> sep = DPSEP(model, guide, accountant=accountant)
     >>> norms = nonprivate(sep).gradient_norms(heights)
@@ -124,16 +125,16 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
 
 
 def row_norms(part: Tensor | Measured) -> Tensor:
-    """(B,)"""
+    """Euclidean norms of a batch's rows, (B,)."""
     rows = Rows(part.flatten(1)) if isinstance(part, Tensor) else part
     return rows.norms().squeeze(1)
 
 
 def mark_look(accountant: PrivacyAccountant, what: str, *, stacklevel: int) -> None:
-    """End the guarantee of the data of this ledger: epsilon is infinite from here on.
+    """Record a look without noise, and warn: epsilon is infinite from here on.
 
-    :param what: will be looked at: a line of text, which is public.
-    :param stacklevel: as for a warning of the caller's own.
+    :param what: the numbers that will be read, in a line of public text.
+    :param stacklevel: the value that the caller would pass to ``warnings.warn``.
     """
     accountant.record_nonprivate(what)
     warnings.warn(

@@ -1,7 +1,7 @@
-"""How large the records' parts are: a histogram of their norms that joins a release.
+"""A private histogram of the norms of the records' contributions, before clipping.
 
-Each record adds a one to the bin of its norm before clipping, a quarter of an octave wide. As a
-block of its own with bound 1 it costs a share of the release. Reading from it is post-processing.
+Each record adds 1 to the bin of its norm. Bins are a quarter of an octave wide. The histogram is a
+block of a release, with bound 1 and a share of the cost. Fitting it is post-processing.
 """
 
 import functools
@@ -19,33 +19,36 @@ from pyro_dp.mechanism.contributions import Contributions, Kept, Measured
 Floats = npt.NDArray[np.float64]
 
 SIZE = 160  # bins
-SHARE = 0.05  # its share of the cost of a release with other blocks too
+SHARE = 0.05  # its share of the cost, in a release that has other blocks too
 _PER_OCTAVE = 4
 EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # log norms
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
-# Bells that are tried: widths in nats, and one over the index of power tails. Half of their prior
-# has no tail. If clipped parts point to one side, the tail decides the bias, and more are tried.
+# Candidate bells: standard deviations in nats, and inverse indices of power tails. Without a tail
+# they have half of the prior probability. If clipped contributions point to one side, the tail
+# determines the bias, so there are more candidates.
 _FEW = (0.25, 0.45, 0.8, 1.2), (0.2, 0.4)
 _MANY = (0.25, 0.35, 0.45, 0.6, 0.8, 1.0, 1.2), (0.1, 0.2, 0.3, 0.4)
-_UNLIKELY = 1e-8  # odds of a bell, relative to the likeliest
-_REFUTED = 5.0  # standard deviations of the residual of a bell
-_SIGNIFICANT = 2.0  # standard deviations of four bins
+_UNLIKELY = 1e-8  # relative to the most probable bell; less probable ones are dropped
+_REFUTED = 5.0  # standard deviations of the residual beyond which no bell fits
+_SIGNIFICANT = 2.0  # standard deviations of the sum of four bins
 _NEIGHBOURS = np.ones(4)
-_APART = 5.5  # standard deviations of a group's bins together: some 200 positions, tens of readings
-_GROUPS = (4, 8, 16)  # bins
+# Standard deviations of a group's sum. Noise exceeds that rarely at any of some 200 positions, in
+# tens of histograms.
+_APART = 5.5
+_GROUPS = (4, 8, 16)  # widths in bins
 _LONGEST_TAIL = 40  # bins
-_TAIL = 0.55  # the slowest fall of a tail, from bin to bin: to a tenth in an octave
+_TAIL = 0.55  # the slowest decay of a tail, from bin to bin: to a tenth in an octave
 
 
 class Bins:
-    """A one in the bin of each record's norm: a block that keeps its bound of 1 by itself.
+    """Rows (B, SIZE) with a 1 in the bin of each record's norm. They are within their bound of 1.
 
     :param norms: (B, 1).
     """
 
     def __init__(self, norms: Tensor):
-        place = torch.floor(_PER_OCTAVE * norms.log2() + SIZE / 2).nan_to_num(0.0)
-        self._bins = place.clamp(0, SIZE - 1).long()
+        bins = torch.floor(_PER_OCTAVE * norms.log2() + SIZE / 2).nan_to_num(0.0)
+        self._bins = bins.clamp(0, SIZE - 1).long()
 
     def norms(self) -> None:
         return None
@@ -55,42 +58,46 @@ class Bins:
         return own.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), own.squeeze(1))
 
     def dense(self) -> Tensor:
-        # Not functional.one_hot, which looks at values: no graph can.
+        # functional.one_hot reads values, which a graph cannot.
         return (self._bins == torch.arange(SIZE, device=self._bins.device)).to(torch.float64)
 
 
 class MeasuredBins(Bins):
-    """The same, from the norms themselves: a broken record's part is broken."""
+    """The same for a histogram without another block. Records with infinite or NaN norms have NaN.
+
+    So clipping leaves them out.
+    """
 
     def __init__(self, norms: Tensor):
         super().__init__(norms)
-        self._own = torch.where(norms.isfinite(), 1.0, torch.nan).to(torch.float64)
+        self._norms = torch.where(norms.isfinite(), 1.0, torch.nan).to(torch.float64)
 
     def norms(self) -> Tensor:  # type: ignore[override]
-        return self._own
+        return self._norms
 
     def dense(self) -> Tensor:
-        return super().dense() * self._own
+        return super().dense() * self._norms
 
 
 def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
-    """The block, and the bins of its rows' norms, whatever it is clipped to."""
+    """The block, and the histogram of its rows' norms before clipping."""
     norms = block.norms()
     return [Kept(block, norms), Bins(norms)]
 
 
 def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
+    """Only the histogram of the block's norms."""
     return [MeasuredBins(block.norms())]
 
 
 @dataclass(frozen=True, eq=False)
 class Norms:
-    """The norms of all N records, as far as the noise lets see.
+    """A posterior distribution of the norms of all N records: m weighted histograms ("readings").
 
     :param norms: (n,), ascending.
-    :param readings: records of each norm in m readings that the noise allows, (m, n). They are not
-        negative, and N in all on average.
-    :param odds: probabilities of the readings, (m,).
+    :param readings: (m, n): the number of records of each norm in each histogram, >= 0. On average
+        over the histograms, the numbers sum to N.
+    :param odds: (m,): the histograms' probabilities.
     """
 
     norms: Floats
@@ -99,15 +106,15 @@ class Norms:
 
     @staticmethod
     def of(norms: Floats, counts: Floats) -> "Norms":
-        """One reading alone.
+        """A single histogram, of probability 1.
 
-        :param counts: records of each norm, (n,).
+        :param counts: (n,): the number of records of each norm.
         """
         return Norms(norms, counts[None], np.ones(1))
 
     @functools.cached_property
     def counts(self) -> Floats:
-        """Records of each norm, (n,): the mean over the readings."""
+        """The expected number of records of each norm, (n,)."""
         return self.odds @ self.readings
 
     @staticmethod
@@ -121,19 +128,22 @@ class Norms:
         tail: bool = False,
         one_sided: bool = False,
     ) -> "Norms":
-        """Fit noisy counts: a bell in the logarithm if they fit one, or else a single peak.
+        """Fit a noisy histogram.
 
-        A bell has few numbers to learn, and the prior of its centre decides if noise hides all. If
-        its residual exceeds the noise, the closest counts with one peak are taken, as far out as
-        they stand out of the noise.
+        Candidates are bells (normal distributions of the log norm, perhaps with a power tail). They
+        have few parameters. If the noise hides everything, the prior of a bell's centre decides. If
+        no bell fits within the noise, the result is the closest histogram with a single peak. It is
+        cut off where it no longer exceeds the noise.
 
         :param counts: (SIZE,), released.
         :param sd: standard deviation of the noise in a bin.
-        :param typical: a public guess of the norms.
-        :param spread: standard deviation of its logarithm.
-        :param tail: whether to extend the peak's tail where the noise hides it: for a bound whose
-            bias grows with the norms beyond it.
-        :param one_sided: whether the parts beyond a bound point to one side, as those of counts.
+        :param size: N.
+        :param typical: a public guess of the norms, the median of the prior of a bell's centre.
+        :param spread: the prior's standard deviation, of the logarithm.
+        :param tail: extend the peak's tail where the noise hides it. This is for a bound whose bias
+            grows with the norms beyond it.
+        :param one_sided: whether contributions beyond a bound point to one side, as those of counts
+            do.
         """
         shares, squares, medians, log_prior = _bells(*(_MANY if one_sided else _FEW))
         residual = counts @ counts - 2 * size * (shares @ counts) + size**2 * squares
@@ -154,7 +164,7 @@ class Norms:
 
     @staticmethod
     def places_above(bound: float) -> slice:
-        """The bins above the bound, about."""
+        """The bins whose middles are above the bound."""
         return slice(int(np.searchsorted(MIDDLES, math.log(bound))), SIZE)
 
     @property
@@ -166,20 +176,21 @@ class Norms:
         return float(self.counts[self.norms > bound].sum() / self.counts.sum())
 
     def excess(self, bounds: Floats) -> Floats:
-        """The clipped excess, in units of norm: sum of (norm - bound)+, one for each bound."""
+        """The expected sum of (norm - bound)+ over all records, for each bound."""
         return np.maximum(self.norms - bounds[:, None], 0.0) @ self.counts
 
     def rms_excess(self, bounds: Floats) -> Floats:
-        """Root mean square of the excess over all readings: a bias may be as large as this.
+        """The root mean square of the sum of (norm - bound)+, for each bound.
 
-        Noise can hide a tail. The mean over readings with and without it is too small if it exists.
+        Noise can hide a tail. If there is one, the mean over histograms with and without a tail is
+        too small. This allows for a bias that large.
         """
         excess = np.maximum(self.norms - bounds[:, None], 0.0) @ self.readings.T
         rms: Floats = np.sqrt(excess**2 @ self.odds)
         return rms
 
     def weight(self, bounds: Floats, power: int = 1) -> Floats:
-        """Mean of min(1, bound / norm) to this power, one for each bound."""
+        """The mean of min(1, bound / norm)^power over all records, for each bound."""
         weights = np.minimum(1.0, bounds[:, None] / self.norms) ** power
         mean: Floats = weights @ self.counts / self.counts.sum()
         return mean
@@ -189,11 +200,14 @@ class Norms:
 def _bells(
     widths: tuple[float, ...], heavy: tuple[float, ...]
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Each bell's share of each bin, (n, SIZE), with and without a power tail. Then the sum of its
-    squares, the median of the log norms, and the log prior of the tail, (n,) each.
+    """All candidate bells, without and with power tails.
+
+    :param heavy: inverse indices of the tails.
+    :returns: the probability of each bin, (n, SIZE). Then its sum of squares, the median of the log
+        norm, and the log prior of the tail, (n,) each.
     """
-    places, sds = (each.ravel() for each in np.meshgrid(EDGES[1:-1], widths))
-    cumulative = scipy.special.ndtr((EDGES - places[:, None]) / sds[:, None])
+    means, sds = (each.ravel() for each in np.meshgrid(EDGES[1:-1], widths))
+    cumulative = scipy.special.ndtr((EDGES - means[:, None]) / sds[:, None])
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
     plain = np.diff(cumulative, axis=1)
     bells = np.concatenate([plain, *(_with_tail(plain, each) for each in heavy)])
@@ -203,7 +217,7 @@ def _bells(
 
 
 def _with_tail(bells: Floats, heavy: float) -> Floats:
-    """Norms of a bell times a number of a Pareto distribution of index 1 / heavy."""
+    """Bells for a norm times an independent Pareto variable of index 1 / heavy."""
     fall = np.exp(-np.arange(_LONGEST_TAIL) * math.log(2) / _PER_OCTAVE / heavy)
     found = np.stack([np.convolve(bell, fall / fall.sum())[:SIZE] for bell in bells])
     mean: Floats = found / found.sum(axis=1, keepdims=True)
@@ -211,7 +225,7 @@ def _with_tail(bells: Floats, heavy: float) -> Floats:
 
 
 def single_peak(counts: Floats) -> Floats:
-    """The closest counts, in squared distance, that rise to a peak and fall after it."""
+    """The closest histogram, by least squares, that rises to a peak and then falls."""
     tops = np.argsort(np.convolve(counts, np.ones(3), "same"))[-6:]
     found = []
     for top in tops:
@@ -223,11 +237,12 @@ def single_peak(counts: Floats) -> Floats:
 
 
 def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) -> Floats:
-    """The histogram, zero from the first four noise-like bins on, on each side of the peak.
+    """The fitted histogram, with zeros beyond the first four bins that may be noise.
 
-    A group above them may stay: records with a rare value, of large leverage.
+    It is cut on both sides of the peak. A group of bins above the cut stays if it clearly exceeds
+    the noise, as of records with a rare value and large leverage.
 
-    :param tail: above the peak, continue the fall of the two octaves before instead of zeros.
+    :param tail: above the peak, extrapolate the decay of the last two octaves instead of zeros.
     """
     top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
     ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # sums over each bin and the three after it
@@ -245,7 +260,7 @@ def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) 
 
 
 def _group(counts: Floats, sd: float, start: int) -> int:
-    """The end of the bins that stand out most from this one on, or 0 if that may be noise."""
+    """The end of the most significant group of bins from ``start`` on; 0 if all may be noise."""
     best, end = _APART * sd, 0
     for width in _GROUPS:
         heights = np.convolve(counts[start:], np.full(width, width**-0.5), "valid")
@@ -255,11 +270,12 @@ def _group(counts: Floats, sd: float, start: int) -> int:
 
 
 def _tail(seen: Floats, hidden: Floats, sd: float) -> Floats:
-    """How counts may go on that fell so in the last two octaves.
+    """Extrapolate the decay of the last two octaves.
 
-    They go on no higher than the hidden counts allow, by one standard error.
+    The tail is at most as high as the noisy counts allow, by one standard error.
 
-    :param hidden: noisy counts of the bins from there on.
+    :param seen: fitted counts up to the cut.
+    :param hidden: noisy counts of the bins beyond the cut.
     """
     before, last = seen[-2 * _PER_OCTAVE : -_PER_OCTAVE].sum(), seen[-_PER_OCTAVE:].sum()
     fall = min((last / max(before, 1e-9)) ** (1 / _PER_OCTAVE), _TAIL)

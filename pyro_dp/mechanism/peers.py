@@ -1,15 +1,15 @@
-"""The messages of one inference's steps among several processes or owners.
+"""The protocol by which several processes or owners (ranks) make the steps of one inference.
 
-With several processes the sum is easy. The hard part is that nobody waits for a message that never
-comes. So there is one rule: *whatever leads to a collective is agreed by an agreement first*. An
-agreement is one small message of each rank to all, always of the same form. So a rank may say
-something unexpected: it needs to look at its data anew, a callback stopped it, or it failed. A rank
-that fails anywhere says so in the next agreement, and no other collective begins.
+No rank may wait for a message that never comes. So there is one rule: *before each collective
+operation, all ranks agree to begin it*. In an agreement each rank sends all others one small
+message, always of the same form. Instead of "ready", a rank may report that it must prepare its
+data anew, that a callback stopped it, or that it failed. A rank that fails anywhere reports this in
+the next agreement, and no other collective begins.
 
-A rank whose arguments or model changed says so in the agreement. Then all leave the step undone,
-begin it again, and look at their data together.
+If a rank's arguments or model have changed, it reports so. Then all ranks undo the step, begin it
+again, and prepare their data together.
 
-Sums become a release in :mod:`pyro_dp.mechanism.cluster` and :mod:`pyro_dp.mechanism.federation`.
+:mod:`pyro_dp.mechanism.cluster` and :mod:`pyro_dp.mechanism.federation` turn sums into releases.
 """
 
 import abc
@@ -32,8 +32,8 @@ from pyro_dp.utils.errors import ClusterError
 from pyro_dp.utils.torch_state import set_torch_states, torch_states
 
 T = TypeVar("T")
-_LOOKS = 10  # at data, in a step
-_EVER_NEW = "A rank has looked at new data again and again: pass the same tensors in each step."
+_ATTEMPTS = 10  # at one step, each after a common preparation of data
+_EVER_NEW = "A rank gets new data again and again: pass the same tensors in each step."
 _ELSEWHERE = (
     "The ranks are not at the same point of the run. All must make the same calls, run() or "
     "step(), in the same order, on the same inference. (After a state: load it on every rank.)"
@@ -59,14 +59,14 @@ _DIFFER = {
 
 
 class Says(enum.IntEnum):
-    """A rank's word in an agreement. If ranks differ, the least counts."""
+    """A rank's announcement in an agreement. If ranks differ, the smallest number decides."""
 
     FAILED = 0
     STOPPED = 1
-    LOOKS_ANEW = 2
-    READY = 3
-    EXCHANGES = 4
-    HAS = 5  # and more: these are compared by number
+    LOOKS_ANEW = 2  # it must prepare its data anew
+    READY = 3  # for the sum of a step
+    EXCHANGES = 4  # messages
+    HAS = 5  # numbers from here on identify an object that all ranks must have
 
 
 class Stopped(ClusterError):
@@ -74,33 +74,33 @@ class Stopped(ClusterError):
 
 
 class _LooksAnew(Exception):
-    """A rank must look at its data anew, and all do: the step begins again."""
+    """A rank must prepare its data anew. All ranks do so, and the step begins again."""
 
 
 class Group(Protocol):
-    """Peers that talk: a message of one reaches all.
+    """Connections between all ranks.
 
-    :ivar rank: this one's, from 0.
+    :ivar rank: this process's, from 0.
     """
 
     rank: int
 
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
-        """A few numbers of each, the same number of them, to all; by rank."""
+        """Send a few numbers to all ranks. Returns the lists of all ranks, of equal length."""
 
     def exchange(self, public: Any) -> list[Any]:
-        """Something public of each, to all; by rank."""
+        """Send a public value to all ranks. Returns the values of all ranks."""
 
 
 class Alone:
-    """An inference without peers: it is rank 0, and agrees with itself."""
+    """An inference in one process: it is rank 0, and every agreement succeeds."""
 
     alone = True
-    note = ""  # for the ledger: towards whom the guarantee holds
+    note = ""  # for the ledger: against whom the guarantee holds
     rank = 0
-    own_ledgers = False  # whether each rank counts for itself
+    own_ledgers = False  # whether each rank's accountant counts its own releases
     noise_factor = 1.0  # noise in the sums, in units of the noise that the guarantee counts
-    due = False  # whether this rank needs a common look, as a state was loaded
+    due = False  # whether data must be prepared anew on all ranks, because a state was loaded
 
     @property
     def leads(self) -> bool:
@@ -108,44 +108,44 @@ class Alone:
 
     @property
     def counts(self) -> bool:
-        """Whether the accountant of this rank counts."""
+        """Whether the accountant of this rank counts releases."""
         return self.leads or self.own_ledgers
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, all ranks learn that one fails."""
+        """If one rank fails inside this block, all others learn of it."""
         return contextlib.nullcontext()
 
     def step(self, step: Callable[[], T]) -> T:
-        """Do this, a step or a part of it; again, if a rank must look at its data first."""
+        """Run ``step``, a step or a part of it. Repeat it if a rank must prepare its data first."""
         return step()
 
     def look_anew(self, needed: bool) -> bool:
-        """Whether all ranks look at their data anew, now, as one of them needs it."""
+        """Whether all ranks prepare their data now, because one of them must."""
         return needed
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
-        """The ledger that counts, on all; from here on public draws agree.
+        """Agree on settings and on public draws. Returns the ledger that counts.
 
         :raises ClusterError: a setting differs between ranks; names it.
         """
         return ledger
 
     def exchange(self, message: M) -> list[M]:
-        """A message of each rank, by rank.
+        """Send a message to all ranks. Returns those of all ranks.
 
         :raises ClusterError: one of them cannot be read.
         """
         return [message]
 
     def all_have(self, kind: type | None) -> bool:
-        """Whether all ranks have such a thing, and none has another one."""
+        """Whether all ranks have an object of the same class; ``kind`` is that of this rank's."""
         return True
 
     def stop(self) -> None:
-        """A callback stopped the run here: it does so everywhere."""
+        """Stop the run on all ranks, because a callback stopped it here."""
 
     def agreed_noise(self, noise_multiplier: float) -> float:
-        """The noise of all ranks, if each has calibrated it to the rest of its budget."""
+        """The noise multiplier of all ranks, from those that they have calibrated."""
         return noise_multiplier
 
     def add_up(
@@ -153,15 +153,15 @@ class Alone:
     ) -> None:
         """Agree on a release, and prepare the sum for it.
 
-        :param public: parameters, and whatever else the release depends on.
+        :param public: parameters, and other public tensors that the release depends on.
         """
 
     def released(
         self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
     ) -> list[Tensor]:
-        """The release, on all ranks.
+        """The release, the same on all ranks.
 
-        :param make: records the event and adds noise.
+        :param make: records the event, and returns the sums with noise.
         """
         return make()
 
@@ -170,18 +170,19 @@ class Alone:
 
 
 class Peers(Alone, abc.ABC):
-    """One inference on all ranks, seen from one of them."""
+    """One inference on several ranks, seen from one of them."""
 
     alone = False
-    _speaker = "rank"  # what each of them is called
+    _speaker = "rank"  # the word for a peer in errors
 
     def __init__(self, group: Group, accountant: PrivacyAccountant):
         self._group, self._accountant = group, accountant
         self.rank = group.rank
-        self._draws: list[Tensor] | None = None  # states of public draws, from the first look on
-        self._asked = False  # whether another rank is waiting for a common look
+        # States of the generators of public draws, from the first common preparation on.
+        self._draws: list[Tensor] | None = None
+        self._asked = False  # whether another rank waits for a common preparation of data
         self._depth = 0
-        self._told: BaseException | None = None  # an error that all have seen
+        self._reported: BaseException | None = None  # an error that all ranks have seen
         self._began = self._longest = 0.0
 
     @contextlib.contextmanager
@@ -195,8 +196,7 @@ class Peers(Alone, abc.ABC):
         except (ClusterError, _LooksAnew):
             raise
         except BaseException as error:
-            # The others find out without a message; this one has its own error.
-            if error is not self._told:
+            if error is not self._reported:
                 with contextlib.suppress(ClusterError):
                     self._agree(Says.FAILED, error=error)
             raise
@@ -205,7 +205,7 @@ class Peers(Alone, abc.ABC):
 
     def step(self, step: Callable[[], T]) -> T:
         with self.together():
-            for _ in range(_LOOKS):
+            for _ in range(_ATTEMPTS):
                 self._began = time.perf_counter()
                 with contextlib.suppress(_LooksAnew), self._public_draws():
                     return step()
@@ -214,7 +214,7 @@ class Peers(Alone, abc.ABC):
 
     @contextlib.contextmanager
     def _public_draws(self) -> Iterator[None]:
-        """The global generators are the cluster's; an undone step has drawn nothing."""
+        """Use the common public generators. They stay as they were if the step is undone."""
         own, before = torch_states(), self._draws
         if before is not None:
             set_torch_states(before)
@@ -240,9 +240,9 @@ class Peers(Alone, abc.ABC):
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
         """The ledger is that of rank 0."""
         rest = (torch_states(), ledger.packed()) if self.leads else ([], None)
-        given = self.exchange(Start(settings.by_name, *rest))
-        self._require_equal(settings, [Settings(each.settings) for each in given])
-        first = given[0]
+        received = self.exchange(Start(settings.by_name, *rest))
+        self._require_equal(settings, [Settings(each.settings) for each in received])
+        first = received[0]
         if first.ledger is None or not first.states:
             raise ClusterError(UNREADABLE.format(speaker="rank 0"))
         self._draws = first.states
@@ -250,10 +250,10 @@ class Peers(Alone, abc.ABC):
         return Ledger(*first.ledger)
 
     @staticmethod
-    def _require_equal(settings: Settings, given: list[Settings]) -> None:
+    def _require_equal(settings: Settings, received: list[Settings]) -> None:
         """:raises ClusterError: a setting differs between ranks; names it."""
         for name, value in settings.by_name.items():
-            if any(name not in each.by_name or each.by_name[name] != value for each in given):
+            if any(name not in each.by_name or each.by_name[name] != value for each in received):
                 raise ClusterError(_OTHER.format(name=name))
 
     def exchange(self, message: M) -> list[M]:
@@ -281,7 +281,10 @@ class Peers(Alone, abc.ABC):
     def _agree_on(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor], own: float
     ) -> None:
-        """Agree to add up, and on all that is public. This rank computed ``own`` seconds."""
+        """Agree to add up the sums, and that all public values are equal.
+
+        :param own: seconds that this rank has computed in this step.
+        """
         settings = f"{event} of step {step} {clipped.blocks}"
         digests = _digests([settings.encode()], map(_bytes, public), map(_bytes, torch_states()))
         said = self._agree(Says.READY, *digests, int(1e6 * own))
@@ -293,7 +296,13 @@ class Peers(Alone, abc.ABC):
             raise ClusterError(_ELSEWHERE)
 
     def _agree(self, says: int, *digests: int, error: BaseException | None = None) -> list[int]:
-        """The message of each rank. :raises ClusterError: one failed, or is at another point."""
+        """The announcements of all ranks.
+
+        :param says: this rank's announcement, one of :class:`Says`.
+        :param digests: digests of public values, and then a computing time in microseconds.
+        :param error: this rank's, if it failed.
+        :raises ClusterError: a rank failed, or a public value differs.
+        """
         numbers = [says, *digests, *[0] * (4 - len(digests))]
         said = self._group.tell_all(numbers)
         failed = [rank for rank, each in enumerate(said) if each[0] == Says.FAILED]
@@ -308,13 +317,13 @@ class Peers(Alone, abc.ABC):
 
     @abc.abstractmethod
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
-        """:raises ClusterError: on the ranks that did not fail; the others have their error."""
+        """:raises ClusterError: on ranks that did not fail. The others raise their own error."""
 
 
 def _digests(*parts: Iterable[bytes]) -> list[int]:
-    """A number of 63 bits for each part and all before it.
+    """A number of 63 bits for each part, which also depends on all parts before it.
 
-    An owner may tell two others different noise. It cannot find two values for which all agree.
+    A dishonest owner may send two others different values. It cannot find two that agree.
     """
     so_far, found = hashlib.sha256(), []
     for part in parts:

@@ -1,4 +1,4 @@
-"""The private half of a step: its draws of records, and its release."""
+"""The private half of a step: which records take part, and the release of their sums."""
 
 import functools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from pyro_dp.utils.errors import ConfigurationError, PrivacyWarning, warn_user
 from pyro_dp.utils.interrupts import Interrupts
 from pyro_dp.utils.validation import LARGEST
 
-ONE_BY_ONE = DrawnAhead(1, [])  # each sample when it is needed
+ONE_BY_ONE = DrawnAhead(1, [])  # draws each sample when it is needed
 
 _LARGE_DELTA = (
     "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
@@ -33,10 +33,10 @@ _LARGE_DELTA = (
 class Releases:
     """Draws the records of a run's steps, and releases their sums.
 
-    :param inference: its name, to users.
+    :param inference: the inference's name for users.
     :param method: its name in reports.
-    :ivar interrupts: wait for a step that has begun to release.
-    :ivar last: the last release's event; None before the first.
+    :ivar interrupts: delays Ctrl-C while a step releases.
+    :ivar last: the event of the last release; None before the first.
     :ivar noise: standard deviation of the last release's noise in a coordinate of its first block.
     """
 
@@ -64,9 +64,12 @@ class Releases:
         self.reservation = Reservation(inference, accountant, peers, steps, noise.multiplier, now)
 
     def must_look(self, needed: bool, sample_rate: float | None) -> bool:
-        """Whether the data are looked at now, as they are new here, or on another rank.
+        """Whether this rank must prepare its data now, because data are new on some rank.
 
-        Then all ranks have the same settings, and in a cluster the ledger of rank 0.
+        If so, all ranks have agreed on their settings, and those of a cluster on rank 0's ledger.
+
+        :param needed: whether data are new on this rank.
+        :raises ClusterError: a setting differs between ranks.
         """
         ours, peers = self.reservation, self.peers
         if peers.alone or not peers.look_anew(needed):
@@ -89,9 +92,9 @@ class Releases:
     def sample(
         self, sampler: RecordSampler, position: int, ahead: DrawnAhead = ONE_BY_ONE
     ) -> Indices:
-        """The records of a step: indices, ascending.
+        """The indices of a step's records, ascending.
 
-        :param ahead: may draw those of other steps, too, except in secure mode.
+        :param ahead: may also draw the records of later steps, except in secure mode.
         """
         self.interrupts.check()
         stream = functools.partial(self.randomness.stream, "sampling")
@@ -107,19 +110,22 @@ class Releases:
         self._ahead.forget()
 
     def in_sums(self, noise_multiplier: float) -> float:
-        """sigma in the released sums. It is larger if several owners add their shares."""
+        """sigma of the noise in the sums. In a federation it is larger than in the event."""
         return noise_multiplier * self.peers.noise_factor
 
     def begin(
         self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
     ) -> SubsampledGaussian:
-        """The event of the next release. Interrupts wait from here on."""
+        """The event of the next release. From here on, Ctrl-C waits for the end of the step.
+
+        :raises ConfigurationError: the noise is too large for floating-point numbers.
+        """
         rate = sampler.sample_rate
         bound = max(block.bound for block in clipped.blocks)
-        # Powers of the estimates must not overflow.
+        # Otherwise powers of the estimates could overflow.
         if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
             raise ConfigurationError(
-                f"The noise would have a standard deviation beyond {LARGEST:g}: lower the noise or "
+                f"The noise would have a standard deviation above {LARGEST:g}: lower the noise or "
                 "the bound of a record, or raise the sample rate."
             )
         event = gaussian(noise_multiplier, rate, sampler.sampling)
@@ -147,13 +153,13 @@ class Releases:
         step: int,
         public: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Noisy sums over the step's records, of all peers."""
+        """The noisy sums over the step's records, of all peers."""
         self.peers.add_up(clipped, event, step, public)
-        door = functools.partial(
+        make = functools.partial(
             release,
             clipped,
             accountant=self.reservation.accountant,
             event=event,
             noise=self.randomness.stream("noise", position),
         )
-        return self.peers.released(door, clipped, event)
+        return self.peers.released(make, clipped, event)

@@ -1,4 +1,8 @@
-"""A run's plan, and its part of the budget: its noise, and what the ledger reserves for it."""
+"""A run's planned steps, and its part of the budget.
+
+The ledger reserves a run's planned releases with its first release. They count as if they had been
+released, so a run may stop early because of its releases.
+"""
 
 import math
 from collections import Counter
@@ -29,19 +33,19 @@ _OTHER_NOISE = (
     "choose it later, in view of releases on samples. Start all anew, with journals and the last "
     "states."
 )
-gaussian = lru_cache(16)(SubsampledGaussian)  # steps are alike
+gaussian = lru_cache(16)(SubsampledGaussian)  # most steps of a run have equal events
 
 
 class Steps:
-    """Steps with one release each, which are alike.
+    """A plan of equal steps, with one release each.
 
-    :param num_steps: None: as many as are asked for.
-    :param bound: the largest norm of one record's part of a release.
+    :param num_steps: None: there is no plan, and ``step`` may be called any number of times.
+    :param bound: the largest norm of one record's contribution to a release.
     """
 
     kind = PLANNED  # for the ledger, if releases are reserved
-    chooses = False  # whether the first step chooses num_steps, where it is None
-    whole = False  # whether one share of the budget, with noise that stays, is for all releases
+    chooses = False  # whether the first step chooses num_steps, if it is None
+    whole = False  # whether all releases share one part of the budget, with fixed noise
 
     def __init__(self, num_steps: int | None, sampling: str, bound: float):
         self.num_steps = None if num_steps is None else require_count("num_steps", num_steps)
@@ -49,12 +53,12 @@ class Steps:
 
     @property
     def bound(self) -> float:
-        """That of the next release."""
+        """The bound of the next release."""
         return self._bound
 
     @property
     def left(self) -> int | None:
-        """Number of steps; None: as many as are asked for."""
+        """Number of steps that are left; None: any number."""
         return None if self.num_steps is None else self.num_steps - self.done
 
     @property
@@ -62,42 +66,56 @@ class Steps:
         return self.left is not None and self.left <= 0
 
     def rate(self, subsample: int, size: int) -> float:
-        """The sample rate of N records, if the user sets none."""
+        """The sample rate for N records, if the user sets none.
+
+        :param subsample: the plate's ``subsample_size``.
+        :param size: N.
+        """
         return subsample / size
 
     def noise(self, sigma: float) -> float:
-        """The next step's, from that of the run."""
+        """The noise multiplier of the next step, from that of the run."""
         return sigma
 
     def in_one(self, sigma: float) -> float:
-        """Noise of one release that costs as much as all steps."""
+        """The noise multiplier of one release on all records that costs as much as all steps."""
         assert self.num_steps is not None
         return sigma / math.sqrt(self.num_steps)
 
     def releases(self, rate: float, sigma: float) -> Counter[Event]:
-        """Those that are left."""
-        assert self.left is not None  # calibration and runs have a number
+        """The releases that are left."""
+        assert self.left is not None  # calibrated noise and run() need a number of steps
         return Counter({gaussian(sigma, rate, self.sampling): self.left})
 
     def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event] | None:
-        """The run's reservation with its next release; None: none is whole, and it stays."""
+        """The reservation that the next release makes; None: it changes no reservation.
+
+        :param whole: whether the run reserves all releases that are left.
+        """
         return self.releases(rate, sigma) if whole else None
 
     def lose(self) -> None:
         """Count a release without a result."""
 
     def load(self, steps: int, lost: int) -> None:
-        """Go on after a saved state, beyond which the ledger has so many releases."""
+        """Go on from a saved state.
+
+        :param lost: number of releases that the ledger has beyond the state.
+        """
         self.done = steps
 
     def agree(self, peers: Alone) -> None:
         """Agree with the peers on the releases that are left."""
 
     def catch_up(self, lost: int, held: Callable[[], float], peers: Alone) -> None:
-        """Count as spent what the ledger has beyond the run's state: so many lost releases."""
+        """Count the lost releases as spent.
+
+        :param lost: number of releases that the ledger has beyond the run's state.
+        :param held: returns the part of the cost that the ledger still reserves for the run.
+        """
 
     def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
-        """:raises PrivacyBudgetExceeded: none is left of those that the noise is for."""
+        """:raises PrivacyBudgetExceeded: all steps are done for which noise was calibrated."""
         if calibrates and self.finished:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
@@ -109,9 +127,9 @@ class Reservation:
     """A run's part of the budget.
 
     :param noise_multiplier: sigma; None: it is calibrated to the rest of the budget.
-    :param now: makes the run's origin, from its reservation and plan.
-    :ivar whole: the next release reserves all that are left.
-    :ivar lost: number of releases that the ledger counts, but without a result.
+    :param now: returns the run's :class:`Origin`, for its ``reservation`` and ``plan``.
+    :ivar whole: whether the next release reserves all releases that are left.
+    :ivar lost: number of releases that the ledger counts, but that have no result.
     """
 
     def __init__(
@@ -136,18 +154,18 @@ class Reservation:
         self.plan.require_step(self.noise_multiplier, self.calibrates)
 
     def calibrate(self, rate: float) -> float:
-        """sigma. If needed, it is calibrated once, to the rest of the budget."""
+        """sigma. If it is not fixed yet, calibrate it to the rest of the budget, and fix it."""
         self.noise_multiplier = self.agreed(rate)
         return self.noise_multiplier
 
     def agreed(self, rate: float) -> float:
-        """As :meth:`calibrate`, which the next release may do anew."""
+        """sigma. If it is not fixed yet, calibrate it, but leave it open."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         return self._peers.agreed_noise(self.least(rate))
 
     def least(self, rate: float) -> float:
-        """The smallest noise with which the releases that are left fit the rest of the budget."""
+        """The smallest sigma with which the releases that are left fit the rest of the budget."""
         try:
             return self.accountant.least_noise(partial(self.plan.releases, rate), self.name)
         except PrivacyBudgetExceeded as error:
@@ -158,7 +176,10 @@ class Reservation:
         self.plan.catch_up(self.lost, self._held, self._peers)
 
     def _held(self) -> float:
-        """The part that the ledger holds for this run, of one release on all records."""
+        """The ledger's reservation for this run, in units of one release on all records.
+
+        It is a ratio of costs sigma^-2, with sigma of the run for the release.
+        """
         noise_multiplier = self.calibrate(1.0)
         return math.fsum(
             count * (noise_multiplier / event.noise_multiplier) ** 2
@@ -169,13 +190,14 @@ class Reservation:
         )
 
     def reserved(self, rate: float) -> Counter[Event] | None:
-        """With the next release; None: it does not change."""
+        """The reservation that the next release makes; None: it changes no reservation."""
         return self.plan.reserved(rate, self.calibrate(rate), self.whole)
 
     def begin_run(self) -> None:
         self.whole = self.whole or not self.calibrates
 
     def begin(self) -> Origin:
+        """The run's origin for the ledger, made with its first release."""
         if self.origin is None:
             plan = self.plan.kind if self.whole else OPEN
             self.origin = self._now(reservation=self.name, plan=plan)
@@ -188,7 +210,8 @@ class Reservation:
     def lose(self) -> None:
         """Count a release that failed. The steps that are left share the rest of the budget.
 
-        Owners do not calibrate again: another one may not have paid, and noise must be equal.
+        Owners of a federation do not calibrate again. Their noise must be equal, and the release
+        may count in some ledgers only.
         """
         self.lost += 1
         if self.plan.whole:
@@ -196,7 +219,7 @@ class Reservation:
         elif self.calibrates and not self._peers.own_ledgers:
             self.noise_multiplier = None
         else:
-            self.whole = False  # one step more would not fit the budget: the last is refused
+            self.whole = False  # another step would not fit the budget, so the last one is refused
 
     def state(self) -> dict[str, Any]:
         """:raises PrivacyError: on a rank of a cluster whose accountant does not count."""
@@ -214,13 +237,14 @@ class Reservation:
         }
 
     def require(self, state: Any, names: Sequence[str]) -> None:
+        """Check a state before it is loaded.
+
+        :param names: names of the state's parts, beside those of :meth:`state`.
+        :raises ConfigurationError: it is not a state, or belongs to another run.
         """
-        :param names: those of the state's parts, beside those of :meth:`state`.
-        :raises ConfigurationError: it is no state, or that of another run.
-        """
-        known = {"steps", "noise_multiplier", "accountant", *names}
+        needed = {"steps", "noise_multiplier", "accountant", *names}
         if not (
-            isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
+            isinstance(state, dict) and same(state.get("version"), 1) and needed <= state.keys()
         ):
             raise ConfigurationError(
                 f"load_state_dict: this is no state_dict() of {self.inference}."
@@ -231,10 +255,10 @@ class Reservation:
         require_count("steps", state["steps"], least=0)
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load the ledger first: it refuses a state that would lower it.
+        """Load a state, and first its ledger, which refuses a state with fewer releases.
 
-        Releases in a journal beyond the state are paid for and lost. Then the noise of a calibrated
-        run is calibrated again, for the steps and the budget that are left.
+        If a journal has releases beyond the state, they are paid for, but their results are lost.
+        Then calibrated noise is calibrated again, for the steps and the budget that are left.
         """
         self.accountant.load_state_dict(state["accountant"])
         counted = sum(line["count"] for line in state["accountant"]["ledger"])
@@ -251,7 +275,7 @@ class Reservation:
             self.name, self.origin = name, None
 
     def share(self, settings: dict[str, Any]) -> None:
-        """Agree on settings and noise with the peers, and in a cluster follow rank 0's ledger.
+        """Agree on settings and noise with the peers. In a cluster, follow rank 0's ledger.
 
         :raises ClusterError: a setting differs between ranks, the noise changes between releases on
             samples, or the ledger cannot be read.
@@ -260,12 +284,12 @@ class Reservation:
         ledger = Ledger(ours.state_dict(), self.noise_multiplier, self.lost, self.name)
         if peers.own_ledgers:
             peers.common(Settings(settings), ledger)
-            known = peers.exchange(NoiseMultiplier(self.noise_multiplier))
-            if any(each != known[0] for each in known):
+            multipliers = peers.exchange(NoiseMultiplier(self.noise_multiplier))
+            if any(each != multipliers[0] for each in multipliers):
                 sampled = self.origin is not None and settings["sample_rate"] != 1.0
                 if sampled or not self.calibrates:
                     raise ClusterError(_OTHER_NOISE)
-                self.noise_multiplier = None  # and is agreed anew
+                self.noise_multiplier = None  # so the next release agrees on it anew
             return
         budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
         budget = {f"accountant.{name}": value for name, value in budget.items()}

@@ -1,4 +1,4 @@
-"""The result of a run, and each of its steps as callbacks see it: released or public numbers."""
+"""The result of a run, and a step as callbacks see it. Both hold released or public numbers."""
 
 import contextlib
 import math
@@ -26,24 +26,24 @@ _NO_ANSWER = (
 DONE = "all steps are done"
 BY_CALLBACK = "a callback stopped it"
 _RUNNING = "it is not finished"
-_READINGS = 30  # readings of the clipped fraction, which takes longer than a bound
+_READINGS = 30  # how often a run reads the clipped fraction, which waits for the device
 
 
 @dataclass(frozen=True, eq=False)
 class ReleasedStep:
     """A step of ``run(..., callbacks=[...])``, after its release and update.
 
-    A callback may ask for the inference's ``posterior()``, or save its ``state_dict()``.
+    A callback may use the inference's ``posterior()``, or save its ``state_dict()``.
 
     :param step: its number, from 1.
     :param num_steps: number of planned steps.
-    :param value: the step's result: for :class:`DPSVI` the private loss in nats, NaN without
-        ``Clip.loss``.
-    :param bound: C, to which a record's part is clipped in the next step. If a release has several
-        blocks with bounds of their own, the largest.
+    :param value: the step's result. For :class:`DPSVI` it is the private loss in nats, or NaN
+        without ``Clip.loss``.
+    :param bound: C, to which a record's contribution is clipped in the next step. If blocks of a
+        release have different bounds, it is the largest.
     :param noise_multiplier: sigma.
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
-        records, before division by the sample rate. With several blocks, the first's.
+        records, before division by the sample rate. With several blocks, it is that of the first.
 
     >>> def half_way(step: ReleasedStep) -> bool:  # svi.run(x, callbacks=[half_way]) stops there
     ...     return 2 * step.step >= step.num_steps
@@ -59,28 +59,31 @@ class ReleasedStep:
 
     @property
     def epsilon(self) -> float:
-        """The accountant's value at the time of the call, with all planned steps.
+        """The accountant's epsilon at the time of the call. It counts all planned steps.
 
-        It takes up to a second.
+        Computing it takes up to a second.
         """
         epsilon: float = self._inference.accountant.get_epsilon()
         return epsilon
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The inference's value at the time of the call; None if there is none."""
+        """The inference's clipped fraction at the time of the call; None if there is none."""
         return getattr(self._inference, "clipped_fraction", None)
 
 
 def require_callbacks(callbacks: Any) -> None:
-    """:raises ConfigurationError: these are no callbacks."""
+    """:raises ConfigurationError: this is not a list of functions."""
     is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
     if not (is_list and all(map(callable, callbacks))):
         raise ConfigurationError(_NO_CALLBACKS)
 
 
 def wants_to_stop(callback: Callback, step: ReleasedStep) -> bool:
-    """:raises ConfigurationError: its answer is neither yes nor no."""
+    """Call a callback. Returns whether it asks to stop the run.
+
+    :raises ConfigurationError: it returned neither a bool nor None.
+    """
     answer = callback(step)
     if not isinstance(answer, bool | np.bool_ | None):
         name, kind = getattr(callback, "__name__", repr(callback)), type(answer).__name__
@@ -90,24 +93,24 @@ def wants_to_stop(callback: Callback, step: ReleasedStep) -> bool:
 
 @dataclass(eq=False, repr=False)
 class RunResult(Displayed, Sequence[float]):
-    """The steps of one call of ``run``, as far as it came.
+    """The steps of one call of ``run``, even if it did not finish.
 
     It is a sequence of the numbers that the steps returned. For :class:`DPSVI` these are the
-    private losses, and there are none without ``Clip.loss``. It prints as a few lines, and
-    :meth:`plot` draws the numbers it has. Everything except the times was released or is public.
-    **Times are not private**: they may depend on the data, and are for the curator.
+    private losses, and without ``Clip.loss`` there are none. It prints as a few lines, and
+    :meth:`plot` draws its numbers. All numbers except the times were released or are public.
+    **Times are not private**: they may depend on the data, so keep them to yourself.
 
     :ivar inference: name of its class.
     :ivar measure: the name of the steps' result.
     :ivar earlier: number of steps before this call, which ``num_steps`` includes.
-    :ivar num_steps: number of steps that are planned.
-    :ivar returned: each step's number, NaN if it has none.
+    :ivar num_steps: number of planned steps.
+    :ivar returned: the number that each step returned, or NaN.
     :ivar bounds: C after each step, as :attr:`ReleasedStep.bound`.
-    :ivar noise_multiplier: sigma, of the last step; NaN before the first, as is
-    :ivar noise: the last step's, as :attr:`ReleasedStep.noise`.
-    :ivar clipped: clipped fractions by the number of the step after which they were read: about 30
-        of them, and the last; empty if there is none.
-    :ivar seconds: duration of the whole call, callbacks included.
+    :ivar noise_multiplier: sigma of the last step; NaN before the first.
+    :ivar noise: :attr:`ReleasedStep.noise` of the last step; NaN before the first.
+    :ivar clipped: clipped fractions, by the number of the step after which they were read. There
+        are about 30 and the last, or none.
+    :ivar seconds: duration of the whole call, including callbacks.
     :ivar step_seconds: duration of each step.
     :ivar stopped: why there were no more steps.
 
@@ -137,12 +140,12 @@ class RunResult(Displayed, Sequence[float]):
 
     @property
     def steps(self) -> int:
-        """Number of those taken in this call."""
+        """Number of steps in this call."""
         return len(self.returned)
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The last that was read; None if there is none."""
+        """The last clipped fraction that was read; None if there is none."""
         return next(reversed(self.clipped.values()), None)
 
     def __len__(self) -> int:
@@ -161,7 +164,7 @@ class RunResult(Displayed, Sequence[float]):
         return iter(self.values)
 
     def plot(self) -> Any:
-        """Draw panels of the steps' results, the bound and the clipped fraction, if there are any.
+        """Draw the steps' results, the bound and the clipped fraction, as far as there are any.
 
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("run.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed.
@@ -189,7 +192,7 @@ class RunResult(Displayed, Sequence[float]):
         return found
 
     def __repr__(self) -> str:
-        """With the times, which notebooks do not display: they are not private."""
+        """With the times. Notebooks do not display them, because they are not private."""
         if not self.step_seconds:
             return super().__repr__()
         typical = 1000 * statistics.median(self.step_seconds)
@@ -219,7 +222,7 @@ class RunResult(Displayed, Sequence[float]):
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """An exception that ends the run is why it stopped."""
+        """Measure the duration of the call, and note an exception that ends it."""
         start = time.perf_counter()
         try:
             yield
@@ -230,13 +233,13 @@ class RunResult(Displayed, Sequence[float]):
             self.seconds = time.perf_counter() - start
 
     def add(self, step: ReleasedStep, seconds: float) -> None:
-        """Its numbers are kept, and not the object, which holds the inference."""
+        """Store a step's numbers. The step itself is not stored, because it holds the inference."""
         self.returned.append(step.value)
         self.bounds.append(step.bound)
         self.noise_multiplier, self.noise = step.noise_multiplier, step.noise
         self.step_seconds.append(seconds)
         every = max(1, (self.num_steps - self.earlier) // _READINGS)
-        every -= every % 10 if every > 10 else 0  # as the run waits for the device there anyway
+        every -= every % 10 if every > 10 else 0  # every tenth step waits for the device anyway
         if self.steps % every == 0 or step.step == self.num_steps:
             self.read_clipped(step)
 

@@ -1,13 +1,14 @@
-"""The records of a step: Poisson, fixed-size or all; samples of coming steps, drawn at once.
+"""Which records take part in a step, by Poisson or fixed-size sampling, or all of them.
 
-A step's sample is drawn without the data, from the private stream of the step's position in the
-ledger (:mod:`pyro_dp.mechanism.streams`). So the time of the draw does not matter: the samples have
-the same joint distribution, independent of all data and all releases. With a seed they are the same
-records. Each is handed out once. None is part of a state or visible: a run that continues from a
-state draws anew. A forked process cannot use them either, for its accountant refuses it.
+Samples of several steps may be drawn ahead. A step's sample does not depend on the data: it comes
+from the private stream of the step's position in the ledger (:mod:`pyro_dp.mechanism.streams`). So
+the samples have the same joint distribution whenever they are drawn, independent of all data and
+releases. With a seed, they are the same records. Each sample is used once. No sample is saved or
+published: a run that continues from a state draws new ones. A forked process cannot use the samples
+either, because its accountant refuses to record.
 
-Not protected: a reader of the process's memory learns the samples of steps to come. Secure
-mode, which also stands up to copies of a machine, does not draw ahead.
+**Not protected.** Anyone who reads the process's memory learns the samples of coming steps. Secure
+mode protects even against copies of a machine, so it does not draw ahead.
 """
 
 import math
@@ -22,16 +23,16 @@ from torch import Tensor
 from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError
 
-BLOCK = 2**21  # records that are drawn from at a time: numpy may list them, in 16 MB
-_RARE = 0.005  # rate up to which it never does: it lists where more than a fiftieth is chosen
-MOST = 4096  # steps: the first of them waits for all
+BLOCK = 2**21  # records that are drawn from at a time: numpy may list all of them, in 16 MB
+_RARE = 0.005  # a rate so low that numpy never lists all records, as it does above 1/50
+MOST = 4096  # steps whose samples are drawn at a time, so the first step need not wait long
 
 
 @dataclass(frozen=True)
 class AllRecords:
-    """The indices 0, ..., size - 1, never all written down.
+    """The indices 0, ..., size - 1, without a tensor that lists them.
 
-    It has the methods of a tensor of indices that are used here.
+    It has those methods of a tensor of indices that the package uses.
     """
 
     size: int
@@ -44,7 +45,7 @@ class AllRecords:
         return replace(self, device=torch.device(device))
 
     def split(self, count: int | None) -> Iterator[Tensor]:
-        """Consecutive indices, at most so many at a time; None: all of them."""
+        """Consecutive indices, at most ``count`` at a time; None: all of them."""
         count = count or max(self.size, 1)
         for start in range(0, self.size, count):
             yield torch.arange(start, min(start + count, self.size), device=self.device)
@@ -61,7 +62,7 @@ class RecordSampler:
         fresh uniform subset of floor(rate size) records, without replacement) or "full" (all).
     :param size: number of records N, a public constant.
     :param rate: the requested sample rate, in (0, 1].
-    :param here: number of those records that this process has and draws from; None: all.
+    :param here: number of records that this process of a cluster has and draws from; None: N.
     :raises ConfigurationError: a fixed batch would be empty.
     """
 
@@ -73,8 +74,8 @@ class RecordSampler:
     def __post_init__(self) -> None:
         if self.sampling == "fixed" and self.batch_size < 1:
             raise ConfigurationError(
-                f"sample_rate={self.rate:g} of {self.size} records is no record at all: raise it "
-                "to at least 1/N."
+                f"sample_rate={self.rate:g} of {self.size} records is less than one record: raise "
+                "it to at least 1/N."
             )
 
     @property
@@ -84,12 +85,12 @@ class RecordSampler:
 
     @property
     def sample_rate(self) -> float:
-        """Probability with which a record really takes part: the event and the divisor use it."""
+        """The exact probability that a record takes part. Events and estimates use this rate."""
         return self.batch_size / self.size if self.sampling == "fixed" else self.rate
 
     @property
     def usual_size(self) -> int:
-        """Number of records that few steps exceed: two standard deviations above the mean."""
+        """A batch size that few steps exceed: two standard deviations above the mean."""
         if self.sampling == "fixed":
             return self.batch_size
         mean = self.rate * self._count
@@ -103,12 +104,12 @@ class RecordSampler:
     def draw(self, stream: Stream) -> Indices:
         """Indices of the sampled records, ascending.
 
-        Poisson sampling takes memory for the batch and :data:`BLOCK` numbers, at any rate. It goes
-        block by block: in each, a binomial number of distinct uniform records. Let n independent
-        coins of one bias choose records: conditional on their number, they are a uniform subset.
-        Coins of different records are independent, so this is Poisson sampling for any blocks. At a
-        small rate all records are one block, and time is that of the batch, too; but not in secure
-        mode, which counts coins.
+        Poisson sampling draws a binomial number of records from each block, as a uniform subset.
+        This is exact: conditional on their number, records chosen by independent coins of one bias
+        are a uniform subset. Coins of different blocks are independent, so the blocks may have any
+        sizes. Memory is that of the batch and :data:`BLOCK` numbers. At a small rate all records
+        are one block, so the time is also that of the batch. In secure mode it is not, because
+        coins are counted.
         """
         if self.sampling == "full" or self.sample_rate == 1.0:
             return AllRecords(self._count)
@@ -125,36 +126,38 @@ class RecordSampler:
 
 
 def _subset(stream: Stream, size: int, count: int) -> np.ndarray:
-    """So many distinct uniform numbers below ``size``, ascending."""
+    """A uniform subset of ``count`` of the numbers below ``size``, ascending."""
     return np.sort(stream.choice(size, size=count, replace=False, shuffle=False))
 
 
 class Held(Protocol):
-    """Rows of some records, in memory."""
+    """A cache of the rows of some records."""
 
     def hold(self, indices: Tensor) -> None:
-        """Read these, which ascend, and keep them instead of those that were kept."""
+        """Read the rows at these ascending indices, and forget all others."""
 
     def choose(self, indices: Tensor, places: Tensor) -> None:
-        """Some of them are asked for next, at these positions among those that are held."""
+        """Announce the next read: of these indices, at these positions in the cache."""
 
 
 class DrawnAhead:
-    """
-    :param steps: the number of steps whose samples are drawn at a time, a public number; with 1
-        each is drawn when it is needed.
-    :param held: gets the records of all these steps before the first of them.
+    """Draws the samples of several steps at once, and has the records read once for all of them.
+
+    :param steps: number of steps whose samples are drawn at a time, which is public. With 1, each
+        sample is drawn when it is needed.
+    :param held: caches that read the records of all these steps before the first of them.
     """
 
     def __init__(self, steps: int, held: Sequence[Held]):
         self._steps, self._held = min(steps, MOST), held
-        # By position, for steps that have not begun: their records and the rows of these.
+        # For each coming step, by its position: the records, and their positions in the caches.
         self._samples: dict[int, tuple[Tensor, Tensor]] = {}
 
     def sample(self, draw: Callable[[int], Indices], position: int, left: int | None) -> Indices:
-        """The records of the step at this position. A step that begins again draws again.
+        """The records of the step at this position. If a step begins again, they are drawn again.
 
-        :param left: how many steps there can be, this one included; None: any number.
+        :param draw: draws the sample of a position.
+        :param left: the largest number of steps that can follow, including this one; None: any.
         """
         if self._steps < 2:
             return draw(position)
@@ -168,16 +171,16 @@ class DrawnAhead:
         return indices
 
     def forget(self) -> None:
-        """Keep no sample of steps to come, and no rows: they are drawn again."""
+        """Forget all samples of coming steps and empty the caches. Later samples are new draws."""
         self._samples = {}
         for rows in self._held:
             rows.hold(torch.empty(0, dtype=torch.long))
 
     def _draw(self, samples: dict[int, Tensor]) -> None:
-        self.forget()  # first: both would take twice the memory
-        everybody, places = torch.unique(torch.cat(list(samples.values())), return_inverse=True)
+        self.forget()  # before new rows are read, to save memory
+        distinct, places = torch.unique(torch.cat(list(samples.values())), return_inverse=True)
         for rows in self._held:
-            rows.hold(everybody)
+            rows.hold(distinct)
         sizes = [len(indices) for indices in samples.values()]
         by_step = zip(samples.values(), places.split(sizes), strict=True)
         self._samples = dict(zip(samples, by_step, strict=True))

@@ -1,8 +1,8 @@
 """The settings that inferences share: noise, sampling, clipping, factors, execution.
 
-Each is a small frozen object, checked when it is made. A plain number stands for an object with
-that number alone: ``noise=5.0`` for ``Noise(5.0)``, ``sampling=0.05`` for
-``PoissonSampling(0.05)``, and ``clip=1.0`` for ``Clip(1.0)``.
+Each is a small frozen object that checks its fields. A plain number is short for an object with
+only that number: ``noise=5.0`` for ``Noise(5.0)``, ``sampling=0.05`` for ``PoissonSampling(0.05)``,
+and ``clip=1.0`` for ``Clip(1.0)``.
 """
 
 import functools
@@ -35,14 +35,20 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class Setting:
+    """Base of the settings.
+
+    :cvar _plain: types of values that are short for a setting.
+    :cvar _forms: the values that an argument may have, in words.
+    """
+
     _plain: ClassVar[tuple[type, ...]] = (int, float, np.integer, np.floating)
-    _forms: ClassVar[str]  # the values that an argument may have
+    _forms: ClassVar[str]
 
     @classmethod
     def read(cls: type[S], value: Any) -> S:
-        """The setting that an argument stands for. None: all as by default.
+        """The setting for an argument, which may be short for one. None: the default.
 
-        :raises ConfigurationError: it stands for none.
+        :raises ConfigurationError: the argument has the wrong type.
         """
         if isinstance(value, cls):
             return value
@@ -56,8 +62,10 @@ class Setting:
         return cls() if value is None else cls(value)  # type: ignore[call-arg]
 
     def only(self: S, who: str, *names: str) -> S:
-        """
-        :raises ConfigurationError: a field beside these is set, and ``who`` has no use for it.
+        """Check that no other field than these is set.
+
+        :param who: the class that uses only these fields.
+        :raises ConfigurationError: another field is set.
         """
         for each in fields(self):
             if each.name not in names and getattr(self, each.name) != each.default:
@@ -67,7 +75,7 @@ class Setting:
         return self
 
     def _check(self, name: str, require: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Check a field, and keep it as the check returns it. It may be None if its default is."""
+        """Replace a field by the result of its check. None is allowed if it is the default."""
         value = getattr(self, name)
         if value is not None or type(self).__dataclass_fields__[name].default is not None:
             checked = require(f"{type(self).__name__}.{name}", value, *args, **kwargs)
@@ -78,15 +86,15 @@ class Setting:
 class Noise(Setting):
     """The noise of the releases, and the source of its random numbers.
 
-    :param multiplier: standard deviation sigma of the noise, in units of the norm that one record's
-        part may have. ``None``: the smallest that fits the remaining budget at the first step. 0: a
-        non-private reference.
+    :param multiplier: sigma, the noise's standard deviation in units of the bound of one record's
+        contribution. ``None``: the smallest sigma that fits the remaining budget at the first step.
+        0: a non-private reference.
     :param source: ``None``: noise and sampling come from generators that the operating system
         seeds. ``"system"``: they come from its cryptographic generator itself, and sums and noise
         are integers (:mod:`pyro_dp.mechanism.fixed_point`). A seed or a ``torch.Generator``: the
-        run can be repeated. Then there is no guarantee against anyone who can guess the seed. Runs
+        run can be repeated, and there is no guarantee against anyone who can guess the seed. Runs
         with equal seeds and separate accountants share their noise; the ledger says so. The guide's
-        start and its draws are public: use ``pyro.set_rng_seed`` for these.
+        initial values and draws are public: use ``pyro.set_rng_seed`` for these.
     :raises ConfigurationError: a field is out of range.
 
     >>> Noise(5.0, source=0)
@@ -96,14 +104,14 @@ class Noise(Setting):
     _forms = "a number or Noise(...)"
 
     multiplier: float | None = None
-    source: int | str | torch.Generator | None = field(default=None, repr=False)  # tells the noise
+    # A seed is not printed, because it determines the noise.
+    source: int | str | torch.Generator | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check("multiplier", require_number, above=0.0, below=math.inf, or_equal=True)
         source = self.source
         is_seed = isinstance(source, int) and not isinstance(source, bool) and source >= 0
-        is_known = isinstance(source, torch.Generator | None) or same(source, "system")
-        if not (is_seed or is_known):
+        if not (is_seed or isinstance(source, torch.Generator | None) or same(source, "system")):
             raise ConfigurationError(
                 "Noise.source must be a torch.Generator, a non-negative int, 'system' or None."
             )
@@ -117,13 +125,13 @@ class Noise(Setting):
 
 @dataclass(frozen=True)
 class Sampling(Setting):
-    """Base of the samplings: which records take part in a step."""
+    """Base of the sampling schemes, which choose the records that take part in a step."""
 
     _forms = "a rate, PoissonSampling(...), FixedSizeSampling(...) or FullBatch()"
 
     rate: float | None = None
     plate: str | None = field(default=None, kw_only=True)
-    kind: ClassVar[str]  # in the ledger
+    kind: ClassVar[str]  # the scheme's name in the ledger
 
     def __post_init__(self) -> None:
         if type(self) not in (PoissonSampling, FixedSizeSampling, FullBatch):
@@ -145,11 +153,11 @@ class Sampling(Setting):
 
 @dataclass(frozen=True)
 class PoissonSampling(Sampling):
-    """Each record takes part on its own, with probability ``rate``.
+    """Each record takes part independently, with probability ``rate``.
 
     :param rate: in (0, 1]. ``None``: subsample_size / size of the plate. If that is 1,
         :class:`DPSVI` takes 0.05, or 1000 records if that is more.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
+    :param plate: name of the private plate. It is found if only one plate holds observations.
 
     >>> PoissonSampling(0.05, plate="people").rate
     0.05
@@ -160,9 +168,9 @@ class PoissonSampling(Sampling):
 
 @dataclass(frozen=True)
 class FixedSizeSampling(Sampling):
-    """A uniform subset of floor(rate N) records, for an accountant of ``"replace_one"``.
+    """A uniform subset of floor(rate N) records. The accountant must use ``"replace_one"``.
 
-    :param rate: as for :class:`PoissonSampling`, as is plate.
+    :param rate: as for :class:`PoissonSampling`; likewise plate.
 
     >>> FixedSizeSampling(0.05).rate
     0.05
@@ -187,24 +195,25 @@ class FullBatch(Sampling):
 
 @dataclass(frozen=True)
 class Clip(Setting):
-    """The bound of one record's part, and further numbers that join a release.
+    """The clipping bound of one record's contribution, and further blocks of a release.
 
-    :param bound: C, the norm to which one record's part is clipped. ``math.inf`` needs ``noise=0``.
-        :class:`PaperDPSVI` also takes an :class:`AdaptiveClip`. ``None``: :class:`DPSVI` chooses C,
-        and chooses it anew as the run goes on (:mod:`pyro_dp.infer.svi.histogram_bound`). A
-        histogram of the norms takes 5% of the cost of each release, and all of the first one if C
-        is chosen.
-    :param of: the gradient that is clipped. "latents" is that with respect to the global latents in
-        unconstrained coordinates, and the parameters used inside the plate. It is pulled back
-        through the guide, as the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
-        And "parameters" is that with respect to all parameters, as in Algorithm 1 of DPVI.
-    :param loss: L > 0 releases the loss too. Each record's is clipped to [-L, L] nats and joins the
-        release as a further block.
+    :param bound: C, the norm to which one record's contribution is clipped. ``math.inf`` needs
+        ``noise=0``. :class:`PaperDPSVI` also takes an :class:`AdaptiveClip`. ``None``:
+        :class:`DPSVI` chooses C, and adapts it during the run
+        (:mod:`pyro_dp.infer.svi.histogram_bound`). In :class:`DPSVI` a histogram of the norms takes
+        5% of the cost of each release. If C is chosen, it takes the whole first release.
+    :param of: the gradient that is clipped. For "latents" it is that with respect to the global
+        latents in unconstrained coordinates, and the parameters used inside the plate. It is pulled
+        back through the guide, as the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv
+        2210.15961). For "parameters" it is that with respect to all parameters, as in Algorithm 1
+        of DPVI.
+    :param loss: L > 0 also releases the loss. Each record's loss is clipped to [-L, L] nats, and
+        their sum is a further block of the release.
     :param loss_share: the loss's part of the privacy cost (of sigma^-2), in (0, 1). The loss's
-        noise has standard deviation sigma L / sqrt(loss_share). The gradient's grows by
-        1 / sqrt(1 - loss_share).
+        noise has standard deviation sigma L / sqrt(loss_share). The gradient's noise grows by a
+        factor of 1 / sqrt(1 - loss_share).
     :param report: release ``clipped_fraction``, with a bit that takes 1% of the privacy cost; for
-        :class:`PaperDPSVI` and :class:`PaperDPSEP`. An :class:`AdaptiveClip` has such a bit anyway.
+        :class:`PaperDPSVI` and :class:`PaperDPSEP`. An :class:`AdaptiveClip` always has such a bit.
     :raises ConfigurationError: a field is out of range.
 
     >>> Clip(1.0, loss=10.0).loss
@@ -234,6 +243,7 @@ class Clip(Setting):
 
     @property
     def first_bound(self) -> float | None:
+        """The bound of the first step; None: it is chosen."""
         return self.bound.initial if isinstance(self.bound, AdaptiveClip) else self.bound
 
 
@@ -245,7 +255,7 @@ class Factors(Setting):
         latent site). ``None``: full up to 1200 latents, else shared.
     :param weight: kappa, the public weight of Lambda. The noise of Lambda is sigma C / kappa.
         ``None``: 2 / C, which makes the result independent of the latents' scale.
-    :param centred: release eta - Lambda m, or eta. In the former the noise of Lambda does not move
+    :param centred: release eta - Lambda m instead of eta. Then the noise of Lambda does not move
         the mean.
     :param moments: as for :class:`DPSEP`.
     :raises ConfigurationError: a field is out of range.
@@ -268,23 +278,23 @@ class Factors(Setting):
         self._check("centred", require_flag)
 
     def weight_at(self, bound: float) -> float:
-        """kappa, of sites that are clipped to this norm."""
+        """kappa, for sites that are clipped to this norm."""
         return self.weight or (1.0 if bound == math.inf else 2.0 / bound)
 
 
 @dataclass(frozen=True)
 class Execution(Setting):
-    """How the steps are computed; except for rounding, the result is the same.
+    """How steps are computed. Except for rounding, the result does not depend on it.
 
-    :param microbatch_size: at most so many records are held at a time.
+    :param microbatch_size: the largest number of records in memory at a time.
     :param jit: with "trace", model and guide are traced once, and steps run no Pyro code. With
-        "compile" the graph becomes machine code (needs a C++ compiler, and up to a minute). With
-        "none" every step runs Pyro code. Graphs are checked against the model in the first steps. A
-        model that cannot be traced falls back to "none" with a warning. By "auto" gradient steps
-        are traced, and looks are not: a dozen looks gain little.
-    :param slice_data: True says that model and guide are written for whole tensors (``with
-        pyro.plate("data", len(x))``), and they get rows of them. False says that they read their
-        arguments at the plate's indices. "auto" finds out on placeholders.
+        "compile", the graph also becomes machine code, which needs a C++ compiler and up to a
+        minute. With "none", every step runs Pyro code. With "auto", gradient steps are traced, but
+        looks are not, because a dozen looks gain little. Graphs are checked against the model in
+        the first steps. If a model cannot be traced, a warning says so, and "none" is used.
+    :param slice_data: True: model and guide are written for whole tensors (``with
+        pyro.plate("data", len(x))``), and get rows of them. False: they read their arguments at the
+        plate's indices. "auto" finds out with placeholders.
     :param peers: a :class:`Cluster` of processes that share the work, each with its own records.
         Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a field is out of range.
@@ -302,7 +312,7 @@ class Execution(Setting):
     _forms = "Execution(...)"
 
     def __post_init__(self) -> None:
-        # As Python's own integers: torch takes no others for sizes.
+        # The check returns a Python int, because torch takes no other integers for sizes.
         self._check("microbatch_size", require_count)
         self._check("jit", require_choice, ("auto", "trace", "compile", "none"))
         if not isinstance(self.slice_data, bool) and not same(self.slice_data, "auto"):
@@ -326,8 +336,9 @@ def require_fit(
     bound: float,
     plans: bool,
 ) -> None:
-    """Arguments of an :class:`IterativeMechanism`.
+    """Check the arguments of an :class:`IterativeMechanism`.
 
+    :param plans: whether the inference chooses ``num_steps`` itself.
     :raises ConfigurationError: a setting does not fit the others.
     """
     if not isinstance(accountant, PrivacyAccountant):
@@ -341,7 +352,7 @@ def require_fit(
     if isinstance(peers, Federation) and not noise.is_secure:
         raise ConfigurationError(
             "A Federation adds up integers: pass noise=Noise(source='system'). (Shares of "
-            "floating-point noise would tell what they should hide.)"
+            "floating-point noise could reveal what they should hide.)"
         )
     if peers is not None and is_fixed:
         raise ConfigurationError(
@@ -364,7 +375,7 @@ def require_fit(
         )
 
 
-# By an argument of version 0.2 the present one; {} is its value.
+# The present argument for each argument of version 0.2; {} is its value.
 _NOW = {
     "noise_multiplier": "noise={}",
     "generator": "noise=Noise(source={})",
@@ -393,10 +404,10 @@ _NOW = {
 
 
 def old_names_explained(other: type | None = None, **instead: str) -> Callable[[Init], Init]:
-    """Decorate an ``__init__``, so its errors say what an argument of version 0.2 is now.
+    """Decorate an ``__init__``, so errors translate the arguments of version 0.2.
 
-    :param other: a related class. Errors name it for arguments that only it takes.
-    :param instead: other texts than those for all, by argument.
+    :param other: a related class. If only that class takes an argument, errors name it.
+    :param instead: texts that replace the general ones, by argument.
     """
 
     def decorated(init: Init) -> Init:

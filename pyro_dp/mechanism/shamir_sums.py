@@ -1,14 +1,16 @@
-"""Sums whose parts nobody sees: Shamir's secret sharing among the holders, by MPyC.
+"""Sums by Shamir's secret sharing among the holders, through MPyC. Nobody sees an upload.
 
-The protocol is the textbook's (Shamir 1979, How to share a secret; its use for sums: Ben-Or,
-Goldwasser & Wigderson 1988). The implementation is MPyC's. Its shares come from the operating
-system's generator and are elements of a prime field. Each holder splits its upload into K shares,
-and sends one to each. Any K - 1 of them are uniform for every upload. Each adds up the shares that
-it got, and sends all the result; K results make the total. So K - 1 holders together learn no more
-about the last one's upload than the total says, even if they break the rules. A holder's messages
-depend only on its upload, fresh random numbers, and sums of the shares it received. A holder that
-breaks the rules can make the total wrong. (The total is that of integers, not modulo 2^64: it also
-tells how often sums of 2^33 records and more have wrapped.)
+The protocol is the standard one (Shamir 1979, How to share a secret; for sums: Ben-Or, Goldwasser &
+Wigderson 1988), implemented by MPyC. Shares are elements of a prime field, from the operating
+system's generator. Each holder splits its upload into K shares and sends one to each holder. Any
+K - 1 of these shares are uniform, whatever the upload is. Each holder adds up the shares it
+received, and sends the result to all. The K results determine the total.
+
+So K - 1 holders together learn no more about the last one's upload than the total reveals, even if
+they deviate from the protocol. The reason: a holder's messages depend only on its upload, fresh
+random numbers, and sums of the shares it received. A holder that deviates can make the total wrong.
+(The total is one of integers, not modulo 2^64. For sums of 2^33 records and more, it also reveals
+how often they have wrapped.)
 """
 
 import asyncio
@@ -45,20 +47,21 @@ _LOST = (
 
 
 class ShamirSums:
-    """A channel of a :class:`~pyro_dp.federated.Federation` in which holders add up by themselves.
+    """A channel of a :class:`~pyro_dp.federated.Federation` in which the holders add up themselves.
 
     Nobody sees a holder's upload. All K holders must stay, so ``dropouts`` above 0 is refused.
 
-    :param addresses: "host:port" of each holder, the same list for all; each listens at its own.
+    :param addresses: "host:port" of each holder, the same list for all. Each holder listens at its
+        own address.
     :param index: this holder's position among them.
-    :param encrypted: connections are by TLS, both sides with certificates. MPyC reads
+    :param encrypted: use TLS connections with certificates on both sides. MPyC reads
         ``party_<index>.crt``, the certificate of "MPyC party <index>", ``.key`` and ``mpyc_ca.crt``
-        from the folder ``.config``. If False, anybody in between can read and change all messages,
-        including all shares of an upload. Use that on one machine only.
-    :param timeout: in seconds: the time a holder waits for the others. It must be longer than a
+        from the folder ``.config``. If False, anyone on the network can read and change all
+        messages, including all shares of an upload. Use that on one machine only.
+    :param timeout: the time in seconds that a holder waits for the others. It must be longer than a
         step.
     :raises ConfigurationError: MPyC is not installed, or an argument is out of range.
-    :raises ClusterError: the others did not come within the timeout.
+    :raises ClusterError: the others did not connect in time.
 
     >>> addresses = ["hospital-a:7000", "hospital-b:7000", "hospital-c:7000"]
     >>> def join(index):  # in each hospital; it waits for the others
@@ -115,19 +118,20 @@ class ShamirSums:
         return np.array(total, np.int64), self._all
 
     def leave(self) -> None:
-        """Connections are closed without MPyC's farewell, which is a pickle."""
+        """Close the connections. The error keeps MPyC from sending a last message, a pickle."""
         self._heard("leaving", self._party.__aexit__(ClusterError, None, None))
 
     def _said(self, doing: str, does: bytes, own: bytes) -> list[bytes]:
         """Each holder's message to this one.
 
-        :raises ClusterError: not all are to do the same.
+        :param does: the kind of this call, as a byte.
+        :raises ClusterError: the holders make calls of different kinds.
         """
-        told = self._party.coroutine(_told)(self._party, does + own)
-        said = self._heard(doing, _awaited(told))
-        if any(each[:1] != does for each in said):
+        messages = self._party.coroutine(_exchanged)(self._party, does + own)
+        received = self._heard(doing, _awaited(messages))
+        if any(each[:1] != does for each in received):
             raise ClusterError(_ELSEWHERE)
-        return [each[1:] for each in said]
+        return [each[1:] for each in received]
 
     def _heard(self, doing: str, what: Coroutine[Any, Any, T]) -> T:
         text = _LOST.format(index=self.index, doing=doing, timeout=self._timeout, kind="{kind}")
@@ -144,46 +148,48 @@ class ShamirSums:
 
 
 def _party(addresses: list[str], index: int, encrypted: bool) -> Any:
-    """MPyC's runtime, which reads its settings from the command line."""
-    given = [part for address in addresses for part in ("-P", address)]
-    given += ["-I", str(index), "--no-log", *(["--ssl"] if encrypted else [])]
+    """MPyC's runtime. It reads its settings from the command line."""
+    settings = [part for address in addresses for part in ("-P", address)]
+    settings += ["-I", str(index), "--no-log", *(["--ssl"] if encrypted else [])]
     before, sys.argv = sys.argv, ["", "--no-log"]
     try:
-        runtime = importlib.import_module("mpyc.runtime")  # sets one up, for itself
-        sys.argv = ["", *given]
+        runtime = importlib.import_module("mpyc.runtime")  # which sets up a runtime of one party
+        sys.argv = ["", *settings]
         party = runtime.setup()
     except ImportError:
         raise ConfigurationError(_NO_MPYC) from None
     finally:
         sys.argv = before
-    party.threshold = len(addresses) - 1  # enough for sums alone, which need no majority
+    party.threshold = len(addresses) - 1  # possible because sums need no honest majority
     if encrypted:
         party.set_protocol = functools.partial(_set_certified, party.set_protocol)
     return party
 
 
 def _set_certified(set_protocol: Callable[[int, Any], None], index: int, connection: Any) -> None:
-    """MPyC takes a peer's word for its index: one holder could take the parts of all others.
+    """Check that a peer's certificate is that of its index.
 
-    :raises ConnectionError: the certificate is that of another index.
+    MPyC does not check it, so one holder could pretend to be all others.
+
+    :raises ConnectionError: the certificate is for another index.
     """
     subject = connection.transport.get_extra_info("peercert")["subject"]
     if (("commonName", f"MPyC party {index}"),) not in subject:
-        raise ConnectionError(f"The certificate is none of holder {index}.")
+        raise ConnectionError(f"The certificate is not that of holder {index}.")
     set_protocol(index, connection)
 
 
-async def _told(party: Any, own: bytes) -> asyncio.Future:  # type: ignore[type-arg]  # for MPyC
-    """A message to each other holder, and theirs, as they are.
+async def _exchanged(party: Any, own: bytes) -> asyncio.Future:  # type: ignore[type-arg]  # for MPyC
+    """Send raw bytes to each other holder, and receive theirs.
 
-    Opened numbers would go through the hands of all: one holder could change what two others hear
-    of each other. MPyC's own messages would be pickles, which must never be read from others.
+    Each message goes directly from one holder to another, so a third one cannot change it. In
+    secret sharing it could. MPyC's own messages are pickles, which are unsafe to read from others.
     """
     others = [each.pid for each in party.parties if each.pid != party.pid]
     for holder in others:
         party._send_message(holder, own)
-    heard = {holder: party._receive_message(holder) for holder in others} | {party.pid: own}
-    return await party.gather([heard[i] for i in sorted(heard)])  # type: ignore[no-any-return]
+    received = {holder: party._receive_message(holder) for holder in others} | {party.pid: own}
+    return await party.gather([received[i] for i in sorted(received)])  # type: ignore[no-any-return]
 
 
 async def _awaited(future: Any) -> Any:
@@ -191,6 +197,6 @@ async def _awaited(future: Any) -> Any:
 
 
 def _in_64_bits(element: int) -> int:
-    """A sum of integers of 64 bits, as integers modulo 2^64 have it."""
+    """A sum of 64-bit integers, from a field element, wrapped as in 64-bit arithmetic."""
     signed = element if element <= _PRIME // 2 else element - _PRIME
     return (signed + 2**63) % 2**64 - 2**63

@@ -1,18 +1,17 @@
-"""Streams of random numbers, and the draws that come from each.
+"""The streams of random numbers, private and public.
 
-* *Privacy noise* and *record sampling* are private: each has a stream of its own, from 256 bits of
-  operating-system entropy, made afresh for every release. A stream is never saved, restored or
-  shared, so that a forked or resumed process cannot repeat one. Many numbers of noise on an
-  accelerator are a function of counters and of 128 bits of the noise's stream
-  (:func:`counted_normals`).
+* *Privacy noise* and *record sampling* are private. Each release has a new stream for each, from
+  256 bits of operating-system entropy. Streams are never saved, restored or shared, so a forked or
+  resumed process cannot repeat one. On an accelerator, much noise is a function of counters under a
+  key of 128 bits, drawn from the noise stream (:func:`counted_normals`).
 * *Local draws* (of latents that belong to one record, of dropout) come from private generators in
-  order of use. They are independent and never seen. So those of two neighbouring batches can be
-  matched record by record, and the bound on a record's effect holds for any fixed draws.
-* *Global draws* (the guide's latents, initial values) are public and come from torch's global
-  generator. No private draw touches it: its state after a step must not tell anything about the
-  batch.
+  order of use. They are independent and never published. So the draws of two neighbouring batches
+  can be matched record by record. The bound on a record's effect holds for any fixed draws.
+* *Global draws* (the guide's latents, initial values) are public, and come from torch's global
+  generator. Private draws never use it, because its state after a step must not reveal anything
+  about the batch.
 
-A bare ``torch.Generator`` keeps 32 bits of its seed on the CPU and is no source of privacy noise.
+A bare ``torch.Generator`` on the CPU keeps only 32 bits of its seed. So it never draws noise.
 """
 
 import math
@@ -37,10 +36,10 @@ _PURPOSES = get_args(_Purpose)
 class Randomness:
     """The private streams of one inference.
 
-    :param source: as of :class:`Noise`. A ``torch.Generator`` is advanced, so two inferences that
-        are handed the same object get different streams.
-    :param rank: the process's in a cluster. The sample of one rank must reveal nothing about
-        another's. So each has streams of its own, even with equal seeds.
+    :param source: see :class:`Noise`. A ``torch.Generator`` is advanced, so two inferences with the
+        same generator get different streams.
+    :param rank: this process's rank in a cluster. Each rank has its own streams, even with equal
+        seeds, because the sample of one must reveal nothing about another's.
     """
 
     def __init__(self, source: torch.Generator | int | str | None = None, rank: int = 0):
@@ -59,14 +58,15 @@ class Randomness:
     def stream(self, purpose: _Purpose, position: int) -> Stream: ...
 
     def stream(self, purpose: _Purpose, position: int) -> Stream:
-        """A fresh stream for one purpose of one release.
+        """A new stream for one purpose of one release.
 
-        Local draws need not stand up to guessing (see above): theirs is always a numpy generator.
+        Local draws always come from a numpy generator, because the guarantee does not depend on
+        their secrecy.
 
         :param purpose: "noise", "sampling" or "local".
-        :param position: number of releases in the ledger before this one. A repeatable run derives
-            its streams from (seed, position), so that inferences that share an accountant never
-            share a stream.
+        :param position: number of releases in the ledger before this one. A seeded run derives its
+            streams from (seed, position). So inferences that share an accountant never share a
+            stream.
         """
         if self.secure and purpose != "local":
             return SystemGenerator()
@@ -76,12 +76,12 @@ class Randomness:
         else:
             place = (_PURPOSES.index(purpose), position, *self._rank)
             seed = np.random.SeedSequence(self._key, spawn_key=place)
-        # numpy takes any ISeedSequence, but does not say so in its types.
+        # numpy takes any ISeedSequence, but its annotations do not say so.
         return np.random.Generator(np.random.PCG64DXSM(seed))  # type: ignore[arg-type]
 
 
 class _SystemEntropy(ISeedSequence):
-    """Fills the whole state of a bit generator from the operating system."""
+    """A seed sequence that fills the whole state of a bit generator from the operating system."""
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
         return np.frombuffer(os.urandom(n_words * np.dtype(dtype).itemsize), dtype)
@@ -99,16 +99,13 @@ def _key(generator: Any) -> int:
 def drawn(
     stream: np.random.Generator, kind: str, shape: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """Local draws: standard normals, or uniforms on (0, 1], in float64.
-
-    :param stream: a private one for local draws.
-    """
+    """Local draws in float64: standard normals if ``kind`` is "normal", else uniforms on (0, 1]."""
     numbers = stream.normal(size=shape) if kind == "normal" else 1.0 - stream.random(shape)
     return sent(torch.from_numpy(numbers), device)
 
 
-_FEW = 2**14  # normals: the host draws them in the time of a hundred short operations
-_BLOCK = 2**22  # pairs at a time
+_FEW = 2**14  # normals that the host draws quickly, in the time of a hundred short operations
+_BLOCK = 2**22  # pairs of normals that are computed at a time
 _PARITY = 0x1BD11BDAA9FC1A22
 _ROTATIONS = (16, 42, 12, 31, 16, 32, 24, 21)
 _ROUNDS = 20
@@ -117,11 +114,13 @@ _POSITIVE = 2**63 - 1
 
 
 def normals(stream: np.random.Generator, size: int, sd: float, device: torch.device) -> Tensor:
-    """Independent normals of mean zero, (size,) in float64, private.
+    """Independent normals of mean zero, (size,) in float64: the noise of one release.
 
-    On an accelerator, the host draws and sends few of them. Many are :func:`counted_normals`.
+    For an accelerator, the host draws a few numbers and sends them. The accelerator computes many
+    numbers itself (:func:`counted_normals`).
 
-    :param stream: the private stream of one release.
+    :param stream: the private noise stream of the release.
+    :param sd: their standard deviation.
     """
     if device.type != "cpu" and size > _FEW:
         return counted_normals(stream, size, device).mul_(sd)
@@ -135,10 +134,10 @@ def counted_normals(stream: np.random.Generator, size: int, device: torch.device
 
     The function is Threefry-2x64 with 20 rounds (Salmon, Moraes, Dror & Shaw 2011, Parallel random
     numbers: as easy as 1, 2, 3). No statistical test has distinguished this block cipher from
-    random bits. Like the stream itself it is no cryptographic generator, which secure mode has.
-    Box and Muller's transform makes two normals of two words. The radius has 63 random bits, and is
-    cut off at 9.4, beyond which a pair lies with probability 6e-20. Every device finds the same
-    numbers up to rounding.
+    random bits. Like the stream itself, it is not a cryptographic generator; secure mode uses one.
+    The Box-Muller transform turns two words into two normals. The radius has 63 random bits, and is
+    at most 9.4. A pair of normals exceeds that with probability 6e-20. All devices compute the same
+    numbers, up to rounding.
     """
     key = tuple(int(word) for word in stream.integers(_WORD, size=2, dtype=np.uint64))
     half = (size + 1) // 2
@@ -151,18 +150,18 @@ def counted_normals(stream: np.random.Generator, size: int, device: torch.device
 
 
 def threefry(key: tuple[int, ...], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Two random words for each counter of two words, all (n,) in int64: their 64 bits.
+    """Two random words for each counter of two words. All are (n,), with 64 bits in an int64.
 
-    :param key: two words, as numbers from 0.
+    :param key: two words, as unsigned numbers.
     """
     keys = (*key, key[0] ^ key[1] ^ _PARITY)
-    # Additions of int64 are those of words: modulo 2^64.
+    # int64 addition wraps modulo 2^64, as that of words does.
     first, second = first + signed(keys[0]), second + signed(keys[1])
     for i in range(_ROUNDS):
         bits = _ROTATIONS[i % len(_ROTATIONS)]
         first += second
         upper = second << bits
-        second >>= 64 - bits  # which brings copies of the sign
+        second >>= 64 - bits  # an arithmetic shift, which fills in copies of the sign
         second &= 2**bits - 1
         second |= upper
         second ^= first
@@ -174,7 +173,7 @@ def threefry(key: tuple[int, ...], first: Tensor, second: Tensor) -> tuple[Tenso
 
 
 def _box_muller(first: Tensor, second: Tensor, out: Tensor) -> None:
-    """:param out: (2, n)."""
+    """Write the normals of these words into ``out``, (2, n)."""
     radius = (first & _POSITIVE).double().add_(0.5).mul_(2.0**-63)  # uniform on (0, 1]
     radius = radius.log_().mul_(-2.0).sqrt_()
     angle = second.double().mul_(math.pi * 2.0**-63)  # on [-pi, pi]

@@ -1,15 +1,15 @@
-"""A trusted aggregator, the messages between it and the holders of data, and their side of it.
+"""A trusted aggregator, a holder's channel through it, and the messages between them.
 
-All speak in rounds: each holder sends one message, waits, and gets one answer. A message is a line
-of JSON and bytes after it:
+Messages go in rounds: each holder sends one, and waits for one answer. A message is a line of JSON
+with its kind, followed by bytes:
 
-* ``talk``: something public, which all get, by holder;
-* ``add``: 64-bit integers, a holder's sum with its share of the noise; all get the total, modulo
-  2^64, and the aggregator keeps nothing;
-* ``leave``: the last message.
+* ``talk``: a public value. The answer has the values of all holders.
+* ``add``: 64-bit integers, a holder's sum with its share of the noise. The answer is the total
+  modulo 2^64. The aggregator stores nothing.
+* ``leave``: a holder's last message.
 
-The aggregator reads no more of a message than this; holders read what others say as plain values
-and tensors (``torch.load(weights_only=True)``), never as code.
+The aggregator does not interpret public values. Holders read them as plain values and tensors
+(``torch.load(weights_only=True)``), never as code.
 """
 
 import json
@@ -28,8 +28,8 @@ _LONGEST = 1e6  # seconds
 NUMBERS = np.dtype("<i8")
 _WHY = {
     "too few": (
-        "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise "
-        "would be too little, and nothing is opened any more. Releases in the ledger may have "
+        "Only {left} holders are left, fewer than holders - dropouts. Their shares of the noise "
+        "would be too little, so no total is computed any more. Releases in the ledger may have "
         "happened. Start all anew, with journals and the last states, or with fewer holders."
     ),
     "left out": (
@@ -47,10 +47,12 @@ _DAMAGED = "The aggregator's answer cannot be read, or does not match the questi
 
 @dataclass(frozen=True)
 class Message:
-    """
-    :param kind: "talk", "add" or "leave"; of an answer also "failed", with the reason in ``facts``.
-    :param facts: numbers and texts.
-    :param content: the bytes that follow the line.
+    """A message or an answer.
+
+    :param kind: "talk", "add" or "leave". An answer may also be "failed", with the reason in
+        ``facts``.
+    :param facts: the other fields of the line, numbers and texts.
+    :param content: the bytes after the line.
     """
 
     kind: str
@@ -62,7 +64,7 @@ class Message:
 
     @staticmethod
     def read(data: bytes) -> "Message":
-        """:raises ValueError: it is none."""
+        """:raises ValueError: these bytes are not a message."""
         line, mark, content = data.partition(b"\n")
         facts = json.loads(line)
         if not (mark and isinstance(facts, dict) and isinstance(facts.get("kind"), str)):
@@ -70,26 +72,26 @@ class Message:
         return Message(facts.pop("kind"), facts, content)
 
     def numbers(self) -> NDArray[np.int64]:
-        """:raises ValueError: its content is not of 64-bit integers."""
+        """:raises ValueError: the content does not consist of 64-bit integers."""
         return np.frombuffer(self.content, NUMBERS).astype(np.int64)
 
 
 class TrustedAggregator:
-    """Adds up the uploads of K holders of data, and opens nothing but the total.
+    """Adds up the uploads of K holders of data, and returns only the total.
 
-    **It is trusted.** It sees each holder's sum under that holder's share of the noise, which is
-    less noise than the guarantee has. So a third party must run it that every holder trusts with
-    such numbers. The lines to it must be encrypted. It sees no record and needs no ledger. It
-    cannot draw more from a holder than that holder's accountant allows, nor choose what holders
-    compute. Nobody checks whether it sends the true total.
+    **It is trusted.** It sees each holder's sum with only that holder's share of the noise, which
+    is less noise than the guarantee has. So it must be run by a third party that every holder
+    trusts with such numbers. The connections to it must be encrypted. It sees no record and needs
+    no ledger. It cannot get more from a holder than that holder's accountant allows, nor choose
+    what holders compute. Nobody checks whether its totals are right.
 
-    Once a holder has stayed away it is left out for good. If fewer than ``holders - dropouts`` are
-    left, nothing more is opened: their shares of the noise would be too little.
+    If a holder stays away once, it is left out for good. If fewer than ``holders - dropouts`` are
+    left, no total is computed any more: their shares of the noise would be too little.
 
     :param holders: K, at least 2.
-    :param dropouts: t: the number that may stay away. The holders must use the same numbers.
-    :param timeout: in seconds: the time a round waits for messages.
-    :raises ConfigurationError: one is out of range.
+    :param dropouts: t, the number that may stay away. The holders must use the same numbers.
+    :param timeout: the time in seconds that a round waits for messages.
+    :raises ConfigurationError: an argument is out of range.
 
     >>> aggregator = TrustedAggregator(holders=2)
     >>> talk = b'{"kind": "talk"}\\n'  # as AtTrustedAggregator sends it
@@ -113,9 +115,9 @@ class TrustedAggregator:
         return self._closed or not self._left
 
     def answer(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        """One round.
+        """Answer the messages of one round.
 
-        :param messages: those of the present holders, by their index from 0 to K - 1.
+        :param messages: the present holders' messages, by their index from 0 to K - 1.
         :returns: the answer to each.
         """
         there = {index: _read(each) for index, each in messages.items() if index in self._left}
@@ -131,7 +133,7 @@ class TrustedAggregator:
         return {index: each.packed() for index, each in said.items()}
 
     def _answer(self, stay: Mapping[int, Message]) -> Message:
-        """The answer to all that stay, which are at least as many as required."""
+        """The answer to the holders that stay, if they are enough."""
         present = {"present": list(stay)}
         if all(each.kind == "talk" for each in stay.values()):
             sizes = [len(each.content) for each in stay.values()]
@@ -164,7 +166,7 @@ def _read(data: bytes) -> Message:
 
 
 class Line(Protocol):
-    """A holder's line to the aggregator, such as a :class:`FlowerLine`."""
+    """A holder's connection to the aggregator, such as a :class:`FlowerLine`."""
 
     index: int
 
@@ -174,10 +176,10 @@ class Line(Protocol):
 class AtTrustedAggregator:
     """A channel of a :class:`~pyro_dp.federated.Federation` through a :class:`TrustedAggregator`.
 
-    The aggregator sees this holder's uploads, sums under a share of the noise alone. A release
-    counts towards it as one of noise multiplier sigma / sqrt(K - t - c).
+    The aggregator sees this holder's uploads, which have only one share of the noise. Against the
+    aggregator, a release has the noise multiplier sigma / sqrt(K - t - c).
 
-    :param line: to the aggregator; it must be encrypted where it leaves the machine.
+    :param line: the connection to the aggregator. It must be encrypted outside of the machine.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FlowerLine(f"{folder}/line", index=1) as line:
