@@ -43,8 +43,8 @@ _SUPPORT = (
     "Write bounds that are public, as in dist.Uniform(0.0, 100.0), not x.max()."
 )
 _REMEMBERS = (
-    "Site {name!r} of the {part} changes after a run on other data: the code keeps some of "
-    "them{by}. Compute the value from the record each time, in a local variable."
+    "Site {name!r} of the {part} changes after a run on other data: something of them is "
+    "kept{by}. Compute it from the record each time, in a local variable."
 )
 
 

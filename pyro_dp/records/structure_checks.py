@@ -36,8 +36,8 @@ _POSITIONS = 12  # indices at which a row is tried
 _MOST_NUMBERS = 2**22  # numbers in the gradients of records at once
 _FEW = 500  # records: tracing a graph takes longer than checking their observations
 _COUPLED = (
-    "Site {name!r} of the {part}: the term of a record in plate {plate!r} changes with other "
-    "records. It reads other rows: a mean or maximum over the data, a shifted index, batch "
+    "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other "
+    "records change. It reads other rows: a mean or maximum over the data, a shifted index, batch "
     "statistics. {view} A record may read its own row only: standardise before, with public "
     "constants or a DPStandardScaler."
 )
