@@ -96,9 +96,9 @@ class Records:
     Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a
     public constant.
 
-    A model or guide never sees the data as a whole. If it reads its arguments whole, it sees only
-    row i for record i. Otherwise it sees row i repeated N times (a view, not a copy). Then "other
-    records" are record i again. By construction a record's term depends on that record only. Code
+    A model or guide never sees the data as a whole. If it reads its arguments whole, it sees row
+    i alone for record i. Otherwise it sees that row repeated N times, as a view. Then "other
+    records" are the same record. By construction a record's term depends on that record only. Code
     outside the plate and initial values use placeholders, and depend on no record.
 
     :param args: the step's arguments after :func:`~pyro_dp.records.arguments.as_tensors`; so are
