@@ -92,8 +92,8 @@ _MOST_THINGS = 50_000
 _LONG = 1000  # characters of a text that may be a table
 LONGEST = 10_000  # elements of a container that a graph may have as constants
 _TOO_MANY = (
-    "{label} has too many objects to check whether they hold or keep data. The limit for all that "
-    "model and guide refer to is {most:,}. Keep numbers in tensors or arrays, not in Python objects."
+    "{label} has too many objects to check whether they hold or keep data. All that model "
+    "and guide refer to may be {most:,} objects. Keep numbers in tensors or arrays."
 )
 _OWN_CLASS = (
     "Argument {name!r} is a {kind}, whose methods would see all records. Pass a plain tensor, as "
@@ -223,9 +223,7 @@ class References:
         for key, value in items:
             own = f"element {key!r} of {label}" if type(key) is str else label
             if type(value) is tuple and all(isinstance(each, _PLAIN) for each in value):
-                self._look_at_container(
-                    value, own, users
-                )  # it can keep nothing, so do not count it
+                self._look_at_container(value, own, users)  # it keeps nothing, and is not counted
             elif _is_long(value) or not isinstance(value, _PLAIN):
                 self._wait(value, own, users)
             elif fixed and isinstance(value, float):
