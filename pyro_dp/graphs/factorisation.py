@@ -198,17 +198,14 @@ def _joint_factors(
     """The factors of a sum of products, and whether their product must be transposed."""
     if len(terms) == 1:
         return terms[0].factors(graph, copies), terms[0].transposed
-    lefts, rights = [], []
+    call, pairs = graph.call_function, []
     for term in terms:
         left, right = term.factors(graph, copies)
         if term.transposed:
-            left, right = (
-                graph.call_function(_OPS.transpose.int, (each, 1, 2)) for each in (right, left)
-            )
-        lefts.append(left)
-        rights.append(right)
-    cat = _OPS.cat.default
-    return [graph.call_function(cat, (lefts, 2)), graph.call_function(cat, (rights, 1))], False
+            left, right = (call(_OPS.transpose.int, (each, 1, 2)) for each in (right, left))
+        pairs.append((left, right))
+    lefts, rights = map(list, zip(*pairs, strict=True))
+    return [call(_OPS.cat.default, (lefts, 2)), call(_OPS.cat.default, (rights, 1))], False
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ _UNTYPED = (
 )
 _OTHER_ARGUMENTS = (
     "The arguments differ between the processes of the cluster in number or kind. All must pass "
-    "the same arguments, each with its own rows. A process without rows passes tensors of shape "
-    "(0, ...)."
+    "the same arguments, each with its own rows, or tensors of shape (0, ...) without rows."
 )
 _OTHER_ROWS = (
     "The rows of {name} differ in shape or dtype between the processes of the cluster. Convert the "

@@ -26,13 +26,7 @@ from pyro_dp.records.column import (
     require_names,
 )
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.tables import (
-    as_tensor,
-    is_numeric,
-    kinds_of,
-    refuse_samplers,
-    require_alike,
-)
+from pyro_dp.records.tables import as_tensor, is_numeric, kinds_of, refuse_samplers, require_alike
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 
@@ -44,8 +38,7 @@ _ITERABLE = (
 _STACK = (
     "The items of argument {name!r} (a {kind}) cannot be stacked. All must be numbers, arrays or "
     "tensors of one shape, or tuples of these, or dictionaries of these with the same keys. Images "
-    "need a transform such as ToTensor(). If the dataset itself fails, list({name}) shows the "
-    "error."
+    "need a transform such as ToTensor(). list({name}) shows an error of the dataset itself."
 )
 _CHANGES = (
     "The first item of argument {name!r} (a {kind}) changes when others are read. An item may "

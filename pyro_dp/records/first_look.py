@@ -56,8 +56,7 @@ _ROWS = (
 _CONDITIONED = (
     "pyro.condition holds {site}, which has {size} rows, as many as there are records. Captured "
     "data cannot be protected. Write def conditioned(x, y), which returns pyro.condition(model, "
-    "data={{{site}: y}})(x). Give it to inference and autoguide instead of the model, and y to "
-    "step()."
+    "data={{{site}: y}})(x). Pass it to inference and autoguide as the model, and y to step()."
 )
 _NUMBERS = (
     "{label} has numbers of the data ({what}), which would be public. Use constants chosen before "

@@ -121,10 +121,9 @@ class Particle:
     def restricted(self, names: Collection[str]) -> "Particle":
         """The particle with gradients only for these latents, so that others need no noise."""
         kept = {name: u for name, u in self.latents.items() if name in names}
-        dropped = {
-            n: self.transforms[n](u.detach()) for n, u in self.latents.items() if n not in kept
-        }
-        return replace(self, latents=kept, fixed=self.fixed | dropped)
+        dropped = {name: u.detach() for name, u in self.latents.items() if name not in names}
+        fixed = self.fixed | {name: self.transforms[name](u) for name, u in dropped.items()}
+        return replace(self, latents=kept, fixed=fixed)
 
     def reaches(self) -> set[str]:
         """Names of the parameters that the latents' draws depend on."""
@@ -133,11 +132,9 @@ class Particle:
             outputs.append(self.log_q)
         if not outputs:
             return set()
-        leaves = self.parameters
-        gradients = torch.autograd.grad(
-            outputs, list(leaves.values()), retain_graph=True, allow_unused=True
-        )
-        return {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
+        leaves = list(self.parameters.values())
+        gradients = torch.autograd.grad(outputs, leaves, retain_graph=True, allow_unused=True)
+        return {n for n, g in zip(self.parameters, gradients, strict=True) if g is not None}
 
 
 def draw_particle(

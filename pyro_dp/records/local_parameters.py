@@ -338,13 +338,10 @@ def _run_at(
     length = length or records.plate.size
     first, last = (0, length) if records.slice_data else (index, index + 1)
     args, kwargs = records.arguments(records.placeholder(), length=length)
+    hint = whole_tensors(records.slice_data)
     with (
         forked_rng(),
-        guarded(
-            "Running guide and model on one record",
-            public=True,
-            hint=whole_tensors(records.slice_data),
-        ),
+        guarded("Running guide and model on one record", public=True, hint=hint),
         Substitution(values),
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, torch.arange(first, last, device=records.device)),
@@ -364,9 +361,9 @@ def _gradients_at(
     model: Callable, guide: Callable, records: Records, index: int, leaves: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients of all log densities with respect to constants that replace these parameters."""
-    values = {name: _constant(leaf).requires_grad_() for name, leaf in leaves.items()}
+    inputs = [_constant(leaf).requires_grad_() for leaf in leaves.values()]
     with torch.enable_grad():
-        substitutes = {id(leaf): values[name] for name, leaf in leaves.items()}
+        substitutes = {id(leaf): x for leaf, x in zip(leaves.values(), inputs, strict=True)}
         traces, _ = _run_at(model, guide, records, index, substitutes)
         terms = [
             records.plate.of_record(site, index).sum()
@@ -375,12 +372,10 @@ def _gradients_at(
         ]
         total = sum((term for term in terms if term.requires_grad), torch.tensor(0.0))
     if not total.requires_grad:
-        return {name: torch.zeros_like(value) for name, value in values.items()}
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     with guarded("Differentiating a record's term"):
-        gradients = torch.autograd.grad(
-            total, list(values.values()), allow_unused=True, materialize_grads=True
-        )
-    return dict(zip(values, gradients, strict=True))
+        gradients = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def _own_dimension(gradients: list[Tensor], indices: list[int], size: int) -> int | None:

@@ -206,9 +206,8 @@ class OwnLoss(ELBO):
     def differentiable_loss(self, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:
         if not isinstance(self.loss, ELBO):
             return self.loss(model, guide, *args, **kwargs)
-        return single_particle(self.loss, self.max_plate_nesting).differentiable_loss(
-            model, guide, *args, **kwargs
-        )
+        loss = single_particle(self.loss, self.max_plate_nesting)
+        return loss.differentiable_loss(model, guide, *args, **kwargs)
 
 
 def as_elbo(loss: Any) -> ELBO:

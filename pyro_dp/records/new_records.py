@@ -37,8 +37,7 @@ from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
 
 _NONE = (
-    "There are no records to predict for: pass at least one argument with a row for each of them, "
-    "such as {name!r}."
+    "There are no records to predict for: pass an argument with a row for each, such as {name!r}."
 )
 _LENGTHS = "All arguments must have a row for each new record, but {listed}."
 _MISSING = (
@@ -62,10 +61,7 @@ _SUBSAMPLED = (
     "Plate {name!r} takes a part of its elements (subsample_size), so a prediction would have the "
     "latents of only some of them. Leave subsample_size out."
 )
-_FACTOR = (
-    "pyro.factor {name!r} has no outcomes that could be drawn: write it as a pyro.sample statement "
-    "with obs=, to {verb}."
-)
+_FACTOR = "pyro.factor {name!r} has no outcomes to draw: to {verb}, write pyro.sample with obs=."
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +109,8 @@ class NewRecords:
             outcome.
         """
         known = dict(self._named(*self.fitted.arguments(self.fitted.placeholder(), length=1)))
-        tables = {
-            name: x for name, x in self._named(*self.fitted.places) if any(pytree.tree_leaves(x))
-        }
+        flags = self._named(*self.fitted.places)
+        tables = {name: x for name, x in flags if any(pytree.tree_leaves(x))}
         found = self._converted(args, kwargs, tables)
         rows = {
             name: list(_rows(name, found[name], known[name], tables[name]))
@@ -349,8 +344,7 @@ def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:
 
 
 _NOT_FINITE = (
-    "The prior predictive of site {name!r} has values that are not finite. Use a narrower prior "
-    "or smaller features."
+    "The prior predictive of site {name!r} is not finite. Use a narrower prior or smaller features."
 )
 _NOT_FOUND = (
     "Site {name!r} observes something else than an argument, or a column of one, as it stands. "

@@ -179,13 +179,9 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
         rows = [[table[i] for table in tables] for i in indices.tolist()]
         both = value(together, indices, _Drawn(records.plate, drawn), None)
         outside = value(together, indices, _Drawn(records.plate, drawn), Outside)
+        term = partial(value, hide=partial(Inside, values={}))
         alone = [
-            value(
-                records.arguments(row),
-                indices[k : k + 1],
-                _Drawn(records.plate, drawn, k),
-                lambda plate: Inside(plate, {}),
-            )
+            term(records.arguments(row), indices[k : k + 1], _Drawn(records.plate, drawn, k))
             for k, row in enumerate(rows)
         ]
         return [both, outside, *alone]

@@ -85,9 +85,8 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
     shape = table.shape[1:]
     size = shape.numel()
     step = 1 if spacing(table, length) > 1 else size
-    numbers: np.ndarray = np.random.default_rng(seed).uniform(
-        _LOWEST, 1.0, size + step * (length - 1)
-    )
+    count = size + step * (length - 1)
+    numbers: np.ndarray = np.random.default_rng(seed).uniform(_LOWEST, 1.0, count)
     numbers[:size] = np.random.default_rng(0).uniform(_LOWEST, 1.0, size)
     if not (table.is_floating_point() or table.is_complex()):
         numbers = (numbers > (1 + _LOWEST) / 2) & integers

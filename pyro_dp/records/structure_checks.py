@@ -166,15 +166,20 @@ def _alike_at_once(
     indices = torch.tensor(term.records.examples(_POSITIONS), device=term.records.device)
     if len(indices) * sum(x.numel() for x in term.parameters.values()) > _MOST_NUMBERS:
         return False
-    own = row, term.local.constants()
-    rows, local = pytree.tree_map(lambda x: x.expand(len(indices), *x.shape), own)
     try:
-        found = term.at_once(particle, Batch(indices, rows, local_rows=local), Decisions())
+        found = term.at_once(particle, _repeated(term, row, indices), Decisions())
     except Exception:
         return False
     pairs = [(gradients[name], x) for name, x in found.parameters.items() if name in gradients]
     alike = all(agree(x.expand_as(y), y) for x, y in [(loss, found.losses), *pairs])
     return alike and not found.sampled and not found.apart.any()
+
+
+def _repeated(term: RecordTerm, row: list[Tensor], indices: Tensor) -> Batch:
+    """A batch with the same row, and public local rows, at each index."""
+    both = row, term.local.constants()
+    rows, local = pytree.tree_map(lambda x: x.expand(len(indices), *x.shape), both)
+    return Batch(indices, rows, local_rows=local)
 
 
 def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
@@ -190,21 +195,16 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     used, _ = term.single(particle, Batch(indices[0], records.placeholder()), draws)
     term = replace(term, samples=len(draws.sampled))
     decisions = Decisions()
-    public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
-    local = {
-        name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
-    }
-    placeholders = Batch(indices, public, local_rows=local)
+    placeholders = _repeated(term, records.placeholder(), indices)
     reason = _why_not_vectorized(term, particle, placeholders, decisions)
     if reason is not None:
         # By control flow, other records may use more inputs than a placeholder. So all are kept.
-        warnings.warn(
-            f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
-        )
+        text = f"Gradients are taken one record at a time, which is slow: {reason}."
+        warnings.warn(text, stacklevel=2)
         return term
     term = replace(term, answers=tuple(decisions.answers))
     with looking_at_records():
-        examples = Batch(indices, records.rows(indices), local_rows=local)
+        examples = replace(placeholders, rows=records.rows(indices))
         reason = _why_not_vectorized(term, particle, examples)
         if reason is not None:
             raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
@@ -247,11 +247,10 @@ def _tolerance(found: RecordGradients, rows: Sequence[Tensor]) -> float:
 
     Terms that cancel in a gradient, as for a nearly certain outcome, leave errors of their size.
     """
-    exact = all(
-        x.dtype == torch.float64 for x in (*found.latents.values(), *found.parameters.values())
-    )
+    public = (*found.latents.values(), *found.parameters.values())
+    exact = all(x.dtype == torch.float64 for x in public)
     relative, rounding = (1e-8, 1e-14) if exact else (1e-4, 1e-6)
-    gradients = (*found.latents.values(), *found.parameters.values(), *found.local.values())
+    gradients = (*public, *found.local.values())
     scale = max([1.0, *(largest(row) for row in rows if row.is_floating_point())])
     return relative * max(map(largest, gradients), default=0.0) + rounding * scale
 
