@@ -174,10 +174,8 @@ class References:
         elif isinstance(thing, functools.partial):
             of = f"of partial({_name(thing.func)})"
             self._wait(thing.func, _name(thing.func))
-            for i, value in enumerate(thing.args):
-                self._wait(value, f"argument {i} {of}")
-            for name, value in thing.keywords.items():
-                self._wait(value, f"argument {name!r} {of}")
+            for key, value in [*enumerate(thing.args), *thing.keywords.items()]:
+                self._wait(value, f"argument {key!r} {of}")
             self._look_at_namespace(vars(thing), of, None)
         elif isinstance(thing, _BOUND):
             self._wait(thing.__self__, label, users)

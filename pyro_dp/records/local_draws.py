@@ -151,10 +151,8 @@ def _uniform(u, low=0.0, high=1.0, **named):
 
 def _factory(kind):
     def draw(draws, *size, dtype=None, device=None, generator=None, **options):
-        shape = options.get(
-            "size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-        )
-        return draws(_standard, kind, shape, dtype=dtype, device=device)
+        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        return draws(_standard, kind, options.get("size", shape), dtype=dtype, device=device)
 
     return draw
 

@@ -172,13 +172,9 @@ class RecordTerm:
             for name, column in columns.items():
                 column.append(gradients.get(name, torch.full_like(inputs[name], missing)))
             losses.append(loss.to(batch.indices.device))
-        stacked = {name: torch.stack(column) for name, column in columns.items()}
-        return RecordGradients(
-            {name: stacked[name] for name in particle.latents},
-            {name: stacked[name] for name in self.parameters},
-            torch.stack(losses),
-            {name: stacked[name] for name in self.local.leaves},
-        )
+        kinds = particle.latents, self.parameters, self.local.leaves
+        latents, parameters, local = ({n: torch.stack(columns[n]) for n in x} for x in kinds)
+        return RecordGradients(latents, parameters, torch.stack(losses), local)
 
     def single(
         self, particle: Particle, record: Batch, draws: LocalDraws, *, public: bool = False
