@@ -1,8 +1,8 @@
-"""State of the user's code, so that nothing of one record is kept for the next.
+"""State of the user's code: nothing of one record may be kept for the next.
 
 Model and guide may refer to more than their arguments (:mod:`pyro_dp.graphs.references`). A graph
-has these values as constants, and is traced anew when one of them changed. State that a model keeps
-of a record is put back at once. A model whose kept state depends on the data is refused.
+has these values as constants, and is traced again when one changes. State that a model keeps of a
+record is put back at once. If the kept state depends on the data, the model is refused.
 """
 
 import collections
@@ -29,9 +29,9 @@ KEEPS = (
     "variable, or set it to a public constant before the first step."
 )
 _PLAIN = (bool, int, float, complex, str, type(None))
-_DEPTH = 5
+_DEPTH = 5  # nested values are compared to this depth
 _SMALL = 2**16  # numbers of a tensor that is worth a copy
-Changes = dict[tuple[str, str], Any]  # new values, by label and name
+Changes = dict[tuple[str, str], Any]  # new values by label and name
 
 
 class _Constant:
@@ -49,7 +49,7 @@ class _Constant:
             return True
         if self._version == math.inf or value._version == self._version:
             return False
-        # A parameter that started at this tensor counts its versions, and has other memory.
+        # A parameter that started at this tensor counts its versions, but has different memory.
         self._version = value._version
         return self._kept is None or not torch.equal(value, self._kept)
 
@@ -57,7 +57,7 @@ class _Constant:
 class _Kept:
     """The former state of a tensor and its gradient.
 
-    :param whole: with its numbers; else only where they are, and how often they were changed.
+    :param whole: whether to keep a copy of the numbers; else only their address and version.
     """
 
     def __init__(self, tensor: Tensor, whole: bool):
@@ -69,33 +69,33 @@ class _Kept:
 
     @property
     def changed(self) -> bool:
-        if self._has_other_gradient or (self._of_gradient and self._of_gradient.changed):
+        if self._has_new_gradient or (self._of_gradient and self._of_gradient.changed):
             return True
         if self._numbers is not None:
             return not _same_numbers(self.tensor.data, self._numbers)
-        return self._is_elsewhere or version(self.tensor) != self._version
+        return self._has_new_memory or version(self.tensor) != self._version
 
     def put_back(self) -> None:
         if self._numbers is not None and self.changed:
             self._memory.copy_(self._numbers)
-        if self._is_elsewhere:
+        if self._has_new_memory:
             self.tensor.data = self._memory
-        if self._has_other_gradient:
+        if self._has_new_gradient:
             self.tensor.grad = self._gradient
         if self._of_gradient:
             self._of_gradient.put_back()
 
     @property
-    def _has_other_gradient(self) -> bool:
+    def _has_new_gradient(self) -> bool:
         return self.tensor.is_leaf and self.tensor.grad is not self._gradient
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def _has_new_memory(self) -> bool:
         return address(self.tensor) != address(self._memory)
 
 
 class CapturedState:
-    """All that model and guide refer to, and its values when this was made."""
+    """All objects that model and guide refer to, and their values when this object was made."""
 
     def __init__(self, *roots: Callable | tuple[str, Any]):
         self.references = References(*roots)
@@ -127,9 +127,9 @@ class CapturedState:
 
     @contextlib.contextmanager
     def preserved(self, *, batched: bool = False) -> Iterator[None]:
-        """Inside, code sees records. State kept of them is put back at the end.
+        """Run code on records inside. At the end, state that it kept of them is put back.
 
-        :param batched: ``torch.vmap`` shows all at once. It cannot write them into a captured
+        :param batched: the code runs under ``torch.vmap``. It cannot write records into a captured
             tensor or array, so these need no copies.
         :raises ModelError: a tensor or array was overwritten; names it.
         """
@@ -143,11 +143,11 @@ class CapturedState:
 
     @contextlib.contextmanager
     def pristine(self) -> Iterator[Changes]:
-        """The same, without the error, and for large tensors, too.
+        """The same without the error, and also for large tensors.
 
-        Within, :meth:`preserved` puts nothing back, so that kept state shows.
+        Inside, :meth:`preserved` puts nothing back, so that kept state has its effect.
 
-        :returns: at the end, the changes.
+        :returns: the changes, which are complete at the end.
         """
         changes: Changes = {}
         self._is_watched = True
@@ -158,7 +158,7 @@ class CapturedState:
             self._is_watched = False
 
     def forget(self) -> None:
-        """Clear the caches of functions: users may have called them with data."""
+        """Clear the caches of functions, because users may have called them with data."""
         for cache in self.references.caches:
             cache.cache_clear()
 
@@ -166,10 +166,11 @@ class CapturedState:
     def _put_back(
         self, changes: Changes, memory: Changes, largest: float = math.inf
     ) -> Iterator[None]:
-        """
-        :param changes: takes the changes, except the contents of tensors and arrays.
-        :param memory: takes these.
-        :param largest: size of a tensor that has a copy to put back.
+        """Put all state back at the end, and record its changes.
+
+        :param changes: receives the changes, except the contents of tensors and arrays.
+        :param memory: receives the changed contents.
+        :param largest: size of the largest tensor that is copied before.
         """
         before = [(place, place.values()) for place in self._places]
         misses = [cache.cache_info().misses for cache in self.references.caches]
@@ -205,8 +206,8 @@ class CapturedState:
                 elif not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
                     memory[label, ""] = array.copy()
                     array[...] = values
-            for cache, known in zip(self.references.caches, misses, strict=True):
-                if cache.cache_info().misses != known:
+            for cache, before_run in zip(self.references.caches, misses, strict=True):
+                if cache.cache_info().misses != before_run:
                     changes[f"the cache of {cache.__name__}()", ""] = None
                     cache.cache_clear()
 
@@ -221,7 +222,7 @@ class CapturedState:
 
 
 def require_same_changes(one: Changes, other: Changes) -> None:
-    """:raises ModelError: one record's run left other changes than another's."""
+    """:raises ModelError: two runs on different data left different changes."""
     for key in one | other:
         if not alike(one.get(key, MISSING), other.get(key, MISSING)):
             raise ModelError(KEEPS.format(label=sentence(key[0])))
@@ -238,7 +239,7 @@ def _items(values: Any) -> dict[Any, Any]:
 
 
 def _key(name: Any) -> str:
-    """A key that is equal for the same variable in another run, with other addresses."""
+    """A key that is the same in another run, in which objects have other addresses."""
     return str(name) if isinstance(name, (*_PLAIN, tuple)) else type(name).__name__
 
 
@@ -251,7 +252,7 @@ def _identical(now: Any, before: Any) -> bool:
 
 
 def alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
-    """Whether two values say the same, so far as can be seen."""
+    """Whether two values are equal, as far as can be compared."""
     if one is other or depth == 0:
         return True
     if type(one) is not type(other):
@@ -275,7 +276,7 @@ def alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
 
 
 def _same_numbers(one: Tensor, other: Tensor) -> bool:
-    """In which NaN equals itself."""
+    """Whether tensors have equal shapes, dtypes and numbers; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

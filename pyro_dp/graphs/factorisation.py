@@ -1,4 +1,4 @@
-"""The structure of a graph: outputs that are products or sums of few rows, and affine inputs."""
+"""The structure of a graph: affine nodes, and outputs that are products or gradients of tables."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from pyro_dp.graphs.simplify import arguments, shape
 
 _OPS = torch.ops.aten
-# In their first argument, or in a list of tensors.
+# Operations that are linear in their first argument, or in a list of tensors.
 LINEAR = {
     *("_to_copy", "_unsafe_view", "alias", "cat", "clone", "contiguous", "cumsum", "detach"),
     *("diagonal", "expand", "flip", "index", "index_select", "mean", "neg", "permute", "repeat"),
@@ -18,24 +18,24 @@ LINEAR = {
     *("sum", "t", "transpose", "unbind", "unsqueeze", "view"),
 }
 _SUMS = {"add", "rsub", "sub"}
-_PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # one factor may depend on it
+_PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # affine if only one factor depends on the input
 
 
 def affine_nodes(graph: GraphModule) -> tuple[set[Node], set[Node]]:
-    """Which nodes depend on the first input, and which of them are affine in it."""
+    """The nodes that depend on the first input, and those among them that are affine in it."""
     first, *others = graph.graph.nodes
-    moving, affine = {first}, {first}
+    dependent, affine = {first}, {first}
     for node in others:
-        given = [each for each in node.all_input_nodes if each in moving]
-        if node.op != "output" and given:
-            moving.add(node)
-            if affine.issuperset(given) and _keeps(node, moving):
+        inputs = [each for each in node.all_input_nodes if each in dependent]
+        if node.op != "output" and inputs:
+            dependent.add(node)
+            if affine.issuperset(inputs) and _is_affine(node, dependent):
                 affine.add(node)
-    return moving, affine
+    return dependent, affine
 
 
-def _keeps(node: Node, moving: set[Node]) -> bool:
-    """Whether a node is affine in its arguments that move."""
+def _is_affine(node: Node, dependent: set[Node]) -> bool:
+    """Whether a node is affine in its dependent arguments."""
     if getattr(node.target, "__name__", "") == "getitem":
         return True
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
@@ -43,18 +43,18 @@ def _keeps(node: Node, moving: set[Node]) -> bool:
     if isinstance(value, torch.Tensor) and not value.is_floating_point():
         return False
     args = node.args
-    first = args[0] in moving or isinstance(args[0], list | tuple)
-    others = [each for each in args[1:] if isinstance(each, Node) and each in moving]
+    first = args[0] in dependent or isinstance(args[0], list | tuple)
+    others = [each for each in args[1:] if isinstance(each, Node) and each in dependent]
     if name in LINEAR or name == "div":
         return first and not others
     if name in _SUMS:
         return True
     if name in _PRODUCTS:
         return not (first and others)
-    return name == "addmm" and not (args[1] in moving and args[2] in moving)
+    return name == "addmm" and not (args[1] in dependent and args[2] in dependent)
 
 
-_SAME = {
+_VIEWS = {
     *(_OPS.clone.default, _OPS.squeeze.dim, _OPS.squeeze.default, _OPS.unsqueeze.default),
     *(_OPS.view.default, _OPS._unsafe_view.default),
 }
@@ -65,7 +65,7 @@ _TRANSPOSED = {_OPS.transpose.int, _OPS.permute.default}
 class Product:
     """An output that is the product of left factors (B, p, k) and right factors (B, k, q).
 
-    :param transposed: whether it is the transpose of the product.
+    :param transposed: whether the output is the transpose of the product.
     """
 
     transposed: bool
@@ -73,13 +73,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Lookup:
-    """An output that is the gradient of a table if each record reads a few of its rows.
+    """An output that is the gradient of a table from which each record reads a few rows.
 
-    Its factors are the gradients of what was read, (B, T, q), and the rows' numbers, (B, T). Those
-    of record b are larger by b times ``size``.
+    Its factors are the gradients with respect to the values read, (B, T, q), and the indices of
+    their rows, (B, T). The indices of record b are larger by b times ``size``.
 
-    :param size: number of the table's rows.
-    :param padding: the row that has no gradient; None: all have one.
+    :param size: number of rows of the table.
+    :param padding: the row without a gradient; ``None``: all rows have one.
     """
 
     size: int
@@ -92,12 +92,12 @@ Form = Product | Lookup | None
 def factorised(
     graph: GraphModule, *, fused: bool, others: int = 1
 ) -> tuple[GraphModule, list[Form]]:
-    """Hand out the factors of all outputs but the last that are worth it.
+    """A graph that returns factors instead of products, for outputs where that saves work.
 
     :param others: number of last outputs that stay unchanged.
-    :param fused: the graph will be compiled, so that small products are never stored.
-    :returns: a graph with two factors for each such output, and the form of each output. None: the
-        graph hands out the output itself.
+    :param fused: whether the graph will be compiled, so that small products are never stored.
+    :returns: the graph, with two factors for each such output, and the form of each output, without
+        the last ones. ``None`` stands for an unchanged output.
     """
     new = Graph()
     copies: dict[Node, Node] = {}
@@ -108,15 +108,15 @@ def factorised(
     for node, copy in zip(arguments(original)[0][:-others], outputs[:-others], strict=True):
         lookup, terms = _lookup(node), _terms(node)
         if lookup:
-            own = lookup.factors(new, copies)
+            results += lookup.factors(new, copies)
             found.append(Lookup(lookup.size, lookup.padding))
         elif terms and _worth_it(terms, fused):
-            own, transposed = _joint_factors(new, copies, terms)
+            factors, transposed = _joint_factors(new, copies, terms)
+            results += factors
             found.append(Product(transposed))
         else:
-            own = [copy]
+            results.append(copy)
             found.append(None)
-        results += own
     results += outputs[-others:]
     new.output(results)
     new.eliminate_dead_code()
@@ -125,12 +125,12 @@ def factorised(
 
 @dataclass(frozen=True)
 class _Term:
-    """A product of each record, (B, p, k) times (B, k, q).
+    """A product for each record, (B, p, k) times (B, k, q).
 
     :param left: (B, p, k), or (B p, k).
-    :param right: (B, k, q), or (k, q), which is that of all records.
+    :param right: (B, k, q), or (k, q) for all records.
     :param sizes: B, p, k, q.
-    :param transposed: whether the transposed product is meant.
+    :param transposed: whether the term is the transpose of the product.
     """
 
     left: Node
@@ -149,13 +149,13 @@ class _Term:
 
 
 def _terms(node: Node, transposed: bool = False) -> list[_Term] | None:
-    """The batched products that a node is the sum of, seen through views. None: it is no sum.
+    """The batched products whose sum is this node, also behind views. ``None``: it is no such sum.
 
-    A weight that is used several times has one product for each use.
+    The gradient of a weight that is used several times has one product for each use.
 
-    :param transposed: whether the node's transpose is meant.
+    :param transposed: whether to find the terms of the node's transpose.
     """
-    while node.target in _SAME | _TRANSPOSED:
+    while node.target in _VIEWS | _TRANSPOSED:
         before = arguments(node)[0]
         if node.target in _TRANSPOSED:
             if not _swaps_last(node, len(shape(before))):
@@ -168,7 +168,7 @@ def _terms(node: Node, transposed: bool = False) -> list[_Term] | None:
                 return None
             return [_Term(left, right, (count, rows, inner, columns), transposed)]
         elif shape(before) != shape(node):
-            # Flattened it is the same, if it was not reshaped between two transpositions.
+            # Another shape is fine if the view only flattens, and not between two transpositions.
             if transposed or shape(before)[:1] != shape(node)[:1]:
                 return None
         node = before
@@ -186,7 +186,7 @@ def _terms(node: Node, transposed: bool = False) -> list[_Term] | None:
 
 
 def _worth_it(terms: list[_Term], fused: bool) -> bool:
-    """Whether Gram matrices of the factors are less work than the product's own entries."""
+    """Whether Gram matrices of the factors take less work than the entries of the product."""
     _, rows, _, columns = terms[0].sizes
     inner = sum(each.sizes[2] for each in terms)
     return inner**2 * (rows + columns) < rows * inner * columns or (inner == 1 and not fused)
@@ -198,32 +198,36 @@ def _joint_factors(
     """The factors of a sum of products, and whether their product must be transposed."""
     if len(terms) == 1:
         return terms[0].factors(graph, copies), terms[0].transposed
-    lefts, rights = [], []
+    call, pairs = graph.call_function, []
     for term in terms:
         left, right = term.factors(graph, copies)
         if term.transposed:
-            left, right = (
-                graph.call_function(_OPS.transpose.int, (each, 1, 2)) for each in (right, left)
-            )
-        lefts.append(left)
-        rights.append(right)
-    cat = _OPS.cat.default
-    return [graph.call_function(cat, (lefts, 2)), graph.call_function(cat, (rights, 1))], False
+            left, right = (call(_OPS.transpose.int, (each, 1, 2)) for each in (right, left))
+        pairs.append((left, right))
+    lefts, rights = map(list, zip(*pairs, strict=True))
+    return [call(_OPS.cat.default, (lefts, 2)), call(_OPS.cat.default, (rights, 1))], False
 
 
 @dataclass(frozen=True)
 class _Embedding:
-    """An embedding's gradients: those of what was read, which rows, and the table's size."""
+    """The gradient of an embedding's table.
+
+    :param gradients: gradients with respect to the values read, (B, T, q) in another shape.
+    :param indices: indices of their rows, (B, T) in another shape.
+    :param shape: B, T, q.
+    :param size: number of rows of the table.
+    :param zeros: the node that writes zeros for padding.
+    """
 
     gradients: Node
     indices: Node
-    shape: tuple[int, int, int]  # B, T, q
+    shape: tuple[int, int, int]
     size: int
     padding: int | None
-    zeros: Node | None  # writes zeros for padding
+    zeros: Node | None
 
     def factors(self, graph: Graph, copies: dict[Node, Node]) -> list[Node]:
-        if self.zeros is not None:  # it would keep the table alive
+        if self.zeros is not None:  # this node would keep the table alive
             graph.erase_node(copies[self.zeros])
         return [
             graph.call_function(_OPS.reshape.default, (copies[node], sizes))
@@ -232,10 +236,10 @@ class _Embedding:
 
 
 def _lookup(node: Node) -> _Embedding | None:
-    """A batch of an embedding's gradients, seen through views.
+    """A batch of gradients of an embedding's table, also behind views; ``None``: it is none.
 
-    Another user of a view may write into it. It may write zeros for padding; otherwise there is no
-    such form.
+    No other node may use the views, because it could write into them. The only exception writes
+    zeros for padding.
     """
     count, zeros, row = shape(node)[0], None, None
     selected = [user for user in node.users if user.target is _OPS.select.int]
@@ -245,7 +249,7 @@ def _lookup(node: Node) -> _Embedding | None:
         if not fills or any(arguments(zeros)[1:]) or zeros.users or axis != 1:
             return None
         node = arguments(node)[0]
-    while node.target in _SAME and len(node.users) == 1:
+    while node.target in _VIEWS and len(node.users) == 1:
         node = arguments(node)[0]
     if node.target is not _OPS.embedding_dense_backward.default or len(node.users) > 1:
         return None
@@ -254,7 +258,7 @@ def _lookup(node: Node) -> _Embedding | None:
     if padding >= 0 or by_frequency or size % count or total % count:
         return None
     each, size = total // count, size // count
-    if each * (each + columns) >= size * columns:  # rows are no less than the table
+    if each * (each + columns) >= size * columns:  # the rows take no less work than the table
         return None
     return _Embedding(gradients, indices, (count, each, columns), size, row, zeros)
 

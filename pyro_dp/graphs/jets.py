@@ -1,9 +1,9 @@
-"""Numbers of a traced graph with their first two derivatives in few directions.
+"""Values of a traced graph with their first two derivatives in few directions.
 
-The first axis of the graph's tensors is that of records. Here a node's tensor has its other axes
-first, and then two of its own: draws and records. A direction is a number of each draw and record.
-Derivatives are carried forward, operation by operation. They keep the axes along which they
-differ. So the scale of a draw, which is alike for all records, costs next to nothing.
+The graph's tensors have records along their first axis. Here that axis comes last, after a new axis
+of draws; the others keep their order. A direction is an input number of each draw and record.
+Derivatives are carried forward, operation by operation. They stay short along axes on which they
+are constant. So the scale of a draw, which all records share, costs next to nothing.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from pyro_dp.graphs.tracing import NotTraceable
 
 Number = Tensor | float
 Pair = tuple[int, int]
-ALONG = -1  # the direction of a whole axis, the last one before draws: of each element its own
+ALONG = -1  # one direction for each element of an axis: the last one before draws
 VIEWS = {"_unsafe_view", "alias", "clone", "detach", "expand", "squeeze", "unsqueeze", "view"}
 
 
@@ -36,7 +36,7 @@ class Jet:
     second: dict[Pair, Number] = field(default_factory=dict)
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "Jet":
-        """A linear function of the tensors. Numbers are alike everywhere, and stay."""
+        """Apply a linear function to all tensors. Derivatives that are plain numbers stay."""
 
         def of(x: Number) -> Number:
             return function(x) if isinstance(x, Tensor) else x
@@ -48,7 +48,7 @@ class Jet:
 def composed(
     value: Tensor, gradient: Sequence[Number], hessian: Sequence[Number], jets: Sequence[Jet]
 ) -> Jet:
-    """A function of these jets, by its derivatives.
+    """The jet of a function of jets, from the function's derivatives.
 
     :param hessian: the lower triangle, by rows.
     """
@@ -59,34 +59,34 @@ def composed(
             _add(first, i, _times(slope, x))
         for pair, x in jet.second.items():
             _add(second, pair, _times(slope, x))
-    bends = iter(hessian)
+    curvatures = iter(hessian)
     for a, one in enumerate(jets):
         for b, other in enumerate(jets[: a + 1]):
-            bend = next(bends)
-            if isinstance(bend, float) and bend == 0.0:
+            curvature = next(curvatures)
+            if isinstance(curvature, float) and curvature == 0.0:
                 continue
             for i, x in one.first.items():
                 for k, y in other.first.items():
                     if a != b or i <= k:
-                        twice = 2.0 if a != b and i == k else 1.0
-                        _add(
-                            second,
-                            (min(i, k), max(i, k)),
-                            _times(bend, _times(twice, _times(x, y))),
-                        )
+                        factor = 2.0 if a != b and i == k else 1.0
+                        term = _times(curvature, _times(factor, _times(x, y)))
+                        _add(second, (min(i, k), max(i, k)), term)
     return Jet(value, first, second)
 
 
 def total(jets: Sequence[Jet], signs: Sequence[float] | None = None) -> Jet:
-    """Their sum, or that of some minus others."""
+    """The sum of jets, each with its sign; by default all are positive."""
     signs = signs or [1.0] * len(jets)
     values: Any = [_times(sign, jet.value) for sign, jet in zip(signs, jets, strict=True)]
-    bends = [0.0] * (len(jets) * (len(jets) + 1) // 2)
-    return composed(sum(values[1:], values[0]), signs, bends, jets)
+    hessian = [0.0] * (len(jets) * (len(jets) + 1) // 2)
+    return composed(sum(values[1:], values[0]), signs, hessian, jets)
 
 
 def log_sum_exp(jet: Jet, axis: int) -> Jet:
-    """:raises NotTraceable: a direction lies along the axis."""
+    """``logsumexp`` over an axis, which stays with length 1.
+
+    :raises NotTraceable: the axis has a direction for each of its elements.
+    """
     if ALONG in jet.first:
         raise NotTraceable("a whole axis is summed over")
     value = jet.value.logsumexp(axis, keepdim=True)
@@ -95,22 +95,21 @@ def log_sum_exp(jet: Jet, axis: int) -> Jet:
 
 
 def averages(jet: Jet, weights: Tensor, *axes: int) -> tuple[dict[int, Tensor], dict[Pair, Tensor]]:
-    """The average gradient, and that of the Hessian plus the centred gradient's square.
+    """The average gradient, and the average of the Hessian plus the centred gradient's square.
 
-    In the direction of a whole axis, each element has its own sum, and there the gradient is taken
-    as it is.
+    In the direction of a whole axis, each element has its own sum, and the gradient is not centred.
 
-    :param weights: over all axes, their sum is one.
+    :param weights: weights of the average, which sum to one over all axes.
     """
     weighted = {i: weights * x for i, x in jet.first.items()}
     first = {i: _summed(x, i, axes) for i, x in weighted.items()}
-    around = {i: x if i == ALONG else x - first[i] for i, x in jet.first.items()}
+    centred = {i: x if i == ALONG else x - first[i] for i, x in jet.first.items()}
     second: dict[Pair, Tensor] = {}
-    for i, k in itertools.combinations_with_replacement(sorted(around), 2):
-        each = (weighted[i] if i == ALONG else weights * around[i]) * around[k]
-        bend = jet.second.get((i, k))
-        if bend is not None:
-            each = torch.addcmul(each, weights, torch.as_tensor(bend).to(each))
+    for i, k in itertools.combinations_with_replacement(sorted(centred), 2):
+        each = (weighted[i] if i == ALONG else weights * centred[i]) * centred[k]
+        hessian = jet.second.get((i, k))
+        if hessian is not None:
+            each = torch.addcmul(each, weights, torch.as_tensor(hessian).to(each))
         second[i, k] = _summed(each, i, axes)
     return first, second
 
@@ -168,11 +167,11 @@ _CURVES: Mapping[str, Callable[..., tuple[Tensor, Number, Number]]] = {
 
 
 class JetGraph:
-    """Some nodes of a graph as functions of others.
+    """Jets of some nodes of a graph as functions of others.
 
-    :param wanted: the nodes.
-    :param leaves: the nodes that a caller hands in.
-    :raises NotTraceable: they are written to.
+    :param wanted: nodes to compute.
+    :param leaves: nodes whose jets the caller passes.
+    :raises NotTraceable: memory of these nodes is overwritten.
     """
 
     def __init__(self, graph: GraphModule, wanted: Sequence[Node], leaves: Sequence[Node]):
@@ -190,18 +189,18 @@ class JetGraph:
         self._nodes = [n for n in graph.graph.nodes if n in needed - set(leaves)]
 
     def __call__(self, inputs: Sequence[Tensor], leaves: Sequence[Jet], count: int) -> list[Any]:
-        """Jets of values that depend on the leaves; tensors of all others, in the same axes.
+        """Jets of nodes that depend on the leaves; for others, tensors in the same axes.
 
-        :param inputs: the graph's, with as many records as it was traced with.
-        :param count: these first records.
+        :param inputs: inputs of the graph, for as many records as when it was traced.
+        :param count: number of records to use, from the first.
         :raises NotTraceable: an operation has no rule here.
         """
-        known: dict[Node, Any] = dict(zip(self._leaves, leaves, strict=True))
-        given = dict(zip(self._inputs, inputs, strict=True))
+        values: dict[Node, Any] = dict(zip(self._leaves, leaves, strict=True))
+        by_node = dict(zip(self._inputs, inputs, strict=True))
 
-        def seen(node: Node) -> Any:
-            """A tensor in the axes of jets."""
-            x = known[node]
+        def in_axes(node: Node) -> Any:
+            """A node's value, with tensors in the axes of jets."""
+            x = values[node]
             if isinstance(x, Tensor):
                 if x.dim() and x.shape[0] == self._length:
                     return x[:count].movedim(0, -1).unsqueeze(-2)
@@ -210,16 +209,16 @@ class JetGraph:
 
         for node in self._nodes:
             if node.op == "placeholder":
-                known[node] = given[node]
+                values[node] = by_node[node]
             elif node.op == "get_attr":
-                known[node] = getattr(self._graph, str(node.target))
-            elif any(isinstance(known[each], Jet) for each in node.all_input_nodes):
-                known[node] = self._applied(node, torch.fx.map_arg(node.args, seen))
+                values[node] = getattr(self._graph, str(node.target))
+            elif any(isinstance(values[each], Jet) for each in node.all_input_nodes):
+                values[node] = self._applied(node, torch.fx.map_arg(node.args, in_axes))
             else:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 target: Any = node.target
-                known[node] = target(*args, **kwargs)
-        return [seen(node) for node in self._wanted]
+                values[node] = target(*args, **kwargs)
+        return [in_axes(node) for node in self._wanted]
 
     def _applied(self, node: Node, args: Any) -> Jet:
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
@@ -229,9 +228,8 @@ class JetGraph:
             raise NotTraceable(f"{name} has no rule")
         if name in ("add", "sub", "rsub") and len(args) == 2:
             signs = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}[name]
-            return total(
-                [x if isinstance(x, Jet) else Jet(torch.as_tensor(x)) for x in args], signs
-            )
+            jets = [x if isinstance(x, Jet) else Jet(torch.as_tensor(x)) for x in args]
+            return total(jets, signs)
         if name == "neg":
             return total([first], [-1.0])
         if name in ("mul", "div") and len(args) == 2:
@@ -262,7 +260,7 @@ class JetGraph:
 
 
 def _axis(args: Sequence[Any], like: Sequence[int]) -> int:
-    """The first of these arguments, an axis of a node, as one of jets."""
+    """The axis of jets for a node's axis, which is the first argument."""
     axis = (args[0] if args else 0) % len(like)
     if axis == 0:
         raise NotTraceable("records are joined")
@@ -270,12 +268,12 @@ def _axis(args: Sequence[Any], like: Sequence[int]) -> int:
 
 
 def _curve(name: str, jet: Jet, *args: Any) -> Jet:
-    value, slope, bend = _CURVES[name](jet.value, *args)
-    return composed(value, [slope], [bend], [jet])
+    value, slope, curvature = _CURVES[name](jet.value, *args)
+    return composed(value, [slope], [curvature], [jet])
 
 
 def _spread(jet: Jet, before: Sequence[int]) -> Jet:
-    """All tensors in the whole shape. Only the axes of draws and records may stay shorter."""
+    """The jet with all tensors expanded, except along draws and records."""
     return jet.each(lambda x: x.expand(*before, *x.shape[-2:]))
 
 
@@ -283,8 +281,8 @@ def _viewed(jet: Jet, before: Sequence[int], after: Sequence[int]) -> Jet:
     if ALONG in jet.first:
         if [n for n in before if n > 1] != [n for n in after if n > 1] or before[-1] != after[-1]:
             raise NotTraceable("a whole axis is moved")
-        own = jet.value.shape[-3]  # which may be shorter than in the graph
-        before, after = [*before[:-1], own], [*after[:-1], own]
+        length = jet.value.shape[-3]  # it may be shorter than in the graph
+        before, after = [*before[:-1], length], [*after[:-1], length]
     if len(before) == len(after) and all(n in (1, m) for n, m in zip(before, after, strict=True)):
         return jet
     return _spread(jet, before).each(lambda x: x.reshape(*after, *x.shape[-2:]))
@@ -309,13 +307,13 @@ def _moved(name: str, jet: Jet, args: Sequence[Any], dim: int) -> Jet:
     if name == "index" and args[0][0] is None:
         chosen = [x for x in args[0] if x is not None]
         if len(chosen) == 1 and chosen[0].dim() == 3 and chosen[0].shape[1:] == (1, 1):
-            places = [slice(None) if x is None else x[:, 0, 0] for x in args[0][1:]]
-            return jet.each(lambda x: x[tuple(places)])
+            keys = tuple(slice(None) if x is None else x[:, 0, 0] for x in args[0][1:])
+            return jet.each(lambda x: x[keys])
     raise NotTraceable(f"{name} has no rule")
 
 
 def _whole(jet: Jet) -> Jet:
-    """The jet with tensors for all numbers."""
+    """The jet with tensors instead of plain numbers."""
 
     def whole(x: Number) -> Tensor:
         return x if isinstance(x, Tensor) else jet.value.new_full(jet.value.shape[:-2] + (1, 1), x)
@@ -329,20 +327,17 @@ def _joined(parts: Sequence[Any], axis: int) -> Jet:
     if any(ALONG in jet.first for jet in jets):
         raise NotTraceable("a whole axis is joined with another")
     tail = torch.broadcast_shapes(*(jet.value.shape[-2:] for jet in jets))
+    shapes = [(*jet.value.shape[:-2], *tail) for jet in jets]
 
     def cat(derivatives: Sequence[Mapping]) -> dict:
         keys = dict.fromkeys(key for each in derivatives for key in each)
         zero = jets[0].value.new_zeros(())
-        return {
-            key: torch.cat(
-                [
-                    each.get(key, zero).expand(*jet.value.shape[:-2], *tail)
-                    for each, jet in zip(derivatives, jets, strict=True)
-                ],
-                axis,
-            )
-            for key in keys
-        }
+
+        def of(key: Any) -> Tensor:
+            pairs = zip(derivatives, shapes, strict=True)
+            return torch.cat([each.get(key, zero).expand(x) for each, x in pairs], axis)
+
+        return {key: of(key) for key in keys}
 
     (value,) = cat([{0: jet.value} for jet in jets]).values()
     return Jet(value, cat([jet.first for jet in jets]), cat([jet.second for jet in jets]))

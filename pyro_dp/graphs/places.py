@@ -1,4 +1,4 @@
-"""Holders of Python values: code can read, compare and restore them."""
+"""Objects of user code that hold Python values, to read, compare and restore them."""
 
 import collections
 import operator
@@ -16,7 +16,7 @@ MISSING = object()
 
 
 class Place:
-    """A holder of Python values in user code: a namespace, a closure's cell, a container.
+    """An object of user code that holds Python values: a namespace, a closure's cell, a container.
 
     :param label: its name in messages.
     """
@@ -26,12 +26,12 @@ class Place:
         self.owner = owner
 
     def values(self) -> Any:
-        """A shallow copy of the kept values."""
+        """A shallow copy of the values."""
         return self.owner.copy()
 
     @property
     def reader(self) -> Callable[[Any], Any]:
-        """Fast access to one of the values, by name or position; ``None`` if it is gone."""
+        """A fast function that reads a value by name or position; ``None`` if it is gone."""
         owner = self.owner
         if isinstance(owner, dict):
             return owner.get
@@ -46,19 +46,19 @@ class Place:
         return self.label
 
     def floats(self) -> list[float]:
-        """The numbers among the values, except integers."""
+        """The floats among the values."""
         values = self.values()
         values = values.values() if isinstance(values, dict) else values
         return [float(value) for value in values if isinstance(value, (float, np.floating))]
 
     def put_back(self, values: Any) -> None:
-        """Undo the changes since :meth:`values`."""
+        """Undo the changes since :meth:`values` returned these values."""
         self.owner.clear()
         (self.owner.extend if isinstance(self.owner, LISTS) else self.owner.update)(values)
 
 
 class Variables(Place):
-    """Named values, which are put back one by one: their owner may hold others, too."""
+    """Named values, which are put back one by one, because the owner may hold others."""
 
     write: Callable = staticmethod(operator.setitem)
     delete: Callable = staticmethod(operator.delitem)
@@ -73,7 +73,7 @@ class Variables(Place):
 
 
 class Names(Variables):
-    """Some names of a namespace that holds others, too."""
+    """Some names of a namespace."""
 
     def __init__(self, label: str, owner: MutableMapping, names: Iterable[str]):
         super().__init__(label, owner)
@@ -86,10 +86,10 @@ class Names(Variables):
 class Attributes(Variables):
     """The attributes of a library's object.
 
-    The cache of a transform is no state: it counts only for the same tensor.
+    The cache of a transform is left out: it has an effect only for the same tensor.
     """
 
-    # Not by object's methods, which thread locals refuse.
+    # Thread locals refuse the methods of object.
     write: Callable = staticmethod(lambda owner, name, value: owner.__dict__.update({name: value}))
     delete: Callable = staticmethod(lambda owner, name: owner.__dict__.pop(name))
 
@@ -117,7 +117,7 @@ class Slots(Attributes):
 
 
 class ScriptAttributes(Attributes):
-    """Attributes of a module of TorchScript, which hands out copies: equal ones are the same."""
+    """Attributes of a TorchScript module. It returns copies, so equal values count as the same."""
 
     write: Callable = staticmethod(setattr)
     reader = Place.reader
@@ -157,28 +157,28 @@ class Cell(Variables):
 
 
 class ClassAttributes(Attributes):
-    """State that a class keeps for all its objects."""
+    """Attributes of a class, which all its objects share."""
 
     write, delete = staticmethod(setattr), staticmethod(delattr)
 
 
 class ParameterStore(Place):
-    """Pyro's, in which user code can also write by hand."""
+    """Pyro's parameter store, into which user code can also write directly."""
 
     def __init__(self):
         super().__init__("Pyro's parameter store", None)
 
     def values(self) -> dict[tuple[str, str], Any]:
-        kept = (("_params", self.leaves), ("_constraints", self._own("_constraints")))
-        return {(own, name): value for own, values in kept for name, value in values.items()}
+        kept = ("_params", "_constraints")
+        return {(kind, name): x for kind in kept for name, x in self._part(kind).items()}
 
     def put_back(self, values: dict[tuple[str, str], Any]) -> None:
-        for own in ("_params", "_constraints", "_param_to_name"):
-            self._own(own).clear()
-        for (own, name), value in values.items():
-            self._own(own)[name] = value
-            if own == "_params":
-                self._own("_param_to_name")[value] = name
+        for kind in ("_params", "_constraints", "_param_to_name"):
+            self._part(kind).clear()
+        for (kind, name), value in values.items():
+            self._part(kind)[name] = value
+            if kind == "_params":
+                self._part("_param_to_name")[value] = name
 
     def described(self, name: tuple[str, str]) -> str:
         return f"parameter {name[1]!r}"
@@ -186,16 +186,16 @@ class ParameterStore(Place):
     @property
     def leaves(self) -> dict[str, Tensor]:
         """Unconstrained parameters by name."""
-        return self._own("_params")
+        return self._part("_params")
 
     @staticmethod
-    def _own(name: str) -> dict:
-        # Its get_state() makes parameters that are in use forget their unconstrained values.
+    def _part(name: str) -> dict:
+        # The store's get_state() makes parameters in use forget their unconstrained values.
         return getattr(pyro.get_param_store(), name)
 
 
 def slots_of(kind: type) -> list[str]:
-    """Names of attributes beside those of ``__dict__``."""
+    """Names of attributes in ``__slots__``, also of base classes."""
     return [
         name
         for each in kind.__mro__

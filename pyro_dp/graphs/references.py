@@ -1,8 +1,8 @@
 """References of user code beside its arguments: closures, defaults, globals, attributes.
 
-:class:`References` finds them all from a model and a guide. It names each for messages. Objects of
-libraries are searched for what users handed to them (a conditioned model, ``init_to_value``). The
-libraries' own caches are left out.
+:class:`References` finds all of them from a model and a guide, and names each for messages. It also
+searches library objects for values that users passed to them (a conditioned model,
+``init_to_value``), but not the libraries' caches.
 """
 
 import collections
@@ -48,7 +48,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 
 
 def is_users(thing: Any) -> bool:
-    """Whether a function, class or module is the user's own, and no library's."""
+    """Whether a function, class or module is the user's, and not a library's."""
     return not is_library(_module_of(thing))
 
 
@@ -58,33 +58,33 @@ def is_library(module: str) -> bool:
 
 
 def require_torchs(name: str, tensor: Tensor) -> None:
-    """:raises ModelError: it is of a class of the user's, whose methods would see all records."""
+    """:raises ModelError: the tensor's class is the user's, and its methods would see all rows."""
     kind = type(tensor)
     if is_users(kind):
         raise ModelError(_OWN_CLASS.format(name=name, kind=kind.__name__))
 
 
 def keeps_for_users(kind: type) -> bool:
-    """Whether a library's objects may be written to by users: all but the library's own here."""
+    """Whether users may write to objects of a library's class; not to those of this package."""
     return _module_of(kind).split(".")[0] != "pyro_dp"
 
 
 def _module_of(thing: Any) -> str:
-    """The module of its code; an empty text if that is in none, as code of a user's ``exec``."""
-    if isinstance(thing, types.FunctionType):  # its own attribute may be another's, by wraps()
+    """The name of the module that defines it; empty if none does, as for code in ``exec``."""
+    if isinstance(thing, types.FunctionType):  # wraps() copies __module__ of another function
         name = thing.__globals__.get("__name__", "")
     else:
         name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
     if name == "builtins" and isinstance(thing, type) and thing.__flags__ & _IN_PYTHON:
-        return ""  # a class takes that name, where there is no other
-    return name if isinstance(name, str) else "builtins"  # classes of C have others
+        return ""  # Python classes without a module get that name
+    return name if isinstance(name, str) else "builtins"  # C classes may have another type
 
 
 _IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of classes not in Python
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of C classes
 _CACHE = type(functools.cache(len))
-# Modules of these classes have no buffers but the user's.
+# Modules of these classes have only buffers of the user.
 _WITHOUT_BUFFERS = (torch.nn.Module, torch.nn.Sequential, PyroModule)
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
@@ -92,29 +92,29 @@ _MOST_THINGS = 50_000
 _LONG = 1000  # characters of a text that may be a table
 LONGEST = 10_000  # elements of a container that a graph may have as constants
 _TOO_MANY = (
-    "{label} has too many objects to see whether they hold or keep data: model, guide and all that "
-    "they refer to may have {most:,}. Keep numbers in tensors or arrays, not in Python objects."
+    "{label} has too many objects to check whether they hold or keep data. All that model "
+    "and guide refer to may be {most:,} objects. Keep numbers in tensors or arrays."
 )
 _OWN_CLASS = (
     "Argument {name!r} is a {kind}, whose methods would see all records. Pass a plain tensor, as "
     "in {name}.as_subclass(torch.Tensor)."
 )
-# Autoguides keep these of their first run, which is on placeholders.
+# Autoguides keep these from their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
 
 
 class References:
-    """All that some functions, methods, modules and other callables refer to.
+    """All objects that some functions, methods, modules and other callables refer to.
 
-    Handlers of Pyro within which they run belong to it.
+    They include the active Pyro handlers.
 
-    :param roots: these; or (label, thing).
-    :param without: classes of objects that are not looked at.
-    :ivar parameters: those of Pyro.
-    :ivar places: holders of Python values; Pyro's parameters come first.
-    :ivar tensors: (label, tensor), parameters and buffers of modules included.
-    :ivar held: (label, thing), the tensors, arrays and collections that user code itself holds.
-    :ivar floats: by label, numbers in tuples, arguments and defaults.
+    :param roots: the callables, or pairs (label, object).
+    :param without: classes of objects to skip.
+    :ivar parameters: Pyro's parameter store.
+    :ivar places: holders of Python values; Pyro's parameter store comes first.
+    :ivar tensors: (label, tensor), including parameters and buffers of modules.
+    :ivar held: (label, object), the tensors, arrays and collections that user code itself holds.
+    :ivar floats: by label, the floats in tuples, arguments and defaults.
     :ivar caches: functions with an ``lru_cache``.
     :ivar generators: (label, generator of random numbers), without the global ones.
     """
@@ -127,7 +127,7 @@ class References:
         self.floats: dict[str, list[float]] = collections.defaultdict(list)
         self.caches: list[Any] = []
         self.generators: list[tuple[str, Any]] = []
-        self._seen: dict[int, Any] = {}  # alive, so that no id is used twice
+        self._seen: dict[int, Any] = {}  # kept alive, so that no id is used twice
         roots = (*roots, *(("a handler", each) for each in _PYRO_STACK))
         self._waiting = collections.deque(
             (root[1], root[0], True) if isinstance(root, tuple) else (root, _name(root), True)
@@ -145,7 +145,7 @@ class References:
                 self._look_at(thing, self._last, users)
 
     def require_all(self) -> None:
-        """:raises ModelError: they are too many, and not all were looked at."""
+        """:raises ModelError: there were too many objects to look at all of them."""
         if self._waiting:
             text = _TOO_MANY.format(label=sentence(self._last), most=_MOST_THINGS)
             raise ModelError(text)
@@ -161,7 +161,7 @@ class References:
             if isinstance(thing, np.ndarray) and thing.dtype.kind == "O":
                 for each in thing.flat:
                     self._wait(each, label, users)
-        elif isinstance(thing, Trace):  # its values are public, changes may not be
+        elif isinstance(thing, Trace):  # its values are public, but changes may not be
             self.places.append(Attributes(label, thing))
             self.places += [Place(label, each) for each in (thing.nodes, *thing.nodes.values())]
         elif isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
@@ -174,10 +174,8 @@ class References:
         elif isinstance(thing, functools.partial):
             of = f"of partial({_name(thing.func)})"
             self._wait(thing.func, _name(thing.func))
-            for i, value in enumerate(thing.args):
-                self._wait(value, f"argument {i} {of}")
-            for name, value in thing.keywords.items():
-                self._wait(value, f"argument {name!r} {of}")
+            for key, value in [*enumerate(thing.args), *thing.keywords.items()]:
+                self._wait(value, f"argument {key!r} {of}")
             self._look_at_namespace(vars(thing), of, None)
         elif isinstance(thing, _BOUND):
             self._wait(thing.__self__, label, users)
@@ -192,7 +190,7 @@ class References:
             self._wait(thing.__func__, label)
         elif isinstance(thing, types.MappingProxyType):
             (mapping,) = gc.get_referents(thing)
-            if "__module__" not in mapping:  # a class's attributes are looked at with it
+            if "__module__" not in mapping:  # attributes of a class are looked at with the class
                 self._wait(mapping, label, users)
         elif isinstance(thing, weakref.ref):
             self._wait(thing(), label, users)
@@ -251,7 +249,7 @@ class References:
         self._look_at_modules(modules, named)
 
     def _look_at_modules(self, modules: list[Any], names: set[str]) -> None:
-        """Those among ``modules``, which may be other things; ``names`` of what matters in them."""
+        """Look at the modules among some objects, and at their attributes with these names."""
         seen: set[int] = set()
         while modules:
             module = modules.pop()
@@ -264,7 +262,7 @@ class References:
     def _look_at_namespace(
         self, mapping: MutableMapping, owner: str, names: set[str] | None
     ) -> None:
-        """:param names: those that matter; ``None``: all."""
+        """:param names: the names to look at; ``None``: all."""
         word = "attribute" if names is None else "global variable"
         if names is None:
             self.places.append(Place(f"an attribute {owner}", mapping))
@@ -293,7 +291,7 @@ class References:
             owner += f" ({label.rstrip(',')})"
         attributes = getattr(thing, "__dict__", {})
         values = dict(attributes)
-        own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
+        skipped = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
         if isinstance(thing, torch.jit.ScriptModule):
             self._look_at_script(thing, values, owner, users)
             return
@@ -308,7 +306,7 @@ class References:
             values |= self.places[-1].values()
         library = isinstance(thing, torch.nn.Module) and not is_users(type(thing))
         for name, value in values.items():
-            if name not in own:
+            if name not in skipped:
                 theirs = users and not (library and name.startswith("_"))
                 self._wait(value, f"attribute {name!r} {owner}", theirs)
         self._wait(type(thing), type(thing).__name__)
@@ -316,11 +314,11 @@ class References:
     def _look_at_script(
         self, module: torch.jit.ScriptModule, values: dict, owner: str, held: bool
     ) -> None:
-        """A module of TorchScript keeps attributes of its own beside those of Python."""
+        """A TorchScript module has attributes beside those of Python."""
         label = f"an attribute {owner}"
-        own = ScriptAttributes(label, module)
-        self.places += [own, Attributes(label, module)]
-        for name, value in (values | own.values()).items():
+        script = ScriptAttributes(label, module)
+        self.places += [script, Attributes(label, module)]
+        for name, value in (values | script.values()).items():
             self._wait(value, f"attribute {name!r} {owner}", held and not name.startswith("_"))
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             self._wait(value, f"attribute {name!r} {owner}", users=False)
@@ -330,40 +328,38 @@ class References:
     def _look_at_module(
         self, module: torch.nn.Module, values: dict, owner: str, held: bool
     ) -> None:
-        """Remove what all modules have from the values.
+        """Look at buffers, parameters and submodules, and remove them from the values.
 
         :param held: whether the user's own code holds the module.
         """
         users = is_users(type(module))
         if isinstance(module, LazyModuleMixin) and not users:
-            values.clear()  # it takes shapes from its first input, and becomes another class
+            values.clear()  # its first input sets its shapes, and changes its class
             return
         for kind in ("buffer", "parameter"):
-            own = values.pop(f"_{kind}s")
-            self.places.append(Place(f"a {kind} {owner}", own))
-            # Users do not hold a library's own buffers, such as permutations.
+            tensors = values.pop(f"_{kind}s")
+            self.places.append(Place(f"a {kind} {owner}", tensors))
+            # A library's own buffers, such as permutations, are not the user's.
             theirs = users or (held and (kind == "parameter" or type(module) in _WITHOUT_BUFFERS))
-            for name, value in own.items():
+            for name, value in tensors.items():
                 self._wait(value, f"{kind} {name!r} {owner}", theirs)
         modules = values.pop("_modules")
         for name, value in modules.items():
             self._wait(value, f"module {name!r} {owner}", held)
-        self.places.append(Place(f"an attribute {owner}", modules))
-        if users:
-            self.places.append(Place(f"an attribute {owner}", vars(module)))
-        else:
-            self.places.append(Attributes(f"an attribute {owner}", module))
+        label = f"an attribute {owner}"
+        self.places.append(Place(label, modules))
+        self.places.append(Place(label, vars(module)) if users else Attributes(label, module))
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    # Its own: those of its signature may be another function's, which it wraps.
+    # Not from the signature, which may be that of a wrapped function.
     code, values = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
     return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def _globals_of(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
-    """Names that code, or a function in it, uses: global ones, imported modules, all."""
+    """Names that code uses, also in inner functions: global names, imported modules, all names."""
     found, imported, named = set(), set(), set(code.co_names)
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
@@ -383,7 +379,7 @@ def sentence(label: str) -> str:
 
 
 def _is_long(thing: Any) -> bool:
-    """Whether it is a text that may be a table, or bytes, which may be numbers."""
+    """Whether this is bytes, which may be numbers, or a long text, which may be a table."""
     return isinstance(thing, bytes) or (isinstance(thing, str) and len(thing) >= _LONG)
 
 
@@ -392,17 +388,17 @@ def _is_frame(thing: Any) -> bool:
 
 
 def is_table(thing: Any) -> bool:
-    """Whether it is a frame or a series of pandas."""
+    """Whether this is a frame or a series of pandas."""
     return _is_frame(thing) and hasattr(thing, "iloc")
 
 
 def _is_column(thing: Any) -> bool:
-    """Rows that lie elsewhere: it has a shape, and rows can be taken of it."""
+    """Whether this is a table of rows, in memory or not: it has a shape and a method ``take``."""
     return isinstance(getattr(thing, "shape", None), tuple) and hasattr(type(thing), "take")
 
 
 def _has_length(thing: Any) -> bool:
-    """Whether it may have an element per record: a sparse matrix, a view, a reader of files."""
+    """Whether an object may have an element per record: a sparse matrix, a view, a file reader."""
     kind = type(thing)
     sized = hasattr(kind, "__len__") or hasattr(kind, "shape")
     return sized and not isinstance(thing, (range, torch.nn.Module))

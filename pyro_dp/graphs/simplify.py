@@ -1,8 +1,7 @@
-"""Fewer operations in a traced graph: a compiler's work, for graphs that are not compiled.
+"""Simplify traced graphs that are not compiled.
 
-Each operation costs a few microseconds, whatever it does. Vectorising and differentiating leave
-useless ones behind. These are views that keep the shape, multiplications with 1, repeated constants
-and repeated operations.
+Each operation costs a few microseconds. Vectorising and differentiating leave useless operations
+behind: views that keep the shape, multiplications by 1, repeated constants and operations.
 """
 
 import functools
@@ -35,7 +34,7 @@ _NEUTRAL = {
 
 
 def simplify(graph: GraphModule) -> None:
-    """Remove nodes that do nothing from this graph. Overwritten tensors are left alone."""
+    """Remove nodes without effect from this graph. Overwritten tensors are left alone."""
     for change in _CHANGES:
         memory = _Memory(graph)
         for node in _operations(graph):
@@ -48,7 +47,7 @@ def simplify(graph: GraphModule) -> None:
 
 
 def only_reads(graph: GraphModule) -> bool:
-    """Whether no input is written to, once copies are skipped that nothing writes to."""
+    """Whether the graph overwrites no input. It first removes copies that nothing overwrites."""
     _skip_copies(graph, kept=set())
     graph.recompile()
     memory = _Memory(graph)
@@ -56,12 +55,12 @@ def only_reads(graph: GraphModule) -> bool:
 
 
 def are_written(graph: GraphModule, nodes: Iterable[Node]) -> bool:
-    """Whether the memory of one of them is written to after it was made."""
+    """Whether a later operation overwrites the memory of one of these nodes."""
     return _Memory(graph).is_written(*nodes)
 
 
 def arguments(node: Node) -> tuple[Any, ...]:
-    """A node's arguments by position. Their types follow from the operation."""
+    """A node's positional arguments, untyped."""
     return node.args
 
 
@@ -71,19 +70,19 @@ def shape(node: Node) -> tuple[int, ...]:
 
 
 def is_draw(node: Node) -> bool:
-    """Whether it gives other numbers each time. Fused attention does so only with dropout."""
+    """Whether a node draws random numbers. Fused attention does so only with dropout."""
     operation: Any = node.target
     if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ()):
         return False
     for position, each in enumerate(operation._schema.arguments):
         if each.name == "dropout_p":
-            given = node.args[position : position + 1]
-            return bool((given[0] if given else node.kwargs.get(each.name, 0.0)) != 0.0)
+            values = [*node.args[position : position + 1], node.kwargs.get(each.name, 0.0)]
+            return bool(values[0] != 0.0)
     return True
 
 
 def _copy_at_once(node: Node, memory: "_Memory") -> None:
-    """A copy into memory that was made for it."""
+    """Replace a copy into new memory by a clone."""
     if node.target is _OPS.copy_.default:
         made, source = arguments(node)[:2]
         fresh = made.target in _EMPTY and set(made.users) == {node}
@@ -92,7 +91,7 @@ def _copy_at_once(node: Node, memory: "_Memory") -> None:
 
 
 def _skip_copies(graph: GraphModule, kept: set[Node]) -> None:
-    """Remove copies of tensors that are never written to. Copies in ``kept`` stay."""
+    """Remove copies if neither copy nor original is overwritten. Copies in ``kept`` stay."""
     memory = _Memory(graph)
     for node in _operations(graph):
         if node.target is not _OPS.clone.default or node.kwargs or node in kept:
@@ -103,13 +102,14 @@ def _skip_copies(graph: GraphModule, kept: set[Node]) -> None:
 
 
 def _handed_out(graph: GraphModule) -> set[Node]:
-    """The outputs' values: a copy among them has its own memory on purpose."""
+    """Nodes with the memory of outputs: copies among them are there on purpose."""
     memory = _Memory(graph)
     (output,) = graph.graph.find_nodes(op="output")
     return {root for node in output.all_input_nodes for root in memory.roots(node)}
 
 
 def _skip_identity(node: Node, memory: "_Memory") -> None:
+    """Remove an operation that returns its input, such as a multiplication by 1."""
     if not (node.args and isinstance(node.args[0], Node)):
         return
     before, number = node.args[0], node.args[-1]
@@ -122,7 +122,7 @@ def _skip_identity(node: Node, memory: "_Memory") -> None:
 
 
 def _trust_attention(node: Node, memory: "_Memory") -> None:
-    """Weights of attention without a mask: a product has no row of -inf to look for."""
+    """Use a plain softmax in attention without a mask: a product has no row of -inf."""
     if node.target is _OPS._safe_softmax.default and not node.kwargs:
         before, axis = arguments(node)[:2]
         product: Node = before
@@ -133,19 +133,18 @@ def _trust_attention(node: Node, memory: "_Memory") -> None:
 
 
 def _stack_selections(node: Node, memory: "_Memory") -> None:
-    """Gradients of all parts of an axis, each in zeros of its own, and their sum: a stack."""
+    """Replace a sum of gradients, each in its own zeros, by a stack of all parts of an axis."""
     parts = sorted(_summed_selections(node), key=lambda each: arguments(each)[3])
     values = [arguments(each)[0] for each in parts]
     if len(parts) < 2 or memory.is_written(node, *parts, *values):
         return
     sizes, axis = arguments(parts[0])[1:3]
-    places = [arguments(each)[1:] for each in parts]
-    if places == [(sizes, axis, i) for i in range(sizes[axis])]:
+    if [arguments(each)[1:] for each in parts] == [(sizes, axis, i) for i in range(sizes[axis])]:
         node.target, node.args = _OPS.stack.default, (values, axis)
 
 
 def _summed_selections(node: Node) -> list[Node]:
-    """The gradients of selections that this is the sum of; none: it is a sum of something else."""
+    """The gradients of selections whose sum is this node; empty if it is no such sum."""
     if node.target is _OPS.select_backward.default:
         return [node]
     if node.target is not _OPS.add.Tensor or node.kwargs:
@@ -155,11 +154,11 @@ def _summed_selections(node: Node) -> list[Node]:
 
 
 def _unrepeat_row(node: Node, memory: "_Memory") -> None:
-    """A record sees its row as often as there are records, and picks one: that is the row."""
+    """Replace an index into repeated rows of a record by the row."""
     if node.target is not _OPS.index.Tensor or len(arguments(node)[1]) != 2:
         return
     repeated, (first, _) = arguments(node)
-    # A row that is picked is a copy, which may be written to.
+    # Indexing makes a copy, which may be overwritten.
     if repeated.target is not _OPS.expand.default or memory.is_written(node, repeated):
         return
     row = arguments(repeated)[0]
@@ -168,7 +167,7 @@ def _unrepeat_row(node: Node, memory: "_Memory") -> None:
 
 
 def _counts_up(index: Any, row: Node) -> bool:
-    """Whether an index is 0, 1, ... along the records."""
+    """Whether an index is 0, 1, ... over the records."""
     if not (isinstance(index, Node) and index.target is _OPS.unsqueeze.default):
         return False
     count, axis = arguments(index)
@@ -180,7 +179,7 @@ _CHANGES = _copy_at_once, _unrepeat_row, _skip_identity, _trust_attention, _stac
 
 
 def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
-    """Compute values that depend on no input; return the nodes of the results."""
+    """Replace nodes that depend on no input by constants, and return those with their values."""
     memory = _Memory(graph)
     constants: dict[Node, torch.Tensor] = {}
     for node in _operations(graph):
@@ -193,11 +192,8 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
         if node.target is _OPS.lift_fresh_copy.default:
             values = {inputs[0]: getattr(graph, str(inputs[0].target))}
         else:
-            values = {
-                each: constants[each] if each in constants else blank(each) for each in inputs
-            }
-        args = torch.fx.map_arg(node.args, values.__getitem__)
-        kwargs = torch.fx.map_arg(node.kwargs, values.__getitem__)
+            values = {x: constants[x] if x in constants else blank(x) for x in inputs}
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         operation: Any = node.target
         result = operation(*args, **kwargs)
         if isinstance(result, torch.Tensor):
@@ -215,32 +211,31 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
 
 
 def _spell_out_masks(graph: GraphModule, constants: dict[Node, torch.Tensor]) -> None:
-    """The indices where a constant mask is true; a compiler would not know how many there are."""
-    places: dict[Node, list[Node]] = {}
+    """Replace constant masks in indices by integers, whose number a compiler can see."""
+    integers: dict[Node, list[Node]] = {}
     for mask, value in constants.items():
         if value.dtype != torch.bool:
             continue
-        places[mask] = []
-        for i, place in enumerate(value.nonzero(as_tuple=True)):
-            name = f"{mask.target}_places{i}"
-            graph.register_buffer(name, place, persistent=False)
+        integers[mask] = []
+        for i, positions in enumerate(value.nonzero(as_tuple=True)):
+            name = f"{mask.target}_positions{i}"
+            graph.register_buffer(name, positions, persistent=False)
             with graph.graph.inserting_after(mask):
-                places[mask].append(graph.graph.get_attr(name))
-            places[mask][-1].meta["val"] = place
+                integers[mask].append(graph.graph.get_attr(name))
+            integers[mask][-1].meta["val"] = positions
     for node in _operations(graph):
         if node.target in _INDEXED:
-            given = [places.get(index, [index]) for index in arguments(node)[1]]
-            node.update_arg(1, [index for each in given for index in each])
+            node.update_arg(1, [x for i in arguments(node)[1] for x in integers.get(i, [i])])
 
 
 def blank(node: Node) -> torch.Tensor:
-    """A tensor of this node's form; its numbers do not matter."""
+    """A tensor of this node's shape, strides and dtype, with arbitrary numbers."""
     value = node.meta["val"]
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _share(graph: GraphModule) -> None:
-    """One node for each value that is computed twice."""
+    """Merge nodes that compute the same value."""
     memory = _Memory(graph)
     seen: dict[Hashable, Node] = {}
     for node in _operations(graph):
@@ -263,7 +258,7 @@ def _replace(node: Node, by: Node) -> None:
 
 
 class _Memory:
-    """Which nodes may show the same memory, and which of it is written to after it was made."""
+    """Which nodes may share memory, and which memory is overwritten."""
 
     def __init__(self, graph: GraphModule):
         self._roots: dict[Node, set[Node]] = {}
@@ -272,7 +267,7 @@ class _Memory:
             self._roots[node] = self._roots_of(node)
 
     def roots(self, node: Node) -> set[Node]:
-        """Nodes whose memory it may show, itself among them."""
+        """Nodes whose memory this node may share, including itself."""
         return self._roots[node]
 
     def is_written(self, *nodes: Node) -> bool:
@@ -284,24 +279,24 @@ class _Memory:
         schema = getattr(node.target, "_schema", None)
         if schema is None:  # getitem and the like
             return {node}.union(*(self._roots[each] for each in node.all_input_nodes))
-        shown, written = {node}, set()
+        shared, written = {node}, set()
         for position, argument in enumerate(schema.arguments):
-            given = node.args[position : position + 1] or [node.kwargs.get(argument.name)]
-            nodes = [each for each in pytree.tree_leaves(given) if isinstance(each, Node)]
+            values = node.args[position : position + 1] or [node.kwargs.get(argument.name)]
+            nodes = [each for each in pytree.tree_leaves(values) if isinstance(each, Node)]
             roots = set().union(*(self._roots[each] for each in nodes))
             if argument.alias_info is not None or node.target in _VIEWS:
-                shown |= roots
+                shared |= roots
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written |= roots
-        if schema.is_mutable and not written:  # lists: the schema does not say which
+        if schema.is_mutable and not written:  # for lists, the schema does not say which tensor
             written = set().union(*(self._roots[each] for each in node.all_input_nodes))
         self._written |= written
-        return shown
+        return shared
 
 
 @functools.cache
 def _has_memory_of_its_own(operation: Any) -> bool:
-    """Whether the schema says that results show no input, and that nothing is written to."""
+    """Whether the schema says that results share no memory with inputs, and inputs stay."""
     schema = getattr(operation, "_schema", None)
     if schema is None or schema.is_mutable or operation in _VIEWS:
         return False
@@ -314,7 +309,7 @@ def _layout(node: Node) -> tuple:
 
 
 def _frozen(arguments: Any) -> Hashable:
-    """Arguments of a node as a key; 1, 1.0 and True are different ones."""
+    """Arguments of a node as a key of a dictionary; 1, 1.0 and True are different keys."""
     if isinstance(arguments, (tuple, list)):
         return tuple(map(_frozen, arguments))
     if isinstance(arguments, dict):

@@ -1,7 +1,7 @@
-"""Flat graphs of tensor functions: traced once, then run without the Python code behind them.
+"""Trace tensor functions to flat graphs, which then run without the Python code behind them.
 
 A traced graph calls overloads of operations, and each call matches its arguments with a schema. The
-functions that Python code calls (``torch.add``) parse them in about half of that.
+functions that Python code calls (``torch.add``) parse arguments in about half the time.
 """
 
 import contextlib
@@ -38,13 +38,12 @@ from pyro_dp.utils.errors import PrivacyError
 _NAMES = (
     *("abs", "add", "addmm", "baddbmm", "bitwise_and", "bitwise_not", "bitwise_or", "bmm", "cat"),
     *("ceil", "clamp", "clamp_max", "clamp_min", "clone", "cos", "cumprod", "cumsum", "diagonal"),
-    *("digamma", "div", "empty", "eq", "erf", "erfinv", "exp", "expm1", "flip", "floor"),
-    *("ge", "gt"),
+    *("digamma", "div", "empty", "eq", "erf", "erfinv", "exp", "expm1", "flip", "floor", "ge"),
     *("index_select", "isfinite", "le", "lgamma", "log", "log1p", "log2", "logical_and"),
     *("logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mm", "mul", "mv"),
     *("nan_to_num", "ne", "neg", "permute", "pow", "prod", "reciprocal", "relu", "rsqrt", "rsub"),
     *("select", "sigmoid", "sign", "sin", "sqrt", "squeeze", "stack", "sub", "sum", "t", "tanh"),
-    *("transpose", "tril", "triu", "unsqueeze", "where", "xlogy"),
+    *("gt", "transpose", "tril", "triu", "unsqueeze", "where", "xlogy"),
 )
 _METHODS = (
     *("expand", "new_ones", "new_zeros", "view"),
@@ -65,14 +64,14 @@ _FUNCTIONS: dict[Any, Callable] = {
 
 
 def _new_empty(like: Tensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """As torch does it, but large memory is NumPy's: it asks for pages of megabytes.
+    """``Tensor.new_empty``, but large tensors get NumPy's memory, which has pages of megabytes.
 
-    The first write to a page takes a while, and small pages take four times as long in all.
+    The first write to a page is slow, and small pages take four times as long in total.
     """
-    own = like.new_empty(0, **kwargs)
-    is_sum = own.dtype == torch.float64 and own.device.type == "cpu"
-    if not is_sum or math.prod(size) < _LARGE:
-        return own.new_empty(size)
+    empty = like.new_empty(0, **kwargs)
+    plain = empty.dtype == torch.float64 and empty.device.type == "cpu"
+    if not plain or math.prod(size) < _LARGE:
+        return empty.new_empty(size)
     return torch.from_numpy(np.empty(size))
 
 
@@ -97,7 +96,8 @@ def called_by_torch(graph: GraphModule) -> Callable[..., Sequence[Tensor]]:
 
 
 def _call_by_torch(node: Node) -> None:
-    if not node.args or isinstance(node.args[0], (int, float)):  # which only overloads take
+    """Replace an overload by the function of Python code, if there is one."""
+    if not node.args or isinstance(node.args[0], (int, float)):  # only overloads accept these
         return
     if node.target is torch.ops.aten._to_copy.default and node.kwargs.keys() == {"dtype"}:
         node.target, node.kwargs = Tensor.to, {**node.kwargs, "copy": True}
@@ -106,17 +106,17 @@ def _call_by_torch(node: Node) -> None:
 
 
 _LARGE = 2**20  # numbers
-_TOTAL = LINEAR | {  # with results for all floating-point numbers
+_TOTAL = LINEAR | {  # operations that have results for all floating-point numbers
     *("_adaptive_avg_pool2d", "_log_softmax", "_softmax", "addmm", "amax", "avg_pool2d", "baddbmm"),
     *("bmm", "convolution", "dot", "logsumexp", "max_pool2d_with_indices", "mkldnn_rnn_layer"),
     *("mm", "mv", "native_group_norm", "native_layer_norm", "var"),
     "_scaled_dot_product_flash_attention_for_cpu",
 }
-_MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
+_MOST_OPERATIONS = 5000  # a compiler takes up to two minutes for these
 
 
 class NotTraceable(PrivacyError):
-    """The function is more than a fixed sequence of tensor operations; the text says where."""
+    """The function is no fixed sequence of tensor operations; the text says why."""
 
 
 def trace(
@@ -124,13 +124,13 @@ def trace(
 ) -> GraphModule:
     """The tensor operations of ``function(*inputs)``, for inputs of these shapes.
 
-    Everything else that the function reads becomes a constant. Randomness must be an input. A draw
-    that became a constant would be the same in every step. One that stayed an operation would come
-    from another stream once compiled.
+    Everything else that the function reads becomes a constant. Randomness must be an input: as a
+    constant, a draw would be the same in every step. As an operation, it would come from another
+    stream in compiled code.
 
-    :param draws: the graph is there to draw: it will not be compiled, and draws afresh in each
-        call, by torch's global generators.
-    :raises NotTraceable: it reads a number out of a tensor, or draws random numbers.
+    :param draws: whether the graph may draw, from torch's global generators, in each call. Then it
+        must not be compiled.
+    :raises NotTraceable: the function reads a number out of a tensor, or draws random numbers.
     """
     try:
         graph = _without_numbers(function, inputs)
@@ -144,7 +144,7 @@ def trace(
     graph.graph.eliminate_dead_code()
     if not draws:
         _require_no_draws(graph)
-    graph = _LazyGraphModule(graph, graph.graph)  # with the constants that are used
+    graph = _LazyGraphModule(graph, graph.graph)  # it has only the constants that are used
     for name in {node.target for node in graph.graph.nodes if node.op == "get_attr"}:
         value = getattr(graph, name)
         delattr(graph, name)
@@ -154,20 +154,20 @@ def trace(
 
 
 def give_back_memory() -> None:
-    """Return the memory of a trace's or a check's tensors to the system.
+    """Return the memory of freed tensors of a trace or a check to the system.
 
-    Small objects lie between them. So the C library would keep it, up to hundreds of megabytes.
+    Small objects lie between them, so the C library would keep up to hundreds of megabytes.
     """
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # others than GNU's have none
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only GNU's library has it
         if trim is not None:
             trim(0)
 
 
 def needed(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
-    """The operations of ``function(*inputs)`` that its results need, or that may fail on numbers.
+    """A graph of ``function(*inputs)`` with operations that results need, or that may fail.
 
-    An index may be too large, and a matrix may have no Cholesky factor. Draws are made, too.
+    An index may be too large, or a matrix may have no Cholesky factor. All draws also stay.
     """
     graph = _made(function, inputs)
     graph.graph.eliminate_dead_code(lambda node: not _always_succeeds(node))
@@ -175,7 +175,7 @@ def needed(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> G
 
 
 def _always_succeeds(node: Node) -> bool:
-    """Whether an operation has a result for all numbers, if shapes fit."""
+    """Whether an operation has a result for all numbers, and no other effect."""
     if node.target is operator.getitem or node.op == "get_attr":
         return True
     operation: Any = node.target
@@ -183,15 +183,15 @@ def _always_succeeds(node: Node) -> bool:
     if schema is None or schema.is_mutable or is_draw(node):
         return False
     kinds = {x.meta["val"].dtype.is_floating_point for x in node.all_input_nodes}
-    known = torch.Tag.pointwise in operation.tags or operation.overloadpacket.__name__ in _TOTAL
-    return known and kinds == {True}
+    total = torch.Tag.pointwise in operation.tags or operation.overloadpacket.__name__ in _TOTAL
+    return total and kinds == {True}
 
 
 def without_draws(graph: GraphModule, count: int) -> tuple[GraphModule, GraphModule]:
-    """A graph of the draws, and one of all else, which has them as its last inputs.
+    """A graph of the draws, and one of everything else, which has the draws as its last inputs.
 
     :param count: how many of the graph's last outputs are draws.
-    :raises NotTraceable: it draws other random numbers, too.
+    :raises NotTraceable: the graph also draws other random numbers.
     """
     drawing, rest = (_LazyGraphModule(graph, graph.graph.__deepcopy__({})) for _ in range(2))
     (drawn,), (output,) = (each.graph.find_nodes(op="output") for each in (drawing, rest))
@@ -204,7 +204,7 @@ def without_draws(graph: GraphModule, count: int) -> tuple[GraphModule, GraphMod
         last.meta = dict(node.meta)
         node.replace_all_uses_with(last)
     output.args = (output.args[0][:-count],)
-    rest.graph.eliminate_dead_code()  # draws stay, without users
+    rest.graph.eliminate_dead_code()  # this keeps draws without users
     for node in reversed(rest.graph.nodes):
         if is_draw(node) and not node.users:
             rest.graph.erase_node(node)
@@ -223,11 +223,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 
 def _without_numbers(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:
-    """The graph of a function, in which large products join without their numbers.
+    """The graph of a function, traced without the numbers of large products.
 
-    A graph often hands out the factors of such a product instead. Memory that nobody writes to is
-    not taken. Some operations fail without the numbers, such as Cholesky factors. Then all are
-    computed.
+    A graph often returns the factors of such a product instead, so this saves its memory. Some
+    operations fail without the numbers, such as Cholesky factors. Then all numbers are computed.
     """
     left: list[Node] = []
     table = {each: _uncomputed(each, layout, left) for each, layout in _LAYOUTS.items()}
@@ -240,45 +239,46 @@ def _without_numbers(function: Callable[..., list[Tensor]], inputs: Sequence[Ten
 
 
 def _made(function: Callable, inputs: Sequence[Tensor], table: Any = None) -> GraphModule:
-    """The graph by torch, as code once it is called. Each node has the form of its value.
+    """The graph from ``make_fx``, whose code is made at the first call. Nodes have fake values.
 
-    Torch finds that form by a dispatch for each node, and makes a mode for each constant. Both take
-    a third of the time.
+    Torch makes fake values by a dispatch for each node, and a mode for each constant. Together they
+    would take a third of the time.
     """
     mode = _mode()
 
-    def form(value: Any) -> Any:
+    def fake(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            return type(value)(map(form, value))
+            return type(value)(map(fake, value))
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return value
-        own = value.shape, value.stride()
+        layout = value.shape, value.stride()
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            empty = torch.empty_strided(*own, dtype=value.dtype, device="meta")
+            empty = torch.empty_strided(*layout, dtype=value.dtype, device="meta")
         return FakeTensor(mode, empty, value.device)
 
     def set_meta(proxy: Proxy, value: Any) -> Proxy:
-        proxy.node.meta["val"] = form(value)
+        proxy.node.meta["val"] = fake(value)
         return proxy
 
-    own: Any = {"set_meta": set_meta, "extract_val": form}
-    with mock.patch.multiple(proxy_tensor, **own), _use_lazy_graph_module(True):
+    faster: Any = {"set_meta": set_meta, "extract_val": fake}
+    with mock.patch.multiple(proxy_tensor, **faster), _use_lazy_graph_module(True):
         return make_fx(function, decomposition_table=table)(*inputs)
 
 
 @functools.cache
 def _mode() -> FakeTensorMode:
-    """One for all graphs, since each mode keeps the stack that made it. It keeps no tensor."""
+    """One mode for all graphs, because each keeps the stack that made it. It keeps no tensor."""
     return FakeTensorMode()
 
 
 def _uncomputed(
     operation: Any, layout: Callable[..., Layout | None], left: list[Node]
 ) -> Callable[..., Any]:
-    """An operation that joins a graph without its numbers, if these are many.
+    """An operation that is traced without computing its numbers, if they are many.
 
-    :param layout: that of the result, from the operation's arguments. None: the numbers decide.
-    :param left: collects the nodes that have no numbers.
+    :param layout: computes the layout of the result from the operation's arguments. ``None``: the
+        numbers must be computed.
+    :param left: collects the nodes without numbers.
     """
 
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +305,7 @@ def _product_layout(left: Tensor, right: Tensor) -> Layout:
 
 
 def _sum_layout(one: Tensor, other: Any) -> Layout | None:
-    """The layout of a sum of two tensors that lie in memory alike and without gaps."""
+    """The layout of a sum of two tensors, if both have the same layout without gaps."""
     if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
         return None
     shape, strides = tuple(one.shape), one.stride()
@@ -326,9 +326,9 @@ _LAYOUTS: dict[Any, Callable[..., Layout | None]] = {
 
 
 class Compiler:
-    """Makes graphs callable: as machine code, if enabled, else as they are.
+    """Makes graphs callable: compiled if enabled, else as they are.
 
-    Without a compiler, or with too much to compile, it warns once, and is disabled.
+    Without a compiler, or for a graph that is too large, it warns once and disables itself.
     """
 
     def __init__(self, enabled: bool):
@@ -348,11 +348,11 @@ class Compiler:
         if not self.enabled:
             return self._called(graph, inputs)
         try:
-            from torch._inductor import standalone_compile  # takes a second
+            from torch._inductor import standalone_compile  # this import takes a second
 
             with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # those of torch's compiler about itself
-                # Inputs always have these shapes: torch.compile would ask in every call.
+                warnings.simplefilter("ignore")  # torch's compiler warns about itself
+                # Inputs always have these shapes, which torch.compile would check in every call.
                 fast = standalone_compile(graph, list(inputs), dynamic_shapes="from_example_inputs")
                 fast(*inputs)
         except Exception as error:
@@ -369,7 +369,7 @@ class Compiler:
     def _called(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         function = called_by_torch(graph)
         with torch.no_grad():
-            function(*inputs)  # later on an error would be one of some record
+            function(*inputs)  # find errors now: later ones count as errors of a record
         return function
 
 
@@ -380,23 +380,23 @@ def tracing() -> bool:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Inside, results are constants of the graph that is being traced, and modes are off."""
+    """Inside, tracing and modes are off, so results are constants of a graph."""
     with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
         yield
 
 
 def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
-    """A number read out of a tensor of a graph during tracing.
+    """Read a number out of a tensor, also during tracing if it is the same in every call.
 
-    If the tensor depends on no input and no draw, the number is the same in every call. For other
-    tensors, torch's own error is raised.
+    That is so if the tensor depends on no input and no draw. For other tensors, torch raises its
+    error.
     """
     mode = get_proxy_mode()
-    known = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    if mode is None or known is None:
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    if mode is None or slot is None:
         return read(tensor)
-    reached = _ancestors(known.proxy.node)
-    # Values written into a view are not among the ancestors of the whole.
+    reached = _ancestors(slot.proxy.node)
+    # Values that are written into a view are no ancestors of the whole tensor.
     for node in reversed(mode.tracer.graph.nodes):
         if _writes(node) and not reached.isdisjoint(_ancestors(node.args[0])):
             reached |= _ancestors(node)
@@ -411,7 +411,7 @@ def _depends_on_inputs(node: Node) -> bool:
 
 
 def _ancestors(node: Node) -> set[Node]:
-    """The node, and all that it is computed from."""
+    """The node, and all nodes from which it is computed."""
     found, waiting = {node}, [node]
     while waiting:
         new = set(waiting.pop().all_input_nodes) - found
@@ -421,6 +421,6 @@ def _ancestors(node: Node) -> set[Node]:
 
 
 def _writes(node: Node) -> bool:
-    """Whether it overwrites an input."""
+    """Whether a node overwrites its first argument."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable and isinstance(node.args[0], Node)

@@ -1,7 +1,7 @@
-"""The arguments of a call, turned into tensors or refused by name, and which records are here.
+"""Convert the arguments of a call to tensors, or refuse them by name, and find a process's records.
 
-User code sees one record at a time, so it needs no rows of other processes. The tensors that a
-model sees are as long as all records together, on every rank, also on one without records.
+User code sees one record at a time, so it needs no rows of other processes. On every rank, also on
+one without records, the tensors that a model sees have as many rows as all ranks together.
 """
 
 import inspect
@@ -22,49 +22,49 @@ from pyro_dp.records.stand_ins import placeholder_row
 from pyro_dp.records.tables import as_tensor, is_rows, lengths, refuse_packed, require_same_rows
 from pyro_dp.utils.errors import ModelError
 
+Arguments = tuple[tuple, dict]
+Exchange = Callable[[Shapes], list[Shapes]]  # results by rank
+T = TypeVar("T")
+
 _FEW_NUMBERS = (
     "Argument {name!r} has {count} numbers, as many as argument {other!r} has rows, so it is read "
     "as data. If they are public, pass each as an argument of its own, as in {name}_1=..., "
     "{name}_2=.... If they are data: "
 )
-Arguments = tuple[tuple, dict]
-T = TypeVar("T")
-
 _UNTYPED = (
     "Argument {name!r} has one element per record, and is a {kind}, whose records cannot be read. "
-    "Pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements})). (Settings "
-    "that have this number by chance are bound to the model, as in functools.partial.)"
+    "Pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements})). (If it is "
+    "a setting that has this length by chance, bind it to the model with functools.partial.)"
 )
-Exchange = Callable[[Shapes], list[Shapes]]  # by rank
 _OTHER_ARGUMENTS = (
-    "The arguments differ between the processes of the cluster in number or kind: all must pass "
-    "the same ones, each with its own rows. One that has none passes tensors of shape (0, ...)."
+    "The arguments differ between the processes of the cluster in number or kind. All must pass "
+    "the same arguments, each with its own rows, or tensors of shape (0, ...) without rows."
 )
 _OTHER_ROWS = (
     "The rows of {name} differ in shape or dtype between the processes of the cluster. Convert the "
     "data to tensors of one dtype, with rows of one shape."
 )
 NO_SHARD = (
-    "The size of the private plate is the number of rows of no argument, over all processes of "
-    "the cluster. Let it be len(x), which counts all rows, or the sum of the shards."
+    "No argument has as many rows over all processes of the cluster as the private plate has "
+    "elements. Let the plate's size be len(x), which counts all rows, or the sum of the shards."
 )
 _NESTED = (
     "Argument {name!r} is a {kind} that holds numbers or texts. Each process or owner must pass "
     "its records as tensors with a row per record, even for one or none, as in "
-    "torch.tensor([[1.0, 2.0]]). Nothing else counts as data. Settings of a model are "
-    "bound to it, as in functools.partial(model, sizes=(8, 2))."
+    "torch.tensor([[1.0, 2.0]]). Nothing else counts as data. Bind settings to the model, as in "
+    "functools.partial(model, sizes=(8, 2))."
 )
-_NO_RECORDS = "No process of the cluster has a record: pass each its rows, as in run(x, y)."
+_NO_RECORDS = "No process of the cluster has a record: pass each process its rows, as in run(x, y)."
 
 
 def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
-    """Arguments with rows become tensors, by one rule for all; columns stay columns.
+    """Convert arguments with rows to tensors, by one rule for all; columns stay columns.
 
-    Floats get torch's default dtype, also those of tensors; integers int64; booleans stay. Arrays
-    and frames are tables; arrays that are mapped from a file may become columns. Lists, tuples and
-    ranges are tables, if they have as many elements as the longest argument has rows. Datasets
-    stand for the arguments that their items have (:func:`~pyro_dp.records.columns.with_columns`).
-    Everything else stays unchanged.
+    Floats get torch's default dtype, also those of tensors. Integers become int64, and booleans
+    stay. Arrays and frames are tables; arrays that are mapped from a file may become columns.
+    Lists, tuples and ranges are tables if they are as long as the longest argument. A dataset
+    becomes the arguments in its items (:func:`~pyro_dp.records.columns.with_columns`). Everything
+    else stays unchanged.
 
     :raises ModelError: an argument cannot be read record by record; names it.
     """
@@ -79,20 +79,20 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
         pytree.tree_map(partial(as_tensor, name, size=longest), value, is_leaf=rows)
         for name, value in named
     ]
-    # An argument with fewer rows is a public constant, and no data.
+    # An argument with fewer rows is a public constant.
     found = in_memory(found, below=longest)
     tensors = tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
     if longest > 1:
-        # The search for the plate would take it for a public constant.
+        # The search for the plate would take such a value for a public constant.
         for name, value in named_arguments(model, *tensors):
             refuse_untyped(name, value, longest)
     return tensors
 
 
 def in_memory(arguments: T, *, below: int | None = None) -> T:
-    """The arguments with columns as tensors of all of their rows.
+    """The arguments, with columns read into tensors.
 
-    :param below: only those with fewer rows.
+    :param below: read only columns with fewer rows.
     """
 
     def read(column: Column) -> Tensor | Column:
@@ -104,28 +104,28 @@ def in_memory(arguments: T, *, below: int | None = None) -> T:
 
 
 def flattened(args: tuple, kwargs: dict) -> tuple[list, Any]:
-    """The original arguments: leaves, among them lists of rows, and their structure."""
-    given = opened(args)
-    leaves: list[Any] = [*given, *kwargs.values()]
-    if all(isinstance(leaf, Tensor) for leaf in leaves):
-        return leaves, (tuple(kwargs), [len(given)])
-    leaves, places, longest = [], [], _longest(args, kwargs)
-    for value in (*given, *kwargs.values()):
+    """The leaves of the user's arguments, and their structure. A list of rows is one leaf."""
+    positional = opened(args)
+    values: list[Any] = [*positional, *kwargs.values()]
+    if all(isinstance(value, Tensor) for value in values):
+        return values, (tuple(kwargs), [len(positional)])
+    leaves, specs, longest = [], [], _longest(args, kwargs)
+    for value in values:
         found, spec = pytree.tree_flatten(value, is_leaf=partial(is_rows, size=longest))
         leaves += found
-        places.append(spec)
-    return leaves, (tuple(kwargs), places)
+        specs.append(spec)
+    return leaves, (tuple(kwargs), specs)
 
 
 def _longest(args: tuple, kwargs: dict) -> int:
-    """Most rows of an argument: of none, 0. A list of one element is no data."""
+    """The largest number of rows of an argument. It is 0 without rows, and for a single one."""
     found = (n for value in (*opened(args), *kwargs.values()) for n in lengths(value))
     longest = max(found, default=0)
     return longest if longest > 1 else 0
 
 
 def refuse_untyped(name: str, value: Any, size: int) -> None:
-    """:raises ModelError: an argument has one element per record, and is no tensor."""
+    """:raises ModelError: an argument has one element per record, but is no tensor."""
     if _is_untyped_data(value, size):
         elements = f"{name}.values()" if isinstance(value, dict) else name
         kind = type(value).__name__
@@ -133,12 +133,12 @@ def refuse_untyped(name: str, value: Any, size: int) -> None:
 
 
 def is_few(shape: Sequence[int]) -> bool:
-    """Whether these may be settings, such as the widths of layers: 2 to 4 numbers."""
+    """Whether a shape may be that of settings, such as the widths of layers: 2 to 4 numbers."""
     return len(shape) == 1 and 2 <= shape[0] <= 4
 
 
 def read_as_data(model: Callable, args: tuple, kwargs: dict) -> str:
-    """The beginning of an error, if a short list is as long as another argument; else empty."""
+    """The beginning of an error if a short list is as long as another argument; else empty."""
     longest = _longest(args, kwargs)
     named = [(n, x) for n, x in named_arguments(model, args, kwargs) if longest in lengths(x)]
     few = [
@@ -155,7 +155,7 @@ def read_as_data(model: Callable, args: tuple, kwargs: dict) -> str:
 
 
 def signature_of(model: Callable) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the model's signature, where it has one."""
+    """The parameters of the model's signature; empty if it has none."""
     function = model.forward if isinstance(model, torch.nn.Module) else model
     try:
         return inspect.signature(function).parameters
@@ -171,14 +171,14 @@ def required_arguments(model: Callable) -> list[str]:
 
 
 def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-    """Arguments by the names of the model's signature."""
+    """Arguments with their names in the model's signature."""
     parameters = list(signature_of(model))
     parameters += [f"argument {i}" for i in range(len(parameters), len(args))]
     return [*zip(parameters, args, strict=False), *kwargs.items()]
 
 
 def described(model: Callable, args: tuple, kwargs: dict) -> str:
-    """Kinds and shapes of the arguments, which are public, for a message."""
+    """A sentence with the types and shapes of the arguments, which are public."""
     found = []
     for name, value in named_arguments(model, args, kwargs):
         if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -190,7 +190,7 @@ def described(model: Callable, args: tuple, kwargs: dict) -> str:
 
 
 def argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
-    """The name of the argument that each leaf belongs to."""
+    """The name of each leaf's argument."""
     return [
         name
         for name, value in named_arguments(model, args, kwargs)
@@ -199,7 +199,7 @@ def argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
 
 
 def _is_untyped_data(value: Any, size: int) -> bool:
-    """Whether a collection has one element per record, and is no dictionary of tables."""
+    """Whether a collection has one element per record, but is no tensor or dictionary of tables."""
     if isinstance(value, (Tensor, Column, str)) or not hasattr(value, "__len__"):
         return False
     elements = list(value.values()) if isinstance(value, dict) else value
@@ -214,9 +214,9 @@ def _is_untyped_data(value: Any, size: int) -> bool:
 class Shard:
     """The records of one process.
 
-    :param count: how many are here, also 0.
-    :param size: N, of all processes.
-    :param places: the data's indices among the arguments' leaves.
+    :param count: how many records this process has; it may be 0.
+    :param size: N, the number of records of all processes.
+    :param places: positions of the data among the arguments' leaves.
     """
 
     count: int
@@ -225,13 +225,14 @@ class Shard:
 
 
 def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) -> list[Shard]:
-    """The candidates for the records, by the shapes of all processes; most rows first.
+    """Candidates for the records, from the shapes on all processes; most rows first.
 
-    Tensors that have equally many rows on each process belong together. A constant has the same
-    ones everywhere, which only the model can tell from data. Values of numbers stay private,
-    because a number in a list may be a record.
+    Tensors with the same number of rows on each process belong together. Only the model shows
+    whether such a group is data or constants. Values of numbers are not exchanged, because a number
+    in a list may be a record.
 
-    :raises ModelError: they differ between processes, or there are no rows; on all of them alike.
+    :raises ModelError: arguments differ between processes, or none has rows. All processes raise
+        the same error.
     """
     _refuse_nested(names, arguments)
     leaves = pytree.tree_leaves(arguments)
@@ -256,13 +257,13 @@ def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) 
 
 
 def as_of_all(arguments: Arguments, shard: Shard) -> Arguments:
-    """The arguments with public rows instead of data, as many as all processes have."""
+    """The arguments with placeholder rows instead of data, one for each record of all processes."""
     leaves, spec = pytree.tree_flatten(arguments)
     return pytree.tree_unflatten(_with_public_rows(leaves, shard, shard.size), spec)
 
 
 def with_a_row(leaves: Sequence[Any], shard: Shard) -> list[Any]:
-    """An empty shard has one public row, to trace the model; no step takes it."""
+    """The leaves. An empty shard gets one placeholder row for tracing, which no step uses."""
     return list(leaves) if shard.count else _with_public_rows(leaves, shard, 1)
 
 
@@ -273,17 +274,18 @@ def _with_public_rows(leaves: Sequence[Any], shard: Shard, length: int) -> list[
 
 
 def _refuse_nested(names: Sequence[str], arguments: Arguments) -> None:
+    """:raises ModelError: an argument is a collection of numbers or texts."""
     args, kwargs = arguments
-    remaining = iter(names)  # as many of each argument as it has leaves
+    position = 0  # the index of the argument's first leaf
     for value in (*args, *kwargs.values()):
         leaves, spec = pytree.tree_flatten(value)
-        own = [next(remaining) for _ in leaves]
         if not spec.is_leaf() and any(isinstance(x, (int, float, str)) for x in leaves):
-            raise ModelError(_NESTED.format(name=own[0], kind=type(value).__name__))
+            raise ModelError(_NESTED.format(name=names[position], kind=type(value).__name__))
+        position += len(leaves)
 
 
 def _shape(leaf: Any) -> Shape:
-    """Rows, the shape of one, and its type; all of it is public."""
+    """The number of rows, the shape of one, and the dtype or type; all are public."""
     if has_rows(leaf):
         return len(leaf), tuple(leaf.shape[1:]), str(leaf.dtype)
     return 0, (), str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__

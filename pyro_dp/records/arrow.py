@@ -1,4 +1,4 @@
-"""Columns of Arrow tables and Parquet files, decoded some thousand rows at a time."""
+"""Columns of Arrow tables and Parquet files, which are decoded in parts."""
 
 import abc
 import importlib
@@ -30,29 +30,30 @@ _BUFFER = 2**18  # bytes of each column of a file that are read at a time
 _EXTRA = "columns(): Parquet files need pyarrow. Run pip install 'pyro-dp[data]'."
 _NO_FILES = "columns(): the directory has no files that end in .parquet."
 _UNREADABLE = "columns(): file {file!r} is no Parquet file that pyarrow can read."
-_SCHEMAS = "columns(): the files of a directory must have the same columns; {file!r} has others."
+_SCHEMAS = "columns(): all files of a directory must have the same columns; {file!r} differs."
 _MISSING = (
-    "Column {name!r} has missing values where it has integers, booleans or lists: impute them, or "
-    "drop the records. (This message depends on the data: it is for the curator only.)"
+    "Column {name!r} of integers, booleans or lists has missing values: impute them, or drop the "
+    "records. (This message depends on the data: it is for the curator only.)"
 )
 _RAGGED = (
-    "Column {name!r} holds lists without a fixed length: pad them to one, and write them as "
-    "pyarrow.list_(value_type, length)."
+    "Column {name!r} holds lists without a fixed length: pad them to one length, and write them "
+    "as pyarrow.list_(value_type, length)."
 )
 _KINDS = (("is_floating", "f"), ("is_integer", "i"), ("is_boolean", "b"))
-_ROWS = "columns(): {name!r} makes one row of several columns. Each must be one number per record."
+_ROWS = "columns(): {name!r} joins several columns. Each must have one number per record."
 
 
 def is_arrow(source: Any) -> bool:
-    """Whether this is a table of Arrow."""
+    """Whether a source is an Arrow table."""
     return type(source).__module__.split(".")[0] == "pyarrow" and hasattr(source, "to_batches")
 
 
 def of_arrow(source: Any, names: Sequence[Name]) -> list[Column]:
-    """
+    """A column for each name.
+
     :param source: a table, or the path of a Parquet file or of a directory of them.
-    :raises ModelError: pyarrow is missing; there is no such file, or no such column; or it holds
-        other things than numbers.
+    :raises ModelError: pyarrow is missing; a file or column does not exist; a column does not hold
+        numbers.
     """
     files = _Files(source) if isinstance(source, Path) else None
     schema = files.schema if files else source.schema
@@ -63,7 +64,7 @@ def of_arrow(source: Any, names: Sequence[Name]) -> list[Column]:
 
 
 class _ArrowColumn(Column):
-    """One column; or several, whose numbers make one row."""
+    """One column of the source, or several whose numbers make one row."""
 
     def __init__(self, name: Name, schema: Any, size: int):
         self._parts = parts(name)
@@ -78,27 +79,19 @@ class _ArrowColumn(Column):
     def _at(self, places: Places) -> Tensor:
         indices, done = indices_of(places).numpy(), 0
         found = torch.empty((len(indices), *self.row_shape), dtype=self.dtype)
-        for piece in self._pieces(indices):
-            rows = self._rows_of(piece)
-            found[done : done + len(rows)] = rows
-            done += len(rows)
-        return found
-
-    def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
-        """Batches of these rows, in their order."""
-        done = 0
         while done < len(indices):
             batch, start = self._batch_of(int(indices[done]))
             upto = int(np.searchsorted(indices, start + batch.num_rows))
-            yield _taken(batch, indices[done:upto] - start)
+            found[done:upto] = self._rows_of(_taken(batch, indices[done:upto] - start))
             done = upto
+        return found
 
     @abc.abstractmethod
     def _batch_of(self, index: int) -> tuple[Any, int]:
-        """The batch that has this row, and the number of its first row."""
+        """The batch that contains a row, and the index of the batch's first row."""
 
     def _rows_of(self, batch: Any) -> Tensor:
-        """All of a batch, (B, ...)."""
+        """All rows of a batch, (B, ...)."""
         dtype, values = self.dtype, [_numbers(x, batch.column(x)) for x in self._parts]
         if self._stacked:
             return torch.stack([own_tensor(each, dtype) for each in values], dim=1)
@@ -114,13 +107,13 @@ class _TableColumn(_ArrowColumn):
         self._ends = np.cumsum([batch.num_rows for batch in self._table])
 
     def _batch_of(self, index: int) -> tuple[Any, int]:
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        batch = self._table[place]
-        return batch, int(self._ends[place]) - batch.num_rows
+        position = int(np.searchsorted(self._ends, index, side="right"))
+        batch = self._table[position]
+        return batch, int(self._ends[position]) - batch.num_rows
 
 
 class _ParquetColumn(_ArrowColumn):
-    """Columns of Parquet files. Rows that are asked for in their order are decoded once."""
+    """Columns of Parquet files. Rows are decoded once if they are read in order."""
 
     sequential = True
 
@@ -128,8 +121,8 @@ class _ParquetColumn(_ArrowColumn):
         super().__init__(name, schema, files.size)
         self._files = files
         self._coming: Iterator[Any] = iter(())
-        self._batch: Any = None  # that was decoded last
-        self._start = self._end = self._group_end = 0  # rows of the batch and of its row group
+        self._batch: Any = None  # the last one that was decoded
+        self._start = self._end = self._group_end = 0  # rows of that batch and of its row group
 
     def _batch_of(self, index: int) -> tuple[Any, int]:
         try:
@@ -138,7 +131,7 @@ class _ParquetColumn(_ArrowColumn):
             while index >= self._end:
                 self._batch = next(self._coming)
                 self._start, self._end = self._end, self._end + self._batch.num_rows
-        except BaseException:  # the three numbers may not fit the batch
+        except BaseException:  # these numbers may not fit the batch any more
             self._start = self._end = self._group_end = 0
             raise
         return self._batch, self._start
@@ -151,7 +144,7 @@ class _ParquetColumn(_ArrowColumn):
 
 
 class _Files:
-    """The row groups of a Parquet file, or of all files of a directory in order of their names."""
+    """The row groups of a Parquet file, or of a directory's files in the order of their names."""
 
     def __init__(self, path: Path):
         self._parquet = _module("pyarrow.parquet")
@@ -176,9 +169,9 @@ class _Files:
 
     def batches(self, group: int, names: list[str], size: int) -> Iterator[Any]:
         """Some columns of a row group, ``size`` rows at a time."""
-        path, place = self._groups[group]
+        path, number = self._groups[group]
         batches: Iterator[Any] = self._file(path).iter_batches(
-            size, row_groups=[place], columns=names, use_threads=False
+            size, row_groups=[number], columns=names, use_threads=False
         )
         return batches
 
@@ -186,7 +179,7 @@ class _Files:
         if self._open is None or self._open[0] != path:
             try:
                 file = self._parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
-            except (OSError, ValueError):  # pyarrow's errors are such
+            except (OSError, ValueError):  # pyarrow's errors are of these types
                 raise ModelError(_UNREADABLE.format(file=path.name)) from None
             self._open = path, file
         return self._open[1]
@@ -200,7 +193,7 @@ def _module(name: str) -> Any:
 
 
 def _kind(name: str, kind: Any) -> tuple[tuple[int, ...], str]:
-    """Shape of a row, and kind of its numbers as NumPy calls it."""
+    """The shape of a row, and the NumPy kind of its numbers."""
     types = _module("pyarrow").types
     if types.is_fixed_size_list(kind):
         shape, inner = _kind(name, kind.value_type)
@@ -218,7 +211,7 @@ def _kind(name: str, kind: Any) -> tuple[tuple[int, ...], str]:
 
 def _numbers(name: str, array: Any) -> np.ndarray:
     """All numbers of some rows, flat; a missing float is NaN."""
-    array = getattr(array, "storage", array)  # a tensor's
+    array = getattr(array, "storage", array)  # an array of tensors has one
     while hasattr(array, "flatten") and hasattr(array.type, "list_size"):
         _require_no_missing(name, array)
         array = array.flatten()
@@ -233,8 +226,8 @@ def _require_no_missing(name: str, array: Any) -> None:
         raise ModelError(_MISSING.format(name=name))
 
 
-def _taken(batch: Any, places: np.ndarray) -> Any:
+def _taken(batch: Any, indices: np.ndarray) -> Any:
     """The rows of a batch at ascending indices."""
-    if len(places) == places[-1] - places[0] + 1:
-        return batch.slice(int(places[0]), len(places))
-    return batch.take(_module("pyarrow").array(places))
+    if len(indices) == indices[-1] - indices[0] + 1:
+        return batch.slice(int(indices[0]), len(indices))
+    return batch.take(_module("pyarrow").array(indices))

@@ -1,4 +1,4 @@
-"""A column: one argument with a row per record, read a part at a time, or held for some records."""
+"""Columns: arguments with a row per record that are read in parts, or kept for some records."""
 
 import abc
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,8 @@ from pyro_dp.mechanism.sampling import DrawnAhead, RecordSampler
 from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ModelError
 
-Name = str | Sequence[str]  # one column's; or several, whose numbers make one row
-Places = slice | Tensor  # from start to stop; or ascending indices
+Name = str | Sequence[str]  # a list names columns that make one row
+Places = slice | Tensor  # a slice from start to stop, or ascending indices
 
 _NO_NAME = "columns(): a name is a text, or a list of texts for one column with all of them."
 _NAMES = (
@@ -22,14 +22,14 @@ _NAMES = (
 )
 _UNKNOWN = "columns(): source has no column {name!r}; it has {known}."
 _BLOCK = 2**20  # numbers that are read at a time: 8 MB
-_MOST = 2**28  # bytes that are held
-_INDICES = 16  # bytes of a record beside its rows: its index and its position
+_MOST_HELD = 2**28  # bytes of rows that are kept in memory
+_INDICES = 16  # bytes of a record's index and position, which are kept with its rows
 
 
 def parts(name: Name) -> list[str]:
-    """The columns of the source that one column is made of.
+    """The source's columns that a name stands for.
 
-    :raises ModelError: it is no name.
+    :raises ModelError: the name is neither a text nor a list of texts.
     """
     if isinstance(name, str):
         return [name]
@@ -39,7 +39,7 @@ def parts(name: Name) -> list[str]:
 
 
 def require_names(names: Sequence[str], known: Sequence[Any]) -> None:
-    """:raises ModelError: none are asked for, or one that is not there."""
+    """:raises ModelError: there are no names, or one is unknown."""
     listed = ", ".join(map(repr, known))
     if not names:
         raise ModelError(_NAMES.format(known=listed))
@@ -51,14 +51,13 @@ def require_names(names: Sequence[str], known: Sequence[Any]) -> None:
 class Column(abc.ABC):
     """One row for each record, in memory or not: the result of :func:`pyro_dp.columns`.
 
-    Only requested rows are in memory. A model sees one at a time, as with a tensor.
-
-    Floats are read in torch's default dtype, integers as int64, booleans as they are.
+    Only requested rows are in memory. A model sees one at a time, as with a tensor. Floats are read
+    in torch's default dtype, integers as int64, and booleans as booleans.
 
     :ivar shape: (N, ...).
     """
 
-    sequential = False  # whether some rows at random take as long to read as all between them
+    sequential = False  # whether reading random rows takes as long as reading all between them
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype):
         self.shape, self._dtype = torch.Size(shape), dtype
@@ -71,12 +70,12 @@ class Column(abc.ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that is read."""
+        """The dtype of the rows that are read."""
         return torch.get_default_dtype() if self._dtype.is_floating_point else self._dtype
 
     @property
     def row_shape(self) -> torch.Size:
-        """One row's shape; empty for a number."""
+        """The shape of one row; empty for a number."""
         return self.shape[1:]
 
     @property
@@ -85,15 +84,15 @@ class Column(abc.ABC):
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the same shape and dtype: zeros that take no memory."""
+        """Zeros of the same shape and dtype, which take no memory."""
         zero = torch.zeros(self.row_shape, dtype=self.dtype, device=self.device)
         return zero.expand(self.shape)
 
     def take(self, indices: Tensor) -> Tensor:
-        """Rows of these records, (B, ...), with memory of their own.
+        """A copy of the rows of these records, (B, ...).
 
         :param indices: (B,), ascending.
-        :raises ModelError: they are not, or lie outside of the column.
+        :raises ModelError: the indices are not ascending, or lie outside of the column.
         """
         indices = torch.as_tensor(indices)
         ordered = indices.dim() == 1 and not indices.is_floating_point()
@@ -104,38 +103,38 @@ class Column(abc.ABC):
         return self.rows(indices)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """As :meth:`take`, of indices that are in order."""
+        """The same as :meth:`take`, without checking the indices."""
         if not len(indices):
             return self.like[:0].clone()
         first, last = int(indices[0]), int(indices[-1])
-        if last - first + 1 == len(indices):  # those that stand together
+        if last - first + 1 == len(indices):  # consecutive rows
             return self._at(slice(first, last + 1))
         return self._at(indices)
 
     def repeated_rows(self, indices: Tensor) -> Tensor:
-        """The rows at any indices, which may repeat."""
-        found, places = indices.unique(return_inverse=True)
-        return self.rows(found)[places]
+        """A copy of the rows at indices in any order, which may repeat."""
+        found, positions = indices.unique(return_inverse=True)
+        return self.rows(found)[positions]
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows in their order, some megabytes at a time."""
+        """All rows in order, some megabytes at a time."""
         count = block_size(self.row_shape.numel())
         for start in range(0, len(self), count):
             yield self._at(slice(start, min(start + count, len(self))))
 
     def only_read(self, start: int, stop: int) -> Tensor:
-        """Rows start, ..., stop - 1, where they are if that is memory: nobody writes into them."""
+        """Rows start, ..., stop - 1, for reading only: a view, if they are in memory."""
         return self._at(slice(start, stop))
 
     @abc.abstractmethod
     def _at(self, places: Places) -> Tensor:
-        """Rows of a slice or at ascending indices, with memory of their own."""
+        """A copy of the rows in a slice or at ascending indices."""
 
 
 class TensorColumn(Column):
     """Rows of a tensor, which may be mapped from a file (``torch.from_file``).
 
-    :param dtype: in which they are read; by default torch's for floats, else the tensor's own.
+    :param dtype: dtype of the rows that are read; by default torch's for floats, else the tensor's.
     """
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype | None = None):
@@ -151,7 +150,7 @@ class TensorColumn(Column):
         return self.tensor.device
 
     def rows(self, indices: Tensor) -> Tensor:
-        if indices.device.type != "cpu":  # to look at an index would wait for the device
+        if indices.device.type != "cpu":  # reading an index would wait for the device
             return self._at(indices)
         return super().rows(indices)
 
@@ -168,7 +167,7 @@ class TensorColumn(Column):
 
 
 class ArrayColumn(Column):
-    """Rows of an array that is read by slices and by ascending indices, as NumPy's are.
+    """Rows of an array that is read by slices and by ascending indices, like NumPy's.
 
     :param array: with shape, dtype and ``__getitem__``.
     """
@@ -183,7 +182,7 @@ class ArrayColumn(Column):
 
 
 class StackedColumn(Column):
-    """Columns of numbers side by side, as the features of a row.
+    """Columns of numbers side by side, such as the features of a row.
 
     :param columns: (N,) each.
     """
@@ -199,14 +198,14 @@ class StackedColumn(Column):
 
 
 def indices_of(places: Places) -> Tensor:
-    """Them as indices, on the CPU."""
+    """The indices of these rows, on the CPU."""
     return torch.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu()
 
 
 def block_size(numbers: int) -> int:
     """How many records are read at a time.
 
-    :param numbers: in the rows of a record.
+    :param numbers: how many numbers the rows of one record have.
     """
     return max(1, _BLOCK // max(1, numbers))
 
@@ -216,7 +215,7 @@ def as_column(table: Tensor | Column) -> Column:
 
 
 def equal(one: Column, other: Column) -> bool:
-    """Whether all rows are, some megabytes at a time."""
+    """Whether two columns have equal rows; reads some megabytes at a time."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     blocks = zip(one.blocks(), other.blocks(), strict=True)
@@ -229,32 +228,29 @@ def has_rows(leaf: Any) -> TypeGuard[Tensor | Column]:
 
 
 def like(leaf: Any) -> Any:
-    """A tensor of a column's shape without its numbers; all else as it is."""
+    """For a column, zeros of its shape; anything else unchanged."""
     return leaf.like if isinstance(leaf, Column) else leaf
 
 
 def dtype_of(kind: str) -> torch.dtype:
-    """The dtype read from an array of this kind."""
+    """The dtype in which an array of this NumPy kind is read."""
     return {"f": torch.get_default_dtype(), "b": torch.bool}.get(kind, torch.int64)
 
 
 def joint_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
-    """Booleans or integers only where all are."""
+    """The common dtype; torch's default if they differ."""
     return dtypes[0] if len(set(dtypes)) == 1 else torch.get_default_dtype()
 
 
 def own_tensor(array: Any, dtype: torch.dtype) -> Tensor:
-    """A copy."""
+    """A copy of an array as a tensor."""
     floats = np.float64 if dtype == torch.float64 else np.float32
     plain = {torch.int64: np.int64, torch.bool: np.bool_}.get(dtype, floats)
     return torch.from_numpy(np.array(array, dtype=plain, order="C", subok=False)).to(dtype)
 
 
 class HeldRows(Column):
-    """Another column, whose chosen rows stay in memory until others are chosen.
-
-    They are in memory for longer than the step that takes them, until the run ends.
-    """
+    """A column that keeps chosen rows in memory, until others replace them or the run ends."""
 
     def __init__(self, column: Column):
         super().__init__(column.shape, column.dtype)
@@ -263,10 +259,12 @@ class HeldRows(Column):
         self._chosen = self._places = torch.empty(0, dtype=torch.long)
 
     def hold(self, indices: Tensor) -> None:
+        """Read these rows into memory."""
         self._chosen = self._places = indices[:0]
         self._held = self._column.rows(indices)
 
     def choose(self, indices: Tensor, places: Tensor) -> None:
+        """Serve these records from the kept rows at these positions."""
         self._chosen, self._places = indices, places
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -281,10 +279,13 @@ class HeldRows(Column):
 
 
 def drawn_ahead(columns: Sequence[Column], sampler: RecordSampler) -> DrawnAhead:
-    """The samples of as many steps at once as have rows of some bytes, by public numbers."""
+    """The samples of several steps: as many as have rows within the memory limit.
+
+    Their number follows from public numbers.
+    """
     held = [x for x in columns if isinstance(x, HeldRows)]
     batch = sampler.usual_size
-    if not held or batch == len(held[0]):  # all are read in each step
+    if not held or batch == len(held[0]):  # each step reads all rows
         return DrawnAhead(1, [])
     row = sum(x.row_shape.numel() * x.dtype.itemsize for x in held)
-    return DrawnAhead(_MOST // (batch * (row + _INDICES)), held)
+    return DrawnAhead(_MOST_HELD // (batch * (row + _INDICES)), held)

@@ -1,4 +1,4 @@
-"""``columns()``: data that need not fit into memory, and datasets of torch, as arguments."""
+"""``columns()`` for data that need not fit into memory, and torch datasets as arguments."""
 
 import contextlib
 import random
@@ -26,13 +26,7 @@ from pyro_dp.records.column import (
     require_names,
 )
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.tables import (
-    as_tensor,
-    is_numeric,
-    kinds_of,
-    refuse_samplers,
-    require_alike,
-)
+from pyro_dp.records.tables import as_tensor, is_numeric, kinds_of, refuse_samplers, require_alike
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 
@@ -43,14 +37,14 @@ _ITERABLE = (
 )
 _STACK = (
     "The items of argument {name!r} (a {kind}) cannot be stacked. All must be numbers, arrays or "
-    "tensors of one shape, or tuples of such, or dictionaries of such with the same keys. Images "
-    "need a transform such as ToTensor(). list({name}) shows the error, if it is the dataset's own."
+    "tensors of one shape, or tuples of these, or dictionaries of these with the same keys. Images "
+    "need a transform such as ToTensor(). list({name}) shows an error of the dataset itself."
 )
 _CHANGES = (
-    "The first item of argument {name!r} (a {kind}) changes when others are read. An item must "
-    "follow from its own record and index. So a dataset keeps no running mean, and its transforms "
-    "draw from generators of torch, NumPy or Python. (This message depends on the data: it is for "
-    "the curator only.)"
+    "The first item of argument {name!r} (a {kind}) changes when others are read. An item may "
+    "depend only on its record and index. So a dataset must keep no running mean, and its "
+    "transforms must draw from generators of torch, NumPy or Python. (This message depends on the "
+    "data: it is for the curator only.)"
 )
 _OTHER_ITEM = (
     "columns(): the items of source differ in shape, or in the kind of their numbers (integers, "
@@ -63,8 +57,8 @@ _PARTS = (
     "parts, in their order, as in x, y = pyro_dp.columns(dataset, 'x', 'y')."
 )
 _UNNAMED = (
-    "columns(): an array or tensor has no columns by name. Call x = pyro_dp.columns(array). "
-    "Several arrays have names in a dictionary: columns({{'x': x, 'y': y}}, 'x', 'y')."
+    "columns(): an array or tensor has no named columns. Call x = pyro_dp.columns(array). "
+    "A dictionary gives names to several arrays: columns({{'x': x, 'y': y}}, 'x', 'y')."
 )
 _LENGTHS = "columns(): {listed}; all columns must have a row per record, the same N."
 _NO_ROWS = "columns(): column {name!r} is a single number, and has no rows."
@@ -84,7 +78,7 @@ _FILE = (
 
 
 def opened(args: tuple) -> list:
-    """The positional arguments, a :class:`TensorDataset` as its tensors."""
+    """The positional arguments, with each :class:`TensorDataset` replaced by its tensors."""
     found: list[Any] = []
     for arg in args:
         found += arg.tensors if isinstance(arg, TensorDataset) else [arg]
@@ -92,22 +86,21 @@ def opened(args: tuple) -> list:
 
 
 def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple, dict]:
-    """The arguments, each dataset among the positional ones as those that its items have.
+    """Replace each dataset among the positional arguments by its stacked items.
 
-    A ``TensorDataset`` stands for its tensors. All items of any other one are read once and
-    stacked. A tuple becomes arguments in their order, a dictionary becomes arguments by name, and
-    anything else is one argument.
+    A ``TensorDataset`` becomes its tensors. Items of other datasets are read once. Tuples become
+    arguments by position, dictionaries become arguments by name, and other items one argument.
 
     :param names: names of the positional arguments, for messages.
-    :raises ModelError: a dataset has no length, or items that cannot be stacked.
+    :raises ModelError: a dataset has no length, or its items cannot be stacked.
     """
     found: list[Any] = []
     for name, arg in zip(names, args, strict=True):
         if not isinstance(arg, Dataset) or isinstance(arg, TensorDataset):
             found += opened((arg,))
             continue
-        columns, named = _columns(name, arg)
-        found += columns
+        positional, named = _columns(name, arg)
+        found += positional
         kwargs = kwargs | named
     return tuple(found), kwargs
 
@@ -115,11 +108,11 @@ def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple
 class _Reader:
     """Reads items of a dataset, each as a function of its record and index.
 
-    So no record moves another's item, and all steps see the same. Generators from which transforms
-    draw are seeded by the index, also those of the dataset's own.
+    So no record changes another's item, and all steps see the same items. The index seeds the
+    generators from which transforms draw, also those of the dataset itself.
 
-    :param name: the argument's, for errors.
-    :raises ModelError: it has no length, or no items by number.
+    :param name: the argument's name, for errors.
+    :raises ModelError: the dataset has no length, or no items by number.
     """
 
     def __init__(self, name: str, dataset: Any):
@@ -127,14 +120,14 @@ class _Reader:
         readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not readable:
             raise ModelError(self._text(_ITERABLE))
-        self._own = [each for _, each in References((name, dataset)).generators]
+        self._generators = [each for _, each in References((name, dataset)).generators]
 
     def read(self, indices: Iterable[int]) -> list[Any]:
-        """Those items, and then the first one again.
+        """The items at these indices.
 
-        :raises ModelError: reading fails, or the first item is another one than alone.
+        :raises ModelError: reading fails, or changes the dataset's first item.
         """
-        with self.guarded(), forked_rng(), put_back(self._own):
+        with self.guarded(), forked_rng(), put_back(self._generators):
             first = self._item(0)
             found = [self._item(i) for i in indices]
             unchanged = alike(first, self._item(0))
@@ -144,7 +137,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """:raises ModelError: instead of any error in reading or stacking items."""
+        """Inside, any error of reading or stacking items becomes a :class:`ModelError`."""
         try:
             with guarded("Reading the dataset"):
                 yield
@@ -155,7 +148,7 @@ class _Reader:
         seed_torch(index)
         np.random.seed(index % 2**32)
         random.seed(index)
-        for each in self._own:
+        for each in self._generators:
             reseed(each, index)
         return self._dataset[index]
 
@@ -164,9 +157,9 @@ class _Reader:
 
 
 class _Items:
-    """The items of a dataset, stacked. Those that were read last are kept.
+    """The stacked items of a dataset. It keeps the items that were read last.
 
-    :param names: keys of an item; or of the parts of a tuple, all in their order.
+    :param names: keys of an item, or names for all parts of a tuple in order.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str]):
@@ -175,7 +168,7 @@ class _Items:
         if not self.size:
             raise ModelError(_EMPTY)
         self._names = list(names)
-        self._known: tuple[Tensor, list[Tensor]] | None = None
+        self._last: tuple[Tensor, list[Tensor]] | None = None  # indices, and their parts
         self._kinds: set[Any] = set()
         first = self._read(torch.zeros(1, dtype=torch.long))
         if isinstance(first, dict):
@@ -184,13 +177,13 @@ class _Items:
             raise ModelError(_PARTS.format(count=len(self._listed(first)), given=len(names)))
 
     def rows(self, indices: Tensor) -> list[Tensor]:
-        """A part for each name, (B, ...)."""
-        if self._known is None or not torch.equal(self._known[0], indices):
+        """The rows of each name's part, (B, ...)."""
+        if self._last is None or not torch.equal(self._last[0], indices):
             found = self._read(indices)
             listed = [found[n] for n in self._names] if isinstance(found, dict) else None
             parts = zip(self._names, listed or self._listed(found), strict=True)
-            self._known = indices.clone(), [_tensor(name, part) for name, part in parts]
-        return self._known[1]
+            self._last = indices.clone(), [_tensor(name, part) for name, part in parts]
+        return self._last[1]
 
     @staticmethod
     def _listed(found: Any) -> list:
@@ -206,16 +199,19 @@ class _Items:
 
 
 class _DatasetColumn(Column):
-    """One part of each item of a dataset."""
+    """One part of each item of a dataset.
 
-    def __init__(self, items: _Items, place: int):
-        self._items, self._place = items, place
-        row = items.rows(torch.zeros(1, dtype=torch.long))[place]
+    :param position: the part's position in an item.
+    """
+
+    def __init__(self, items: _Items, position: int):
+        self._items, self._position = items, position
+        row = items.rows(torch.zeros(1, dtype=torch.long))[position]
         super().__init__((items.size, *row.shape[1:]), row.dtype)
 
     def _at(self, places: Places) -> Tensor:
-        rows = self._items.rows(indices_of(places))[self._place]
-        # The first item must not decide what becomes of the others' numbers.
+        rows = self._items.rows(indices_of(places))[self._position]
+        # The first item's dtype must not change the others' numbers.
         kept = torch.promote_types(rows.dtype, self._dtype) == self._dtype
         if not kept or rows.shape[1:] != self.row_shape:
             raise ModelError(_OTHER_ITEM)
@@ -230,14 +226,14 @@ def _tensor(name: str, part: Any) -> Tensor:
 
 
 def _columns(name: str, dataset: Any) -> tuple[list, dict]:
-    """Arguments by position and by name."""
+    """The arguments in a dataset's items, by position and by name."""
     reader = _Reader(name, dataset)
     items = reader.read(range(len(dataset)))
     with reader.guarded():
         stacked = default_collate(items)
         several = isinstance(items[0], (list, tuple))
         if isinstance(stacked, dict) and any(x.keys() != stacked.keys() for x in items):
-            raise KeyError  # the first item alone would decide which arguments there are
+            raise KeyError  # else the first item alone would decide which arguments exist
     require_alike(name, items)
     if isinstance(stacked, dict):
         return [], stacked
@@ -248,26 +244,26 @@ def columns(source: Any, *names: Name) -> Any:
     """Columns of data that need not fit into memory. Pass them to ``run`` like tensors.
 
     ``x, y = pyro_dp.columns(source, "x", "y")``, then ``svi.run(x, y)``. Only the rows of a
-    microbatch are in memory at a time. The guarantee is that of tensors, and a model sees one
+    microbatch are in memory at a time. The guarantee is the same as for tensors: a model sees one
     record.
 
     The data must not change during a run, because every step reads them. Random batches of Parquet
     files are read for several steps at once, 256 MB at most. They stay in memory until the run ends
     or other rows replace them.
 
-    :param source: a NumPy array or a tensor, such as ``np.load(path, mmap_mode="r")`` and
-        ``torch.from_file``: one column without a name. Or a dictionary of these, a structured
-        array, an Arrow table, a path, or a ``Dataset`` with a length. A path leads to a Parquet
-        file, a directory of them (read in the order of their names), or a ``.npy`` file. Items of a
-        ``Dataset`` are dictionaries, or tuples: ``names`` then names their parts in order. Arrow
-        and Parquet need ``pip install "pyro-dp[data]"``.
-    :param names: names of the columns. A list of names is one column. Its rows are the numbers of
-        all of these side by side: ``columns(path, ["age", "income"], "smokes")``.
-    :returns: a :class:`~pyro_dp.records.column.Column` for each name, as a tuple; one column alone
-        for one name, or for an array. It has ``len``, ``dtype``, ``row_shape``, ``take(indices)``
-        and ``blocks()``.
-    :raises ModelError: the source cannot be read record by record, has no such column, or does not
-        hold numbers.
+    :param source: a NumPy array or a tensor, as from ``np.load(path, mmap_mode="r")`` or
+        ``torch.from_file``, is one column without a name. It may also be a dictionary of these, a
+        structured array, an Arrow table, a path, or a ``Dataset`` with a length. A path leads to a
+        Parquet file, a directory of them (read in the order of their names), or a ``.npy`` file.
+        Items of a ``Dataset`` are dictionaries or tuples, whose parts ``names`` names in order.
+        Arrow and Parquet need ``pip install "pyro-dp[data]"``.
+    :param names: names of the columns. A list of names makes one column, whose rows have the
+        numbers side by side: ``columns(path, ["age", "income"], "smokes")``.
+    :returns: a tuple with a :class:`~pyro_dp.records.column.Column` for each name; for one name or
+        an array, the column itself. It has ``len``, ``dtype``, ``row_shape``, ``take(indices)`` and
+        ``blocks()``.
+    :raises ModelError: the source cannot be read record by record, lacks a column, or does not hold
+        numbers.
 
     >>> source = {"age": np.arange(20.0, 80.0), "smokes": np.arange(60) % 2}
     >>> age, smokes = columns(source, "age", "smokes")  # then: svi.run(age, smokes)
@@ -314,7 +310,7 @@ def _by_name(source: Any, names: Sequence[str]) -> Mapping[str, Column]:
 
 def _of_array(name: str, array: Any) -> Column:
     if not (isinstance(array, (Tensor, Column)) or is_numeric(array)):
-        # A list's, or a frame's column; text is refused by name.
+        # A list, or a column of a frame. Text is refused by name.
         array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
     if isinstance(array, Column):
         return array

@@ -1,4 +1,4 @@
-"""Numbers of the data that somebody might start from: rows, means, standard deviations."""
+"""Recognise numbers of the data, such as rows, means and standard deviations."""
 
 import math
 from collections.abc import Sequence
@@ -15,26 +15,28 @@ from pyro_dp.utils.errors import PrivacyWarning, warn_user
 _STANDARD = 1e-5  # rounding of a mean and a standard deviation
 _STANDARDISED = (
     "{label} has numbers of mean 0 and standard deviation 1. If it was standardised by its own "
-    "moments, each record moved all others, and epsilon does not cover that. Standardise by public "
-    "constants, or by a DPStandardScaler. (This message depends on the data: it is for the curator "
-    "only.)"
+    "moments, each record moved all others, and epsilon does not cover that. Use public constants "
+    "or a DPStandardScaler. (This message depends on the data: it is for the curator only.)"
 )
-_CHANCE = 1e-4  # with which an innocent number may look like one of the data's
+_CHANCE = 1e-4  # probability that an innocent number looks like one of the data
 _CACHED = 2**16  # numbers
 _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
 
 
 class DataNumbers:
-    """Numbers in columns, which are read once, some megabytes at a time, when needed.
+    """Statistics of columns, which are read once, when needed, some megabytes at a time.
 
-    Negative and inverse statistics count, too, as of code that multiplies rows by 1 / sd.
+    Negative and inverse statistics also count: code may multiply rows by 1 / sd.
     """
 
     def __init__(self, columns: Sequence[Column]):
         self._columns = [x for x in columns if len(x) > 1]
 
     def found_in(self, value: Tensor) -> str | None:
-        """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
+        """The kind of data that a value contains, such as "rows" or "means"; ``None`` if none.
+
+        Matches that may be chance do not count.
+        """
         if value.is_complex():
             value = torch.view_as_real(value.resolve_conj())
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
@@ -58,7 +60,7 @@ class DataNumbers:
 
     @cached_property
     def _statistics(self) -> list[tuple[str, Tensor, float]]:
-        """Each kind, its telling values, and how far they may be rounded."""
+        """Each kind, its numbers that are not round, and their relative rounding error."""
         return [
             (what, _telling(numbers.flatten().cpu()).abs(), _rounding(column.dtype))
             for column in self._columns
@@ -67,9 +69,9 @@ class DataNumbers:
 
 
 class Scale:
-    """Sees whether columns, read a part at a time, have a mean of 0 and a standard deviation of 1.
+    """Detects columns of mean 0 and standard deviation 1, which are read a part at a time.
 
-    :param label: names them.
+    :param label: the columns' name in the warning.
     """
 
     def __init__(self, label: str):
@@ -86,9 +88,9 @@ class Scale:
         self._apart = self._apart + (squares[:1] - 1).abs().sum(0)
 
     def warn(self) -> None:
-        """Warn the curator of such moments, which are no chance.
+        """Warn the curator if the columns have these moments.
 
-        The ledger has no note of them: data without one of the records would have other moments.
+        The ledger does not mention it: without one record, the moments would be different.
         """
         if self._count < 3:
             return
@@ -102,19 +104,19 @@ class Scale:
 
 @dataclass
 class _Moments:
-    """Moments of blocks of rows, merged in float64 as by Chan, Golub & LeVeque (1979)."""
+    """Moments of blocks of rows, merged in float64 (Chan, Golub & LeVeque 1979)."""
 
     count: int = 0
     mean: Tensor = torch.tensor(0.0)
-    squares: Tensor = torch.tensor(0.0)  # deviations from the mean, squared
+    squares: Tensor = torch.tensor(0.0)  # sum of squared deviations from the mean
     least: Tensor = torch.tensor(math.inf)
     most: Tensor = torch.tensor(-math.inf)
 
     def add(self, rows: Tensor) -> None:
         count, mean = len(rows), rows.mean(0)
         away, total = mean - self.mean, self.count + count
-        own = (rows - mean).square_().sum(0)
-        self.squares = self.squares + own + away.square() * (self.count * count / total)
+        within = (rows - mean).square_().sum(0)
+        self.squares = self.squares + within + away.square() * (self.count * count / total)
         self.mean = self.mean + away * (count / total)
         self.count = total
         self.least = torch.minimum(self.least, rows.amin(0))
@@ -129,7 +131,7 @@ def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
     for rows in column.blocks():
         moments.add(rows.detach().double())
     mean = moments.mean.mean()
-    # That of all numbers: within the columns of a row, and between them.
+    # The sum of squares of all numbers: within columns, and between them.
     numbers = moments.count * moments.mean.numel()
     squares = moments.squares.sum() + moments.count * (moments.mean - mean).square().sum()
     found = [
@@ -151,7 +153,7 @@ def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
 
 
 def holds_rows(value: Tensor, column: Column) -> bool:
-    """Whether rows of the column stand in the value, and not by chance."""
+    """Whether the value contains rows of the column, and not by chance."""
     width, exact = column.row_shape.numel(), column.dtype == torch.float64
     if len(column.shape) > 2 or (len(column.shape) == 2 and value.shape[-1:] != (width,)):
         return False
@@ -163,23 +165,23 @@ def holds_rows(value: Tensor, column: Column) -> bool:
     for rows in column.blocks():
         rows = rows.detach().reshape(-1, width)
         for i, row in enumerate(wanted):
-            # The first number tells most rows apart.
-            near = rows[:, 0] == row[0]
-            if not seen[i] and near.any():
-                seen[i] = (rows[near] == row).all(dim=1).any()
+            # Most rows differ in their first number.
+            similar = rows[:, 0] == row[0]
+            if not seen[i] and similar.any():
+                seen[i] = (rows[similar] == row).all(dim=1).any()
     found = int(seen.sum())
     by_chance = min(1.0, len(wanted) * len(column) * (2.0**-50 if exact else 2.0**-20))
     return found > 0 and by_chance ** (found * width) < _CHANCE
 
 
 def _is_telling(values: Tensor) -> Tensor:
-    """Whether a number is not round: 0, 1, 0.5 or 0.25 are nobody's."""
+    """Whether a number identifies data: round ones, such as 0, 1, 0.5 or 0.25, do not."""
     scaled = values.double() * 1000
     return scaled.round().sub_(scaled).abs_() > 1e-3  # not if infinite
 
 
 def _telling(values: Tensor) -> Tensor:
-    """Those of a vector, in float64."""
+    """The numbers of a vector that are not round, in float64."""
     parts = (part.double() for part in torch.split(values, _CACHED))
     return torch.cat([part[_is_telling(part)] for part in parts])
 
@@ -189,8 +191,8 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def _by_chance(values: Tensor, wanted: Tensor, rounding: float) -> bool:
-    """Whether the wanted numbers may all be among the values by chance."""
-    by_chance = min(1.0, len(values) * 2 * rounding)  # for one of them
+    """Whether all wanted numbers may be among the values by chance."""
+    by_chance = min(1.0, len(values) * 2 * rounding)  # the probability for one number
     return not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE
 
 
@@ -199,6 +201,6 @@ def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
 
     :param values: ascending.
     """
-    places = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
-    nearest = torch.stack([values[places], values[(places - 1).clamp(min=0)]])
+    above = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
+    nearest = torch.stack([values[above], values[(above - 1).clamp(min=0)]])
     return bool(((nearest - wanted).abs().amin(0) <= rounding * wanted.abs()).all())

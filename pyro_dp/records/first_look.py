@@ -1,8 +1,8 @@
-"""From the arguments of a step to records, without running user code on any of them.
+"""Turn the arguments of a step into records, without running user code on any of them.
 
-A model reads its arguments at the indices of the plate, or whole. Placeholders show which. Data
-beside the arguments are refused by name: they would reach the release unclipped, and every
-parameter that starts at them is public.
+A model reads its arguments at the plate's indices, or whole; a run on placeholders shows which.
+Data beside the arguments are refused by name. They would reach the release unclipped, and a
+parameter that starts at them would be public.
 """
 
 import array
@@ -56,8 +56,7 @@ _ROWS = (
 _CONDITIONED = (
     "pyro.condition holds {site}, which has {size} rows, as many as there are records. Captured "
     "data cannot be protected. Write def conditioned(x, y), which returns pyro.condition(model, "
-    "data={{{site}: y}})(x). Give it to inference and autoguide instead of the model, and y to "
-    "step()."
+    "data={{{site}: y}})(x). Pass it to inference and autoguide as the model, and y to step()."
 )
 _NUMBERS = (
     "{label} has numbers of the data ({what}), which would be public. Use constants chosen before "
@@ -65,8 +64,8 @@ _NUMBERS = (
     "data: it is for the curator only.)"
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
-_ENDS = ("\n", ",", "],", "},")  # what ends a record in a text
-_WAYS: dict[bool | str, tuple[Reading, ...]] = {
+_ENDS = ("\n", ",", "],", "},")  # ends of a record in a text
+_READINGS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),
     True: (Reading.WHOLE, Reading.COUNTED),
     "auto": (Reading.BY_INDEX, Reading.WHOLE, Reading.COUNTED),
@@ -74,7 +73,7 @@ _WAYS: dict[bool | str, tuple[Reading, ...]] = {
 
 
 def refuse_rows(references: References, size: int) -> None:
-    """:raises ModelError: something that user code holds has a row per record; names it."""
+    """:raises ModelError: user code holds an object with a row per record; names it."""
     for label, thing in references.held:
         kind = _elements(thing, size)
         if kind == "rows" and (found := re.match(_OF_CONDITION, label)):
@@ -84,11 +83,11 @@ def refuse_rows(references: References, size: int) -> None:
 
 
 def refuse_captured_data(references: References, records: Records) -> None:
-    """:raises ModelError: something that model or guide refer to holds data; names it."""
-    given = [x for x in records.original.leaves if _shape(x)[:1] == (records.count,)]
-    given += [x.tensor for x in records.columns if isinstance(x, TensorColumn)]
-    given += [x.array for x in records.columns if isinstance(x, ArrayColumn)]
-    memory = {_memory(x) for x in given} - {None}
+    """:raises ModelError: model or guide refer to an object that holds data; names it."""
+    data = [x for x in records.original.leaves if _shape(x)[:1] == (records.count,)]
+    data += [x.tensor for x in records.columns if isinstance(x, TensorColumn)]
+    data += [x.array for x in records.columns if isinstance(x, ArrayColumn)]
+    memory = {_memory(x) for x in data} - {None}
     for label, thing in [*references.tensors, *references.held]:
         if _memory(thing) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
@@ -109,13 +108,13 @@ def refuse_numbers(values: dict[str, Tensor], records: Records) -> None:
 
 
 def _refuse(label: str, value: Tensor, records: Records) -> None:
-    """:raises ModelError: the value has a row of the data in it, or a mean of theirs."""
+    """:raises ModelError: the value contains rows or statistics of the data."""
     if what := records.numbers.found_in(value):
         raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
 
 
 def _arrays_of(thing: Any) -> list[np.ndarray]:
-    """The arrays in a thing: those of a structured array's fields, and of a table's numbers."""
+    """The arrays in an object: the fields of a structured array, or the numbers of a table."""
     if isinstance(thing, (array.array, memoryview)):
         thing = np.asarray(thing)
     if isinstance(thing, np.ndarray):
@@ -124,14 +123,14 @@ def _arrays_of(thing: Any) -> list[np.ndarray]:
 
 
 def _numeric(table: Any) -> np.ndarray:
-    """The columns of numbers of a frame, or a series of numbers; of others none."""
+    """All numbers of a frame or a series, flat, without columns of other types."""
     columns = [table.iloc[:, j] for j in range(table.shape[1])] if table.ndim == 2 else [table]
     found = [x.to_numpy(dtype=float, na_value=np.nan) for x in columns if x.dtype.kind in "fiu"]
     return np.concatenate(found or [np.empty(0)])
 
 
 def _memory(thing: Any) -> int | None:
-    """The address of the memory that a tensor or an array shares with its views, if it has any."""
+    """The address of the memory that a tensor or array shares with its views; ``None``: none."""
     if isinstance(thing, Tensor):
         return address(thing) if thing.numel() else None
     if not (isinstance(thing, np.ndarray) and thing.size):
@@ -142,20 +141,21 @@ def _memory(thing: Any) -> int | None:
 
 
 def _elements(thing: Any, size: int) -> str:
-    """Which elements of a thing are as many as there are records; an empty text if none are."""
+    """Whether an object has a "rows" or "columns" per record; else an empty text."""
     if isinstance(thing, (str, bytes)):
         return "rows" if size > 1 and _lists(thing, size) else ""
     shape = () if isinstance(thing, Tensor) and thing.requires_grad else _shape(thing)
     if size > 1 and shape[:1] == (size,):
         return "rows"
-    # A public constant of this length may be the only row.
-    turned = size > 1 and len(shape) == 2 and shape[0] > 1 and shape[1] == size
-    return "columns" if turned else ""
+    # A single row of this length may be a public constant.
+    transposed = size > 1 and len(shape) == 2 and shape[0] > 1 and shape[1] == size
+    return "columns" if transposed else ""
 
 
 def _lists(text: str | bytes, size: int) -> bool:
-    """Whether a text has a line, or an element of JSON, for each record, and perhaps a head. Bytes
-    may have as many numbers of four or eight bytes each.
+    """Whether a text has a line or a JSON element for each record, perhaps after a header.
+
+    Bytes may also have numbers of four or eight bytes for each record.
     """
     whole = text.decode(errors="replace") if isinstance(text, bytes) else text
     if isinstance(text, bytes) and len(text) % (4 * size) == 0:
@@ -165,7 +165,7 @@ def _lists(text: str | bytes, size: int) -> bool:
 
 
 def _shape(thing: Any) -> tuple[int, ...]:
-    """That of an array or a tensor, or the length of another collection."""
+    """The shape of an array or tensor, or the length of another collection; else empty."""
     try:
         if isinstance(thing, Tensor) and thing.is_nested:
             return (thing.size(0),)
@@ -178,7 +178,7 @@ def _shape(thing: Any) -> tuple[int, ...]:
 
 
 def _is_code(thing: Any) -> bool:
-    """Whether a container has functions, modules, optimizers and the like, which are no records."""
+    """Whether a container holds functions, modules, optimizers and the like instead of records."""
     if not isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
         return False
     first = next(iter(thing.values() if isinstance(thing, dict) else thing), None)
@@ -189,25 +189,24 @@ def _is_code(thing: Any) -> bool:
 def find_reading(
     model: Callable, plate: PrivatePlate, arguments: Arguments, slice_data: bool | str
 ) -> Reading:
-    """The first allowed reading in which the model has one term for a record.
+    """The first allowed reading in which the model has one term per record.
 
-    If there is none, the first one. It serves a model that observes a whole argument and reads
-    others by index. Later checks refuse other models.
+    If none suits, it is the first one, for a model that observes a whole argument and reads others
+    by index. Later checks refuse other models.
 
     :param slice_data: False (by index), True (whole) or "auto" (either).
     """
-    ways = _WAYS[slice_data]
-    if len(ways) == 1:
-        return ways[0]
-    return next((w for w in ways if _suits(model, Records(model, plate, *arguments, w))), ways[0])
+    allowed = _READINGS[slice_data]
+    if len(allowed) == 1:
+        return allowed[0]
+    suits = (x for x in allowed if _suits(model, Records(model, plate, *arguments, x)))
+    return next(suits, allowed[0])
 
 
 def _suits(model: Callable, records: Records) -> bool:
-    """Whether there is one term for one record, and the same term if the model sees all counts as
-    1.
+    """Whether one record has one term, which stays the same if the model sees two records.
 
-    A count that does more than set shapes, such as the divisor of a factor, would change the term
-    when the model sees two records.
+    A count that does more than set shapes, such as the divisor of a factor, would change the term.
     """
     plate = records.plate
     try:
@@ -226,7 +225,7 @@ def _suits(model: Callable, records: Records) -> bool:
 
 
 def _run(model: Callable, records: Records, count: int) -> poutine.Trace:
-    """A run on ``count`` records, with all log densities. One of them is not the first."""
+    """A trace on ``count`` records, with log densities. The last one is not the plate's first."""
     last = min(max(count - 1, 1), records.plate.size - 1)
     indices = torch.arange(last + 1 - count, last + 1, device=records.device)
     length = count if records.slice_data else records.shown
@@ -246,20 +245,20 @@ def first_look(
     others: Sequence[Any] = (),
     exchange: Exchange | None = None,
 ) -> Records:
-    """Find on placeholders the private plate, and how the arguments are read.
+    """Find the private plate, and how the model reads its arguments, on placeholders.
 
     :param others: other objects of the user that influence releases, such as an optimizer's
         settings.
-    :param plate: its name, or ``None`` if exactly one plate holds observed sites.
-    :param exchange: in a cluster, tells the other processes something public.
-    :raises ModelError: there is no such plate; an argument is no data that can be read record by
-        record; model or guide hold data beside their arguments.
+    :param plate: the plate's name; ``None``: see :func:`~pyro_dp.records.plate.find_plate`.
+    :param exchange: in a cluster, exchanges public messages between processes.
+    :raises ModelError: no plate qualifies; an argument cannot be read record by record; model or
+        guide hold data beside their arguments.
     """
     tensors = as_tensors(model, args, kwargs)
     names = argument_names(model, *tensors)
     shards = [None] if exchange is None else find_shards(names, tensors, exchange)
     named = zip(names, pytree.tree_leaves(tensors), strict=True)
-    # Arguments that are no tensors may hold data, or keep them.
+    # Arguments that are no tensors may hold data, or keep data that they see.
     objects = [(f"argument {n!r}", x) for n, x in named if not isinstance(x, (Tensor, Column))]
     state = CapturedState(model, guide, *others, *objects)
     state.references.require_all()
@@ -280,7 +279,7 @@ def first_look(
 def _find_plate(
     model: Callable, tensors: Arguments, shards: Sequence[Shard | None], name: str | None
 ) -> tuple[PrivatePlate, Arguments, Shard | None]:
-    """The private plate, the arguments of model and guide there, and the records that are here."""
+    """The private plate, the arguments that model and guide see, and this process's records."""
     errors = []
     for shard in shards:
         shown = tensors if shard is None else as_of_all(tensors, shard)

@@ -1,4 +1,4 @@
-"""The public part of a step: the global latents as one vector, their draw, and the loss outside."""
+"""The public part of a step: the global latents, their draw, and the loss outside the plate."""
 
 import contextlib
 import copy
@@ -27,9 +27,9 @@ from pyro_dp.utils.errors import ModelError
 class Latent:
     """One latent site of the model outside the private plate.
 
-    :param shape: the unconstrained value's.
-    :param transform: from unconstrained space to the site's own.
-    :param start: the flat vector holds it in ``flat[start:stop]``.
+    :param shape: shape of the unconstrained value.
+    :param transform: from unconstrained space to the site's support.
+    :param start: the value is ``flat[start:stop]`` of the vector of all latents.
     """
 
     name: str
@@ -40,21 +40,22 @@ class Latent:
 
     @property
     def is_real(self) -> bool:
-        """Whether its unconstrained value is its value."""
+        """Whether the transform is the identity."""
         middle = torch.full(self.shape, 0.5)
         return torch.equal(self.transform(middle), middle)
 
     def part(self, flat: Tensor) -> Tensor:
-        """Its unconstrained value."""
+        """The latent's unconstrained value in a vector of all latents."""
         return flat[self.start : self.stop].reshape(self.shape)
 
 
 def latents_of(values: Sites, prior: Sites, *, automatic: bool) -> Iterator[Latent]:
-    """
-    :param values: sites of a guide, in the order of the flat vector.
+    """The latents of a Gaussian guide, in the order of the flat vector.
+
+    :param values: sites of the guide, in this order.
     :param prior: the model's sites of the same names, replayed with the guide's values.
-    :param automatic: the guide is an autoguide, which works in unconstrained space.
-    :raises ModelError: sites do not fit; names the first.
+    :param automatic: whether the guide is an autoguide, which works in unconstrained space.
+    :raises ModelError: a site of the guide does not fit the model's; names the first.
     """
     start = 0
     for name, site in values.items():
@@ -65,7 +66,7 @@ def latents_of(values: Sites, prior: Sites, *, automatic: bool) -> Iterator[Late
                 "not: use an autoguide, which is Gaussian in unconstrained space."
             )
         if site["fn"].shape() != prior[name]["fn"].shape():
-            raise ModelError(f"Site {name!r} has another shape in the guide than in the model.")
+            raise ModelError(f"Site {name!r} has different shapes in the guide and in the model.")
         transform = biject_to(support)
         value = transform.inv(site["value"]).detach()
         if transform(value).requires_grad:
@@ -90,9 +91,9 @@ class Particle:
     :param loss: negative ELBO of everything outside the plate, attached to the parameters.
     :param latents: unconstrained value u of each latent with a reparameterised draw, attached to
         the guide's parameters.
-    :param transforms: from u to the latent's own space.
-    :param fixed: values of the other latents, in their own space.
-    :param indices: those of the other plates, by name.
+    :param transforms: from u to each latent's support.
+    :param fixed: values of the other latents, in their support.
+    :param indices: indices of the other plates, by name.
     :param log_q: log density of the draws without a reparameterisation; ``None`` if there are none.
     :param parameters: all unconstrained parameters that model and guide learn, by name, except
         local ones.
@@ -109,22 +110,20 @@ class Particle:
     names: frozenset[str]
 
     def values(self, latents: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All latents in their own space, from unconstrained ones; and the indices."""
-        own = {name: self.transforms[name](u) for name, u in latents.items()}
-        return own | self.fixed | self.indices
+        """All latents in their support, from unconstrained ones, and the plates' indices."""
+        constrained = {name: self.transforms[name](u) for name, u in latents.items()}
+        return constrained | self.fixed | self.indices
 
     def detached(self) -> dict[str, Tensor]:
+        """The unconstrained latents, detached."""
         return {name: u.detach() for name, u in self.latents.items()}
 
     def restricted(self, names: Collection[str]) -> "Particle":
-        """The particle with gradients for these latents alone: others get no noise."""
+        """The particle with gradients only for these latents, so that others need no noise."""
         kept = {name: u for name, u in self.latents.items() if name in names}
-        dropped = {
-            name: self.transforms[name](u.detach())
-            for name, u in self.latents.items()
-            if name not in names
-        }
-        return replace(self, latents=kept, fixed=self.fixed | dropped)
+        dropped = {name: u.detach() for name, u in self.latents.items() if name not in names}
+        fixed = self.fixed | {name: self.transforms[name](u) for name, u in dropped.items()}
+        return replace(self, latents=kept, fixed=fixed)
 
     def reaches(self) -> set[str]:
         """Names of the parameters that the latents' draws depend on."""
@@ -133,11 +132,9 @@ class Particle:
             outputs.append(self.log_q)
         if not outputs:
             return set()
-        leaves = self.parameters
-        gradients = torch.autograd.grad(
-            outputs, list(leaves.values()), retain_graph=True, allow_unused=True
-        )
-        return {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
+        leaves = list(self.parameters.values())
+        gradients = torch.autograd.grad(outputs, leaves, retain_graph=True, allow_unused=True)
+        return {n for n, g in zip(self.parameters, gradients, strict=True) if g is not None}
 
 
 def draw_particle(
@@ -151,16 +148,16 @@ def draw_particle(
     """Run guide and model on placeholders and keep the sites outside the private plate.
 
     Global latents come from torch's global generator, in the order in which ``pyro.infer.SVI``
-    would draw them. No record is touched: not their draw, nor their loss, nor their count can tell
-    anything about the data.
+    would draw them. The draws, their loss and their number use no record, so they reveal nothing
+    about the data.
 
-    :param given: draws to use instead. If it gives values of the parameters, too, no number is read
-        out of a tensor, so that a graph can be traced.
+    :param given: a mode with other draws. If it also substitutes the parameters, a graph can be
+        traced, because no number is read out of a tensor.
     :param local: parameters with a private row per record, which the model sees as constants.
     """
     local = local or LocalParameters()
     plate = records.plate
-    # Outside the plate nothing is enumerated: there the two losses agree, and one is simpler.
+    # Outside the plate nothing is enumerated, so the simpler Trace_ELBO gives the same loss.
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
     of_model, of_guide = poutine.trace(model), poutine.trace(guide)
     substitutes = given.substitutes if given else {}
@@ -182,7 +179,7 @@ def draw_particle(
     particle = Particle(outside, {}, {}, {}, indices, None, learnt, names)
     priors = _outside(of_model.trace, plate)
     for name, site in _outside(of_guide.trace, plate).items():
-        # A latent's own space is that of its prior; auxiliary sites have only the guide's.
+        # The support is the prior's. Auxiliary sites of the guide have no prior.
         transform = _to_support(priors.get(name, site)["fn"].support)
         if transform is not None and getattr(site["fn"], "has_rsample", False):
             particle.transforms[name] = transform
@@ -200,13 +197,16 @@ def _outside(trace: poutine.Trace, plate: PrivatePlate) -> Sites:
 
 
 def _other_indices(trace: poutine.Trace, plate: PrivatePlate) -> dict[str, Tensor]:
-    """Those of other plates."""
+    """Indices of plates other than the private one."""
     sites = ((n, s) for n, s in trace.nodes.items() if n != plate.name)
     return {name: s["value"] for name, s in sites if isinstance(s.get("fn"), _Subsample)}
 
 
 def _to_support(support: Constraint) -> Transform | None:
-    """Map from unconstrained space, as a constant. A bound that is a latent has its own u."""
+    """The transform from unconstrained space; ``None`` if there is none.
+
+    It is a constant: bounds that are latents are detached.
+    """
     try:
         return biject_to(_detached(support))
     except NotImplementedError:
@@ -224,7 +224,7 @@ def _detached(constraint: Constraint) -> Constraint:
 
 
 def unflat(vector: Tensor, likes: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-    """Parts of a vector in the shapes and dtypes of these tensors."""
+    """A vector split into tensors of these shapes and dtypes."""
     parts, start = {}, 0
     for name, like in likes.items():
         part = vector[start : start + like.numel()]

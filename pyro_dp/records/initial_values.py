@@ -1,4 +1,4 @@
-"""Initial values of parameters: computed on placeholders, so that they say nothing of the data."""
+"""Initial values of parameters, computed on placeholders, so that they reveal nothing."""
 
 import contextlib
 import copy
@@ -35,8 +35,8 @@ _SHAPE = (
     "groups or levels as a constant, not as group.max() + 1."
 )
 _AUTOGUIDE_STARTS = (
-    " An autoguide starts where the model's priors are, or where its init_loc_fn says. Neither "
-    "may read the data, as a prior with its mean at y.mean() does."
+    " An autoguide starts at the model's priors, or as its init_loc_fn says. Neither may read the "
+    "data, as a prior with its mean at y.mean() does."
 )
 _SUPPORT = (
     "The prior of site {name!r} has other bounds on other data, and the autoguide would keep them. "
@@ -51,8 +51,8 @@ _REMEMBERS = (
 def initialise(model: Callable, guide: Callable, records: Records) -> None:
     """Run the guide once, on placeholders.
 
-    :raises ModelError: a first run on other rows changes a parameter's value or a record's term; or
-        a parameter starts at numbers of the data.
+    :raises ModelError: parameters start at other values, or terms change, after a first run on
+        other rows; or a parameter starts at numbers of the data.
     """
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
     size, first = _on_public_rows(model, guide, records)
@@ -60,13 +60,13 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     other = on_varied(lambda integers: run(records.varied(size, seed=1, integers=integers)))
     if other is not None:
         _require_same(first, other, [f"{each._pyro_name}." for each in new])
-    # By index no more rows are read than there are indices.
+    # A model that reads by index reads only as many rows as there are indices.
     args, kwargs = _public(records, size if records.slice_data else records.plate.size)
     few = FewIndices(records.plate.size, size)
     with few.shown(), guarded("Initialising the guide on placeholder data", public=True):
         guide(*args, **kwargs)
     for leaf in [leaf for each in new for leaf in each.parameters()]:
-        # init_to_value hands over the user's own tensor, which the next guide may start from.
+        # init_to_value passes the user's tensor itself, from which the next guide may start.
         leaf.data = leaf.data.clone()
     refuse_numbers(first.values, records)
 
@@ -76,9 +76,9 @@ def _public(records: Records, length: int) -> Arguments:
 
 
 def _on_public_rows(model: Callable, guide: Callable, records: Records) -> tuple[int, "FirstRun"]:
-    """A first run, and how many rows it needs: N, or fewer if then all starts at the same values.
+    """How many rows the first run needs, and that run: N rows, or fewer with the same values.
 
-    They need to be N where something has a row per record, or starts at a function of their number.
+    It needs N rows if a parameter has a row per record, or starts at a function of N.
     """
     size, shown = records.plate.size, records.shown
 
@@ -99,7 +99,7 @@ def _on_public_rows(model: Callable, guide: Callable, records: Records) -> tuple
 
 
 def initialised(guide: Callable) -> bool:
-    """Whether an autoguide has been run before; its values survive a cleared parameter store."""
+    """Whether an autoguide has run before: its values survive a cleared parameter store."""
     return any(each.prototype_trace is not None for each in _autoguides(guide))
 
 
@@ -112,9 +112,9 @@ def _autoguides(guide: Callable) -> list[AutoGuide]:
 class FirstRun:
     """The effects of a first run on public rows.
 
-    :param values: starts of the parameters; none, if an object cannot be copied.
-    :param terms: log densities of a placeholder's sites, afterwards.
-    :param changes: objects that user code kept. They are put back.
+    :param values: initial values of the parameters; none, if model or guide cannot be copied.
+    :param terms: log densities of a placeholder's sites, after the run.
+    :param changes: state that user code kept. It is put back.
     """
 
     values: dict[str, Tensor]
@@ -125,10 +125,10 @@ class FirstRun:
 def _first_run(
     model: Callable, guide: Callable, records: Records, count: int, arguments: Arguments
 ) -> FirstRun:
-    """A run on so many rows."""
+    """Run guide and model on these public arguments, of ``count`` rows."""
     copies = copied(model, guide)
     model, guide = copies or (model, guide)
-    # Pyro's guides keep what they see first. Only a copy of them can forget it.
+    # Pyro's guides keep state of their first run. Only a copy can be thrown away.
     runs_guide = copies is not None or not isinstance(guide, torch.nn.Module)
     store = pyro.get_param_store()
     args, kwargs = arguments
@@ -182,12 +182,12 @@ def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -
 
 
 def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None:
-    """Copies that may run before the originals, which do not get what the copies create.
+    """Copies of model and guide, whose runs do not change the originals.
 
-    ``None`` if there is something in them that cannot be copied.
+    ``None`` if one of their objects cannot be copied.
     """
     try:
-        # Pyro's own makes a copied autoguide forget its model, and the original as well.
+        # Pyro's __getstate__ makes the copy and the original of an autoguide forget their model.
         with mock.patch.object(AutoGuide, "__getstate__", lambda guide: guide.__dict__.copy()):
             new_model, new_guide = copy.deepcopy((model, guide))
     except Exception:  # whatever a user's __deepcopy__ or __reduce__ may raise

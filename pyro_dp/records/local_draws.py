@@ -1,8 +1,8 @@
 """Local draws: the random numbers that a record's model and guide ask for.
 
 Gammas and Dirichlets have derivatives by implicit reparameterisation (Figurnov, Mohamed & Mnih
-2018, arXiv 1805.08498). Here the draw is an input, and the derivative can be vectorised over
-records and traced.
+2018, arXiv 1805.08498). Here the draw is an input, so the derivative can be vectorised over records
+and traced.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _DIFFER = "the local draws differ between records"
 
 
 def _pointwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of tensors of one shape, for which torch has no rule of batches."""
+    """An elementwise function with a ``vmap`` rule, which torch lacks."""
 
     class Pointwise(Function):
         @staticmethod
@@ -35,12 +35,10 @@ def _pointwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *values: Tensor) -> tuple[Tensor, int]:
-            whole = [
-                value.expand(info.batch_size, *value.shape)
-                if dim is None
-                else value.movedim(dim, 0)
-                for value, dim in zip(values, in_dims, strict=True)
-            ]
+            whole = (
+                x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                for x, dim in zip(values, in_dims, strict=True)
+            )
             return Pointwise.apply(*(each.contiguous() for each in whole)), 0
 
     return Pointwise.apply
@@ -50,8 +48,8 @@ _gamma_grad = _pointwise(torch._standard_gamma_grad)
 _dirichlet_grad = _pointwise(torch._dirichlet_grad)
 
 
-class _Given(Function):
-    """A number that was drawn already, as a function of its concentration."""
+class _Drawn(Function):
+    """A draw as a function of its concentration."""
 
     generate_vmap_rule = True
 
@@ -64,42 +62,42 @@ class _Given(Function):
         ctx.save_for_backward(*inputs)
 
 
-class _Gamma(_Given):
+class _Gamma(_Drawn):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad * _gamma_grad(*ctx.saved_tensors), None
 
 
-class _Dirichlet(_Given):
+class _Dirichlet(_Drawn):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         concentration, value = ctx.saved_tensors
         total = concentration.sum(-1, keepdim=True).expand_as(concentration)
-        own = grad - (value * grad).sum(-1, keepdim=True)
-        return _dirichlet_grad(value, concentration, total) * own, None
+        centred = grad - (value * grad).sum(-1, keepdim=True)
+        return _dirichlet_grad(value, concentration, total) * centred, None
 
 
 _FUNCTIONS = {torch._standard_gamma: _Gamma, torch._sample_dirichlet: _Dirichlet}
 
 
 def attached(sampler: Callable[..., Tensor], arguments: tuple, value: Tensor) -> Tensor:
-    """A draw of this sampler of torch, as a function of its arguments, if it is one.
+    """A draw of a torch sampler, with its derivative in the sampler's arguments, if it has one.
 
-    :param value: without gradient; writing into the result does not change it.
+    :param value: the draw, without gradient. The result is a copy.
     """
     function: Any = _FUNCTIONS.get(sampler)
     return value.clone() if function is None else function.apply(arguments[0], value)
 
 
-# Replaces ``torch.distributions.dirichlet._Dirichlet`` where torch functions are traced.
+# Replaces ``torch.distributions.dirichlet._Dirichlet``, which torch.func does not support.
 BY_TORCH = SimpleNamespace(apply=lambda concentration: torch._sample_dirichlet(concentration))
 
 
 class LocalDraws:
-    """The random numbers that a model asks for, by torch's global generators.
+    """The random numbers that a model asks for, from torch's global generators.
 
-    :param values: the first draws, in order of use, if they were made before.
-    :param more: whether new ones may follow.
+    :param values: draws that were made before and come first, in order of use.
+    :param more: whether new draws may follow.
     :ivar sampled: the draws in order of use, without gradients.
     """
 
@@ -108,7 +106,7 @@ class LocalDraws:
         self._values, self._more = values, more
 
     def __call__(self, sampler: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """A draw of this function of torch."""
+        """A draw of this torch function."""
         position = len(self.sampled)
         if position < len(self._values):
             value = self._values[position]
@@ -125,7 +123,7 @@ def _standard(kind: str, shape: Sequence[int], **options: Any) -> Tensor:
     """A draw of the standard distribution of this name; one for each record under vmap."""
     if kind in _FACTORIES:
         return _FACTORIES[kind](shape, **options)
-    # vmap fills a tensor only if there is one for each record.
+    # Under vmap, only a tensor per record can be filled, which torch.rand makes.
     make = torch.empty if peek_interpreter_stack() is None else torch.rand
     drawn: Tensor = getattr(make(shape, **options), kind + "_")()
     return drawn
@@ -135,12 +133,12 @@ _FACTORIES = {"normal": torch.randn, "uniform": torch.rand}
 
 
 def _filling(kind, function):
-    """A method that overwrites a tensor by a function of standard draws and of its arguments."""
+    """Replaces a method that fills a tensor, by a function of standard draws and its arguments."""
 
     def fill(draws, tensor, *args, generator=None, **named):
         options = {"dtype": tensor.dtype, "device": tensor.device}
         values = function(draws(_standard, kind, tensor.shape, **options), *args, **named)
-        # Under vmap a plain tensor cannot be overwritten; torch.distributions use the result.
+        # Under vmap a plain tensor cannot be overwritten, but torch.distributions use the result.
         return tensor.copy_(values) if peek_interpreter_stack() is None else values
 
     return fill
@@ -153,10 +151,8 @@ def _uniform(u, low=0.0, high=1.0, **named):
 
 def _factory(kind):
     def draw(draws, *size, dtype=None, device=None, generator=None, **options):
-        shape = options.get(
-            "size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-        )
-        return draws(_standard, kind, shape, dtype=dtype, device=device)
+        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        return draws(_standard, kind, options.get("size", shape), dtype=dtype, device=device)
 
     return draw
 
@@ -170,10 +166,7 @@ def _like(kind):
 
 
 def _by_torch(sampler):
-    def draw(draws, *args, **kwargs):
-        return draws(sampler, *args, **kwargs)
-
-    return draw
+    return lambda draws, *args, **kwargs: draws(sampler, *args, **kwargs)
 
 
 def _dropout(draws, tensor, p=0.5, training=True, inplace=False):

@@ -1,19 +1,17 @@
-"""Parameters of single records, behind a privacy wall.
+"""Local parameters: parameters with a private row per record.
 
-A guide without amortisation has a row of parameters for each record's latent. Such *local
-parameters* are private, like the data that they are learnt from, and stay with the curator. The
-wall has two sides:
+A guide without amortisation has a row of parameters for each record's latent. Like the data from
+which they are learnt, these rows are private and stay with the curator. Two rules protect them:
 
 * *In*: a record's term sees its own row of every local parameter, repeated N times, like its own
   row of the data. ``loc[i - 1]`` and ``loc.mean(0)`` give the record's own row again. All other
-  code (global draws, the loss outside the plate, initial values, checks) sees rows that are fixed
-  constants.
+  code (global draws, the loss outside the plate, initial values, checks) sees fixed constants.
 * *Out*: a row moves without noise when its record is sampled, by the gradient and moments of that
   record's term (:class:`LocalOptimizer`). Neither rows nor their gradients are part of a release.
-  Globals learn from the clipped, noised sum only.
+  Global parameters learn only from the clipped, noised sum.
 
-So the pair of a subsampled Gaussian dominates each release, whatever the rows are. For batches of
-fixed size that is not proven, and they are refused. Proof and reason: docs/proofs/rows.md.
+So the dominating pair of a subsampled Gaussian covers each release, for all values of the rows. For
+batches of fixed size this is not proven, so they are refused. The proof is in docs/proofs/rows.md.
 """
 
 import contextlib
@@ -42,7 +40,11 @@ from pyro_dp.utils.torch_state import forked_rng
 
 @dataclass(frozen=True)
 class _Repeated:
-    """A row several times: all of them, as a view, and one, in which ``dim`` has length 1."""
+    """A repeated row.
+
+    :param whole: a view with all repetitions along ``dim``.
+    :param single: the same with length 1 along ``dim``.
+    """
 
     whole: Tensor
     single: Tensor
@@ -57,9 +59,9 @@ class _Repeated:
 class _OwnRows(Substitution):
     """Gives torch functions one record's rows instead of the parameters.
 
-    The parameters may be of Pyro's store, of a module, or captured by a guide. All rows are equal,
-    so a read at an index reads a single row. Otherwise the derivative of an indexed tensor would be
-    as large as N rows, for each record.
+    The parameters may be in Pyro's store, in a module, or captured by a guide. All rows are equal,
+    so a read at an index reads a single row. Otherwise the derivative of an indexed tensor would
+    take N rows for each record.
 
     :param rows: without the dimension of length N.
     """
@@ -70,6 +72,7 @@ class _OwnRows(Substitution):
         super().__init__({id(leaf): self.keep(name) for name, leaf in local.leaves.items()})
 
     def keep(self, name: str, constraint: Constraint = real) -> Tensor:
+        """The record's constrained row, repeated; :meth:`find` will recognise it."""
         dim = self._local.dims[name]
         single = transform_to(constraint)(self._rows[name].unsqueeze(dim))
         repeated = _Repeated.of(single, dim, 1 if self._local.is_whole else self._local.size)
@@ -77,6 +80,7 @@ class _OwnRows(Substitution):
         return repeated.whole
 
     def find(self, tensor: Any) -> _Repeated | None:
+        """The repeated row that a tensor is, or is replaced by."""
         return self._repeated.get(id(self.substitutes.get(id(tensor), tensor)))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -100,25 +104,25 @@ class _OwnParams(Messenger):
             return
         value: Any = self.own.keep(name, self.local.constraints.get(name, real))
         value.unconstrained = lambda: self.local.leaves[name]
-        # Plates note here which rows they took; on the leaf, that would tell who was sampled.
+        # Plates note here which rows they took. On the leaf, that would reveal sampled records.
         value._pyro_unconstrained_param = torch.empty(0)
         msg["value"] = value
 
 
-# Read a single row instead of N; None for unsupported indices.
+# These functions read a single row instead of N. They return None for unsupported indices.
 
 
 def _getitem(own: _OwnRows, tensor: Tensor, key: Any) -> Tensor | None:
     repeated = own.find(tensor)
     keys = list(key) if isinstance(key, tuple) else [key]
-    if repeated is None or any(k is None or k is Ellipsis or _is_mask(k) for k in keys):
+    if repeated is None or len(keys) <= repeated.dim:
         return None
-    if len(keys) <= repeated.dim:
+    if any(k is None or k is Ellipsis or _is_mask(k) for k in keys):
         return None
-    place = keys[repeated.dim]
-    if isinstance(place, Tensor):
-        keys[repeated.dim] = torch.zeros_like(place)
-    elif isinstance(place, int):
+    index = keys[repeated.dim]
+    if isinstance(index, Tensor):
+        keys[repeated.dim] = torch.zeros_like(index)
+    elif isinstance(index, int):
         keys[repeated.dim] = 0
     else:
         return None
@@ -165,12 +169,12 @@ NOTE = (
     "state_dict(), which leaves them out, not the parameter store."
 )
 FIXED = (
-    "FixedSizeSampling does not go with parameters per record ({names}). The rows of other records "
+    "FixedSizeSampling does not support parameters per record ({names}). The rows of other records "
     "would reveal whether a record was sampled, and amplification by fixed-size sampling is not "
     "proven. Use PoissonSampling or FullBatch."
 )
 
-_SCALE = 0.1  # the constants that replace rows, in unconstrained coordinates
+_SCALE = 0.1  # standard deviation of the constants that replace rows, in unconstrained space
 
 
 @dataclass
@@ -179,8 +183,8 @@ class LocalParameters:
 
     :param leaves: unconstrained parameters, by name.
     :param dims: each parameter's dimension of length N.
-    :param constraints: each parameter's; by default none.
-    :param is_whole: a record's row is seen once, and not N times.
+    :param constraints: each parameter's constraint; by default none.
+    :param is_whole: whether code sees a record's row once, and not N times.
     """
 
     size: int = 0
@@ -198,22 +202,22 @@ class LocalParameters:
         return ", ".join(map(repr, self.leaves))
 
     def add(self, name: str, leaf: Tensor, dim: int) -> None:
-        """Once a parameter holds private rows, it does for good: it is marked."""
+        """Add a parameter, and mark it: it holds private rows from now on."""
         self.leaves[name], self.dims[name] = leaf, dim
         leaf._pyro_dp_rows = dim  # type: ignore[attr-defined]
         self.constraints[name] = pyro.get_param_store().get_state()["constraints"].get(name, real)
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
-        """Private rows of these records, (B, ...) each."""
+        """Private rows of these records, (B, ...) for each parameter."""
         return {
             name: leaf.detach().movedim(self.dims[name], 0).index_select(0, indices)
             for name, leaf in self.leaves.items()
         }
 
     def constants(self, factor: float = 1.0) -> dict[str, Tensor]:
-        """Rows that are public instead of private, without batch dimension.
+        """Rows that replace the private ones in public code, without batch dimension.
 
-        They are numbers without meaning, since at zero gradients may vanish.
+        They are arbitrary numbers, because gradients may vanish at zero.
         """
         return {
             name: factor * _constant(leaf.movedim(self.dims[name], 0)[0])
@@ -224,7 +228,7 @@ class LocalParameters:
     def shown(self, rows: dict[str, Tensor]) -> Iterator[None]:
         """Inside, code that reads a local parameter reads this row, N times or once.
 
-        :param rows: one record's, or :meth:`constants`; without batch dimension.
+        :param rows: one record's rows, or :meth:`constants`, without batch dimension.
         """
         if not self:
             yield
@@ -234,11 +238,11 @@ class LocalParameters:
 
 
 def marked_parameters(size: int) -> LocalParameters:
-    """Parameters in Pyro's store that some inference has learnt as private rows.
+    """Parameters in Pyro's store that an inference has learnt as private rows.
 
-    Nothing public may come from them, whatever a model uses them for now.
+    They stay private, even if a model now uses them in another role.
 
-    :raises ModelError: the rows are of other records.
+    :raises ModelError: the rows belong to another number of records.
     """
     store, found = pyro.get_param_store(), LocalParameters(size)
     for name in store.keys():
@@ -259,12 +263,13 @@ def marked_parameters(size: int) -> LocalParameters:
 def find_local_parameters(
     model: Callable, guide: Callable, records: Records, marked: LocalParameters
 ) -> LocalParameters:
-    """Parameters whose rows records use one by one, at their index, and the marked ones.
+    """The marked parameters, and those whose row at its index each record uses.
 
-    They are found on placeholders and constants, so the result is public. A parameter with N rows
-    that all records use alike is a global one.
+    The search uses placeholders and constants, so the result is public. A parameter with N rows
+    that all records use alike is global.
 
-    :raises ModelError: records use rows of their own, but not only those at their index.
+    :raises ModelError: records differ in the rows that they use, but also use others than their
+        own.
     """
     plate = records.plate
     found = LocalParameters(plate.size, is_whole=records.slice_data)
@@ -290,7 +295,7 @@ def find_local_parameters(
             continue
         dim = _own_dimension(own, examples, plate.size)
         if dim is None and records.slice_data:
-            continue  # there records have draws of their own, and move what they share, too
+            continue  # every record has other draws in this run, so shared parameters differ, too
         if dim is None:
             raise ModelError(
                 f"Parameter {name!r} has rows for the records of plate {plate.name!r}, but a "
@@ -303,7 +308,7 @@ def find_local_parameters(
 
 
 def _parameters(model: Callable, guide: Callable, records: Records) -> poutine.Trace:
-    """Parameters of a run on all records; on fewer if that shows that none has a row per record."""
+    """A trace of the parameters: on all records, or on fewer if no parameter has N rows."""
     size, shown = records.plate.size, records.shown
     if records.slice_data and shown < size:
         with contextlib.suppress(ModelError):
@@ -321,25 +326,22 @@ def _run_at(
     values: dict[int, Tensor],
     length: int | None = None,
 ) -> tuple[Traces, poutine.Trace]:
-    """Guide, and model replayed against it, at one index of the plate, with other parameters.
+    """Run guide and model at one index of the plate, with other values of parameters.
 
-    Draws are the same each time: the public generator is put back.
+    Draws are the same each time, because the public generator is restored.
 
     :param values: replacements of parameters, by ``id``.
-    :param length: number of rows to show; by default N.
-    :returns: their traces, and one of the parameters alone, which sees them whole.
+    :param length: number of rows in the arguments; by default N.
+    :returns: the traces of guide and model, and one of the parameters, with all of their rows.
     """
-    # A run on all records finds rows that are read whole.
+    # If the model reads its data whole, the run is on all records.
     length = length or records.plate.size
     first, last = (0, length) if records.slice_data else (index, index + 1)
     args, kwargs = records.arguments(records.placeholder(), length=length)
+    hint = whole_tensors(records.slice_data)
     with (
         forked_rng(),
-        guarded(
-            "Running guide and model on one record",
-            public=True,
-            hint=whole_tensors(records.slice_data),
-        ),
+        guarded("Running guide and model on one record", public=True, hint=hint),
         Substitution(values),
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, torch.arange(first, last, device=records.device)),
@@ -349,7 +351,7 @@ def _run_at(
 
 
 def leaves_of(parameters: poutine.Trace) -> dict[str, Tensor]:
-    """Unconstrained parameters, each once under its first name."""
+    """Unconstrained parameters in a trace, each under its first name only."""
     leaves = {name: site["value"].unconstrained() for name, site in parameters.nodes.items()}
     first = {id(leaf): name for name, leaf in reversed(leaves.items())}
     return {name: leaf for name, leaf in leaves.items() if first[id(leaf)] == name}
@@ -359,9 +361,9 @@ def _gradients_at(
     model: Callable, guide: Callable, records: Records, index: int, leaves: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients of all log densities with respect to constants that replace these parameters."""
-    values = {name: _constant(leaf).requires_grad_() for name, leaf in leaves.items()}
+    inputs = [_constant(leaf).requires_grad_() for leaf in leaves.values()]
     with torch.enable_grad():
-        substitutes = {id(leaf): values[name] for name, leaf in leaves.items()}
+        substitutes = {id(leaf): x for leaf, x in zip(leaves.values(), inputs, strict=True)}
         traces, _ = _run_at(model, guide, records, index, substitutes)
         terms = [
             records.plate.of_record(site, index).sum()
@@ -370,16 +372,14 @@ def _gradients_at(
         ]
         total = sum((term for term in terms if term.requires_grad), torch.tensor(0.0))
     if not total.requires_grad:
-        return {name: torch.zeros_like(value) for name, value in values.items()}
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     with guarded("Differentiating a record's term"):
-        gradients = torch.autograd.grad(
-            total, list(values.values()), allow_unused=True, materialize_grads=True
-        )
-    return dict(zip(values, gradients, strict=True))
+        gradients = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def _own_dimension(gradients: list[Tensor], indices: list[int], size: int) -> int | None:
-    """The dimension along which each gradient is zero but at its record's index."""
+    """The dimension along which each gradient is zero except at its record's index."""
     for dim, length in enumerate(gradients[0].shape):
         if length == size and not any(
             torch.cat([g.narrow(dim, 0, i), g.narrow(dim, i + 1, size - i - 1)], dim).any()

@@ -1,7 +1,7 @@
-"""A user's loss as the loss of one record, or of the sites outside, in plain tensor operations.
+"""The user's loss for one record, or for the sites outside the plate, in tensor operations only.
 
-Pyro's own losses run here, except for a few lines that read numbers out of tensors. Those cannot be
-vectorised over records or traced.
+Pyro's losses run unchanged, except for a few lines that read numbers out of tensors. These lines
+could not be vectorised over records or traced.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ from torch import Tensor
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_count
 
-_Packed = Any  # a tensor that knows its dimensions by name
-_Costs = dict[frozenset, list[_Packed]]  # by the plates in which they stand
+_Packed = Any  # a tensor with named dimensions
+_Costs = dict[frozenset, list[_Packed]]  # by their plates
 Loss: TypeAlias = ELBO | Callable
 
-_KNOWN = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
-_TAKEN_AS: dict[type[ELBO], type[ELBO]] = {
+_SUPPORTED = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
+_EQUIVALENT: dict[type[ELBO], type[ELBO]] = {
     JitTrace_ELBO: Trace_ELBO,
     JitTraceMeanField_ELBO: TraceMeanField_ELBO,
     JitTraceEnum_ELBO: TraceEnum_ELBO,
@@ -60,8 +60,8 @@ _KINDS = (
 )
 _WEIGHTED = (
     "loss: {kind} weights whole draws of the latents by the likelihood of all records together. It "
-    "is no sum over records, and no record's part of it can be clipped. Use "
-    "Trace_ELBO(num_particles=...), and where its bound is loose a more flexible guide, such as "
+    "is no sum over records, so no record's part of it can be clipped. Use "
+    "Trace_ELBO(num_particles=...). If its bound is loose, use a more flexible guide, such as "
     "AutoMultivariateNormal(model) or AutoIAFNormal(model)."
 )
 _NOT_DIFFERENTIABLE = (
@@ -71,30 +71,30 @@ _NOT_DIFFERENTIABLE = (
 
 
 class NotVectorizable(PrivacyError):
-    """The record's term needs the one-record loop."""
+    """The records' terms cannot be vectorised, and need the loop over single records."""
 
 
 def record_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """The negative ELBO: a scalar, whose derivative is that of the loss's surrogate.
+    """The negative ELBO as a scalar, with the derivative of Pyro's surrogate loss.
 
-    :param model: shows its sites inside the plate only; the same for the guide.
+    :param model: shows only the wanted sites, such as those inside the plate; so does the guide.
     """
     with _no_numbers_read():
         return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
 
 
 def looped_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """The same by Pyro's own sums, one record at a time.
+    """The same loss of one record by Pyro's sums, which may read numbers out of tensors.
 
-    Pyro's ``TraceEnum_ELBO`` refuses a loss without a derivative. A record's term has none where
-    all of its latents are drawn without a reparameterisation: then its number alone counts.
+    Pyro's ``TraceEnum_ELBO`` refuses a loss without a derivative. A record's term has none if all
+    of its latents are drawn without a reparameterisation. Then only its value counts.
     """
     with mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _negative(_compute_dice_elbo)):
         return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs)).reshape(())
 
 
 def _negative(elbo: Callable[[Trace, Trace], Tensor]) -> Callable[..., Tensor]:
-    """The loss of a ``TraceEnum_ELBO`` from the ELBO of a pair of traces."""
+    """``differentiable_loss`` of a ``TraceEnum_ELBO``, from the ELBO of a pair of traces."""
 
     def loss(self: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:
         traces = self._get_traces(model, guide, args, kwargs)
@@ -105,7 +105,7 @@ def _negative(elbo: Callable[[Trace, Trace], Tensor]) -> Callable[..., Tensor]:
 
 @contextlib.contextmanager
 def _no_numbers_read() -> Iterator[None]:
-    """Inside, Pyro's losses keep to tensor operations, also as parts of other losses."""
+    """Inside, Pyro's losses use tensor operations only, also as parts of other losses."""
     quiet: Any = {"torch_item": _detached, "warn_if_nan": lambda *_: None}
     with (
         mock.patch.multiple(trace_elbo, **quiet),
@@ -122,7 +122,10 @@ def _detached(x: Tensor | float) -> Tensor | float:
 
 
 def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
-    """The model's enumerated latents are summed out within the logarithm, the guide's outside."""
+    """The ELBO of a pair of traces.
+
+    Enumerated latents of the model are summed out within the logarithm, those of the guide outside.
+    """
     costs, log_factors, ordering, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
     if log_factors:
         sizes: dict[str, int] = {}
@@ -139,8 +142,10 @@ def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
 
 
 def _expectation(costs: _Costs, dice: Dice) -> Tensor:
-    """Expected costs under the guide: exact where it enumerates, and where it draws with the
-    derivative of the score function. Pyro's own skips what has probability 0 by its number.
+    """Expected costs under the guide.
+
+    They are exact for the guide's enumerated latents, and have score-function derivatives for drawn
+    ones. Pyro's version reads probabilities as numbers, to skip those that are 0.
     """
     total = torch.tensor(0.0)
     for plates, group in costs.items():
@@ -155,8 +160,8 @@ def _expectation(costs: _Costs, dice: Dice) -> Tensor:
 def _weighted(cost: _Packed, weights: list[_Packed]) -> Tensor:
     if not weights:
         return cost.sum()
-    known = {d for w in weights for d in w._pyro_dims}
-    dims = "".join(d for d in cost._pyro_dims if d in known)
+    weighted = {d for w in weights for d in w._pyro_dims}
+    dims = "".join(d for d in cost._pyro_dims if d in weighted)
     weight = contract(
         ",".join(w._pyro_dims for w in weights) + "->" + dims, *weights, backend="torch"
     )
@@ -166,7 +171,7 @@ def _weighted(cost: _Packed, weights: list[_Packed]) -> Tensor:
 
 
 class _SafeLog(torch.autograd.Function):
-    """``log`` whose gradient stays finite at 0, in a form that ``torch.func`` can transform."""
+    """``log`` with a finite gradient at 0, in a form that ``torch.func`` can transform."""
 
     generate_vmap_rule = True
 
@@ -185,9 +190,9 @@ class _SafeLog(torch.autograd.Function):
 
 
 class OwnLoss(ELBO):
-    """A loss of the user's own, for one draw, with its present state.
+    """A loss that the user wrote, for one draw of the latents.
 
-    :param loss: a function of model, guide and their arguments, or a subclass of ELBO.
+    :param loss: a function of model, guide and their arguments, or an object of a subclass of ELBO.
     """
 
     def __init__(self, loss: Loss):
@@ -196,20 +201,21 @@ class OwnLoss(ELBO):
         self.loss = loss
 
     def _get_trace(self, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Any:
-        raise NotImplementedError  # the loss makes its own
+        raise NotImplementedError  # the user's loss makes its traces
 
     def differentiable_loss(self, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:
         if not isinstance(self.loss, ELBO):
             return self.loss(model, guide, *args, **kwargs)
-        return single_particle(self.loss, self.max_plate_nesting).differentiable_loss(
-            model, guide, *args, **kwargs
-        )
+        loss = single_particle(self.loss, self.max_plate_nesting)
+        return loss.differentiable_loss(model, guide, *args, **kwargs)
 
 
 def as_elbo(loss: Any) -> ELBO:
-    """Losses that are the same for a record are one: those with jit are those without.
+    """The loss as one that this package can take apart.
 
-    :raises ConfigurationError: it is no loss, or one that is no sum over records.
+    Losses with jit become those without, because a record's term is the same.
+
+    :raises ConfigurationError: the value is no loss, or the loss is no sum over records.
     """
     if inspect.ismethod(loss) and loss.__name__ == "differentiable_loss":
         loss = loss.__self__  # a loss that is written as a function
@@ -223,39 +229,38 @@ def as_elbo(loss: Any) -> ELBO:
             raise ConfigurationError(f"{_KINDS}It is of type {kind.__name__}.")
         return OwnLoss(loss)
     require_count("loss.num_particles", loss.num_particles)
-    if kind in _TAKEN_AS:
-        return _TAKEN_AS[kind](loss.num_particles, loss.max_plate_nesting)
+    if kind in _EQUIVALENT:
+        return _EQUIVALENT[kind](loss.num_particles, loss.max_plate_nesting)
     if isinstance(loss, _OF_PARTICLES):
         raise ConfigurationError(_WEIGHTED.format(kind=kind.__name__))
-    if kind in _KNOWN:
+    if kind in _SUPPORTED:
         return loss
-    # The derivative must be of what SVI would take.
-    place = {name: _depth(kind, name) for name in ("differentiable_loss", "loss_and_grads")}
+    # A base class's differentiable_loss may differ from the loss_and_grads that SVI would use.
     missing = not hasattr(kind, "differentiable_loss")
-    if missing or place["differentiable_loss"] > place["loss_and_grads"]:
+    if missing or _depth(kind, "differentiable_loss") > _depth(kind, "loss_and_grads"):
         raise ConfigurationError(_NOT_DIFFERENTIABLE.format(kind=kind.__name__))
     return OwnLoss(loss)
 
 
 def _depth(kind: type, name: str) -> int:
-    """The distance of the base class that defines a method."""
+    """The distance to the base class that defines a method."""
     return next(i for i, base in enumerate(kind.__mro__) if name in vars(base) or base is ELBO)
 
 
 def user_code(loss: ELBO) -> tuple[Loss, ...]:
-    """The user's part of a loss, which may hold or keep anything."""
+    """The user's part of a loss, which may hold data or keep state."""
     return (loss.loss,) if isinstance(loss, OwnLoss) else ()
 
 
 def enumerates(loss: ELBO) -> bool:
-    """Whether it sums over latents that are marked to be enumerated; a function may."""
+    """Whether the loss sums over latents that are marked for enumeration; a function may."""
     if isinstance(loss, OwnLoss):
         return isinstance(loss.loss, TraceEnum_ELBO) or not isinstance(loss.loss, ELBO)
     return isinstance(loss, TraceEnum_ELBO)
 
 
 def single_particle(loss: ELBO, max_plate_nesting: float | None = None) -> ELBO:
-    """The user's loss for one particle; several are handled one by one."""
+    """A copy of the loss for one particle; callers handle several one by one."""
     loss = copy.copy(loss)
     if max_plate_nesting is not None:
         loss.max_plate_nesting = max_plate_nesting

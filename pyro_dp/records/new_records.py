@@ -1,4 +1,4 @@
-"""A model's outcomes for records that are not those of a fit: new ones, and made-up ones."""
+"""Draw a model's outcomes for new records, and for made-up ones."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,8 +37,7 @@ from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
 
 _NONE = (
-    "There are no records to predict for: pass at least one argument with a row for each of them, "
-    "such as {name!r}."
+    "There are no records to predict for: pass an argument with a row for each, such as {name!r}."
 )
 _LENGTHS = "All arguments must have a row for each new record, but {listed}."
 _MISSING = (
@@ -46,8 +45,8 @@ _MISSING = (
     "record. Only observed outcomes may be left out."
 )
 _NO_ROWS = (
-    "Argument {name!r} must have a row for each new record, in {dims} dimensions as in the fit: a "
-    "single record is {name}[None]."
+    "Argument {name!r} must have a row for each new record, in {dims} dimensions as in the fit. "
+    "For a single record, pass {name}[None]."
 )
 _NO_PARTS = (
     "Argument {name!r} must have the parts that it had in the fit, each with a row for each new "
@@ -59,20 +58,18 @@ _NO_PARAMETERS = (
 )
 _NO_SITES = "return_sites: the model has no site {names}; it has {known}."
 _SUBSAMPLED = (
-    "Plate {name!r} takes a part of its elements (subsample_size), and a prediction would know the "
-    "latents of some of them only: leave subsample_size out."
+    "Plate {name!r} takes a part of its elements (subsample_size), so a prediction would have the "
+    "latents of only some of them. Leave subsample_size out."
 )
-_FACTOR = (
-    "pyro.factor {name!r} has no outcomes that could be drawn: write it as a pyro.sample statement "
-    "with obs=, to predict."
-)
+_FACTOR = "pyro.factor {name!r} has no outcomes to draw: to {verb}, write pyro.sample with obs=."
 
 
 @dataclass(frozen=True, eq=False)
 class NewRecords:
-    """
-    :param fitted: the records of the fit. Only the shapes of rows are used, and, for a warning,
-        whether new rows are among them.
+    """Predictions of a fitted model for new records.
+
+    :param fitted: the records of the fit. Predictions use only the shapes of their rows. A warning
+        depends on whether new rows are among them.
     """
 
     model: Callable
@@ -80,8 +77,7 @@ class NewRecords:
     fitted: Records
 
     def global_draws(self, count: int) -> dict[str, Tensor]:
-        """Draws of the guide's sites outside the plate, (count, ...), by torch's global
-        generator."""
+        """Draws of the guide's global sites, (count, ...), from torch's global generator."""
         plate, local = self.fitted.plate, self.parameters
         draws: dict[str, list[Tensor]] = {}
         with (
@@ -105,16 +101,16 @@ class NewRecords:
     def given(self, args: tuple, kwargs: dict) -> "Given":
         """The arguments of a call, with defaults for missing ones.
 
-        Constants are those of the fit, where an integer that was N is the number of new records.
-        A missing outcome is the default of the model's signature. Without one, it is rows that only
-        an observed site may read.
+        Constants are those of the fit. An integer that was N becomes the number of new records. A
+        missing outcome gets the default of the model's signature. If there is none, placeholder
+        rows replace it, which only an observed site may read.
 
-        :raises ModelError: they do not fit those of the fit, or one is missing that is no outcome.
+        :raises ModelError: the arguments do not match those of the fit, or a missing one is no
+            outcome.
         """
         known = dict(self._named(*self.fitted.arguments(self.fitted.placeholder(), length=1)))
-        tables = {
-            name: x for name, x in self._named(*self.fitted.places) if any(pytree.tree_leaves(x))
-        }
+        flags = self._named(*self.fitted.places)
+        tables = {name: x for name, x in flags if any(pytree.tree_leaves(x))}
         found = self._converted(args, kwargs, tables)
         rows = {
             name: list(_rows(name, found[name], known[name], tables[name]))
@@ -143,7 +139,7 @@ class NewRecords:
         return named_arguments(self.model, args, kwargs)
 
     def _converted(self, args: tuple, kwargs: dict, tables: Mapping) -> dict[str, Any]:
-        """The arguments by name, as tensors; also a list of a single record."""
+        """The arguments by name, as tensors. A list may have a single record."""
 
         def rows(name: str, value: Any) -> Any:
             listed = isinstance(value, (list, tuple, range)) and tables.get(name) is True
@@ -156,10 +152,11 @@ class NewRecords:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A model's arguments, and its draws for them.
+    """The arguments of a call for new records, and the model's draws.
 
     :param order: names of the arguments that are passed by position.
-    :param filled: outcomes that are missing: a placeholder row of each, and which leaves are data.
+    :param found: all arguments except the filled ones, by name.
+    :param filled: for each missing outcome, a placeholder row, and which leaves are data.
     :param rows: the caller's tensors with a row per record, by argument.
     :param complete: whether no argument with rows is missing.
     """
@@ -174,7 +171,7 @@ class Given:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """Tensors with a row per record, by name. Several in one argument are numbered."""
+        """The caller's tensors with a row per record, by name; numbered within an argument."""
         return {
             name if len(leaves) == 1 else f"{name}_{i}": leaf
             for name, leaves in self.rows.items()
@@ -183,7 +180,7 @@ class Given:
 
     @property
     def recognised(self) -> str | None:
-        """The name of an argument that holds records of the fit, as far as that can be seen."""
+        """The name of an argument that seems to hold records of the fit; ``None`` if none does."""
         columns = self.new.fitted.columns
         for name, leaves in self.rows.items():
             if any(_is_of_the_fit(leaf, column) for leaf in leaves for column in columns):
@@ -193,14 +190,14 @@ class Given:
     def draws(
         self, latents: Mapping[str, Tensor], count: int, sites: Collection[str] = ()
     ) -> dict[str, Tensor]:
-        """The model's samples, (count, ...) by site, for draws of the global latents.
+        """The model's samples by site, (count, ...), for draws of the global latents.
 
-        Latents of the records come from the guide, where it computes them from arguments that are
-        all there, and else from the model.
+        Latents of the records come from an amortised guide if no argument is missing, and otherwise
+        from the model.
 
-        :param latents: (count, ...) each.
+        :param latents: draws of each global latent, (count, ...).
         :param sites: sites to return; if empty, all.
-        :raises ModelError: the model fails; it has no such site.
+        :raises ModelError: the model fails, or has no such site.
         """
         amortised = self.complete and not isinstance(self.new.guide, AutoGuide)
         amortised = amortised and not self.new.parameters
@@ -212,9 +209,9 @@ class Given:
             for i in range(count):
                 values = {name: each[i] for name, each in latents.items()}
                 trace = self._traced(poutine.condition(guide, values))
-                own = {n: s["value"] for n, s in trace.iter_stochastic_nodes() if plate.holds(s)}
-                guide = guide if own else no_sites
-                trace = self._traced(poutine.condition(model, values | own))
+                local = {n: s["value"] for n, s in trace.iter_stochastic_nodes() if plate.holds(s)}
+                guide = guide if local else no_sites
+                trace = self._traced(poutine.condition(model, values | local))
                 drawn.append(_values(trace, sites))
         return {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
 
@@ -230,7 +227,10 @@ class Given:
             yield
 
     def _traced(self, function: Callable, varies: str | None = None) -> poutine.Trace:
-        """A run in which the rows that replace this absent argument differ."""
+        """A trace of a run on the new records.
+
+        :param varies: the missing argument whose rows differ; others repeat a placeholder.
+        """
         values = dict(self.found)
         for name, (row, places) in self.filled.items():
             make = partial(_repeated, size=self.size, varies=name == varies)
@@ -240,7 +240,7 @@ class Given:
         _require_whole_plates(trace, self.new.fitted.plate.name)
         for name, site in trace.nodes.items():
             if site["type"] == "sample" and isinstance(site["fn"], Unit):
-                raise ModelError(_FACTOR.format(name=name))
+                raise ModelError(_FACTOR.format(name=name, verb="predict"))
         return trace
 
     def _require_outcomes(self, sites: Collection[str]) -> None:
@@ -258,13 +258,13 @@ class Given:
                 for name, site in one.items()
                 for part in ("value", "log_prob")
             )
-            shown = [list(_values(trace, sites).values()) for trace in traces]  # also "_RETURN"
-            if not (alike and all(map(agree, *shown))):
+            values = [list(_values(trace, sites).values()) for trace in traces]  # also "_RETURN"
+            if not (alike and all(map(agree, *values))):
                 raise ModelError(_MISSING.format(name=missing))
 
 
 class _Outcomes(UnconditionMessenger):
-    """Draws what is observed. A plate would expand draws of a deterministic site: it stays."""
+    """Draws observed sites. Deterministic sites stay, because a plate would expand their draws."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if not msg["infer"].get("_deterministic"):
@@ -273,7 +273,7 @@ class _Outcomes(UnconditionMessenger):
 
 @dataclass(eq=False, repr=False)
 class _NoRows(Messenger):
-    """Refuses parameters that new records have no rows of."""
+    """Refuses parameters that have no rows for new records."""
 
     names: Collection[str]
 
@@ -283,7 +283,10 @@ class _NoRows(Messenger):
 
 
 def _require_whole_plates(trace: poutine.Trace, private: str) -> None:
-    """Sites of other plates than the private one, without the plates' indices."""
+    """Remove the plates' index sites from a trace.
+
+    :raises ModelError: a plate other than the private one takes a part of its elements.
+    """
     for name, site in list(trace.nodes.items()):
         if site["type"] != "sample" or not isinstance(site["fn"], _Subsample):
             continue
@@ -297,7 +300,7 @@ def _samples(trace: poutine.Trace) -> dict[str, dict]:
 
 
 def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
-    """Draws of these sites, or of all."""
+    """Draws of these sites, or of all sites if no names are passed."""
     found = {name: site["value"] for name, site in _samples(trace).items()}
     returned = trace.nodes["_RETURN"]["value"]
     if "_RETURN" in names and isinstance(returned, Tensor):  # as of Pyro's Predictive
@@ -309,7 +312,7 @@ def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:
-    """The tensors of an argument that have a row per record, as ``known``, a row of the fit."""
+    """The tensors of an argument with a row per record, checked against a row of the fit."""
     likes, spec = pytree.tree_flatten(known)
     try:
         leaves = spec.flatten_up_to(value)
@@ -329,7 +332,7 @@ def _repeated(row: Any, is_data: bool, size: int, varies: bool) -> Any:
 
 
 def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:
-    """Whether rows of the column stand in a tensor, and not by chance."""
+    """Whether a tensor contains rows of the column, and not by chance."""
     if not leaf.numel() or leaf.is_floating_point() != column.dtype.is_floating_point:
         return False
     if isinstance(column, TensorColumn) and leaf.data_ptr() == column.tensor.data_ptr():
@@ -340,13 +343,8 @@ def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:
     return whole and equal(TensorColumn(leaf.to(column.dtype)), column)
 
 
-_NO_OUTCOME = (
-    "pyro.factor {name!r} has no outcomes that could be drawn: write it as a pyro.sample "
-    "statement with obs=, to forecast."
-)
 _NOT_FINITE = (
-    "The prior predictive of site {name!r} has values that are not finite. Use a narrower prior "
-    "or smaller features."
+    "The prior predictive of site {name!r} is not finite. Use a narrower prior or smaller features."
 )
 _NOT_FOUND = (
     "Site {name!r} observes something else than an argument, or a column of one, as it stands. "
@@ -356,7 +354,10 @@ _NOT_FOUND = (
 
 @dataclass(frozen=True, eq=False)
 class PriorPredictive:
-    """:param args: made up, as ``kwargs``; outcomes have the right shape and type, and no use."""
+    """Draws of made-up data from the model's prior.
+
+    :param args: made-up arguments, as ``kwargs``; outcomes only need the right shape and dtype.
+    """
 
     model: Callable
     plate: PrivatePlate
@@ -366,56 +367,55 @@ class PriorPredictive:
     @staticmethod
     def of(model: Callable, args: tuple, kwargs: dict, plate: str | None) -> "PriorPredictive":
         """
-        :param plate: name of the private one; None: it is found.
-        :raises ModelError: there is none.
+        :param plate: name of the private plate; ``None``: it is found.
+        :raises ModelError: there is no such plate.
         """
         args, kwargs = in_memory(as_tensors(model, args, kwargs))
         return PriorPredictive(model, find_plate(model, args, kwargs, plate), args, kwargs)
 
     def draw(self, seed: int) -> Arguments:
-        """The arguments with outcomes that one draw of the model's latents makes.
+        """The arguments, with outcomes from one draw of the prior predictive.
 
-        :raises ModelError: the model fails on these arguments, or its outcomes are not finite, are
-            no arguments, or have no distribution.
+        :raises ModelError: the model fails on these arguments; outcomes are not finite, have no
+            distribution, or are no arguments.
         """
         with forked_rng():
             pyro.set_rng_seed(seed)
             trace = self._traced(_Outcomes()(self.model), (self.args, self.kwargs))
-            given = self.args, self.kwargs
+            arguments = self.args, self.kwargs
             for name, site in trace.nodes.items():
                 if not (is_random(site) and site["infer"].get("was_observed")):
                     continue
                 if isinstance(site["fn"], Unit):
-                    raise ModelError(_NO_OUTCOME.format(name=name))
+                    raise ModelError(_FACTOR.format(name=name, verb="forecast"))
                 if not site["value"].isfinite().all():
                     raise ModelError(_NOT_FINITE.format(name=name))
-                given = self._with_outcome(given, name, trace)
-            return given
+                arguments = self._with_outcome(arguments, name, trace)
+            return arguments
 
-    def _with_outcome(self, given: Arguments, name: str, trace: poutine.Trace) -> Arguments:
-        """The arguments, that a site may observe what was drawn.
+    def _with_outcome(self, arguments: Arguments, name: str, trace: poutine.Trace) -> Arguments:
+        """The arguments with which a site observes its draw.
 
-        Which of them it observes is found by trying: with the right one replaced, the site shows
-        it.
+        Each tensor is replaced by the draw in turn, until the site observes it.
         """
         site = trace.nodes[name]
         drawn, before = site["value"], site["infer"]["obs"]
         if _same(before, drawn):
-            return given
+            return arguments
         model = poutine.replay(self.model, trace=trace)
-        for candidate in _replaced(given, drawn):
+        for candidate in _replaced(arguments, drawn):
             try:
-                shown = self._traced(model, candidate).nodes[name]["value"]
+                observed = self._traced(model, candidate).nodes[name]["value"]
             except ModelError:  # it cannot hold outcomes
                 continue
-            if _same(shown, drawn):
+            if _same(observed, drawn):
                 return candidate
         raise ModelError(_NOT_FOUND.format(name=name))
 
-    def _traced(self, model: Callable, given: Arguments) -> poutine.Trace:
-        """A run on all records at once."""
-        args, kwargs = given
-        tables = (leaf for leaf in pytree.tree_leaves(given) if is_table(leaf))
+    def _traced(self, model: Callable, arguments: Arguments) -> poutine.Trace:
+        """A trace of the model on all records at once."""
+        args, kwargs = arguments
+        tables = (leaf for leaf in pytree.tree_leaves(arguments) if is_table(leaf))
         indices = torch.arange(self.plate.size, device=next(tables).device)
         with (
             torch.no_grad(),
@@ -426,20 +426,20 @@ class PriorPredictive:
             return poutine.trace(model).get_trace(*args, **kwargs)
 
 
-def _replaced(given: Arguments, outcomes: Tensor) -> Iterator[Arguments]:
-    """The arguments with each tensor, or column of one, of this shape in turn replaced."""
-    leaves, spec = pytree.tree_flatten(given)
-    for place, leaf in enumerate(leaves):
+def _replaced(arguments: Arguments, outcomes: Tensor) -> Iterator[Arguments]:
+    """The arguments, with each tensor or column of the outcomes' shape replaced in turn."""
+    leaves, spec = pytree.tree_flatten(arguments)
+    for i, leaf in enumerate(leaves):
         if not is_table(leaf):
             continue
         for column in _columns(leaf, outcomes):
             new = leaf.clone()
             new[column] = outcomes.to(leaf.dtype)
-            yield pytree.tree_unflatten([*leaves[:place], new, *leaves[place + 1 :]], spec)
+            yield pytree.tree_unflatten([*leaves[:i], new, *leaves[i + 1 :]], spec)
 
 
 def _columns(table: Tensor, outcomes: Tensor) -> list[Any]:
-    """Indices of the table's free cells for outcomes."""
+    """Indices of the table at which outcomes have the right shape."""
     if table.shape == outcomes.shape:
         return [...]
     if table.shape[:-1] == outcomes.shape:
@@ -447,8 +447,8 @@ def _columns(table: Tensor, outcomes: Tensor) -> list[Any]:
     return []
 
 
-def _same(shown: Any, drawn: Tensor) -> bool:
-    """Whether these are the outcomes, perhaps in the dtype of an argument."""
-    if not isinstance(shown, Tensor) or shown.shape != drawn.shape:
+def _same(observed: Any, drawn: Tensor) -> bool:
+    """Whether a site observed the draw, perhaps in the dtype of an argument."""
+    if not isinstance(observed, Tensor) or observed.shape != drawn.shape:
         return False
-    return bool(torch.isclose(shown.double(), drawn.double(), rtol=1e-5, atol=1e-30).all())
+    return bool(torch.isclose(observed.double(), drawn.double(), rtol=1e-5, atol=1e-30).all())

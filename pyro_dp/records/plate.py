@@ -1,4 +1,4 @@
-"""The private plate: whose elements are the records, how it is found, and a model split at it."""
+"""The private plate, whose elements are the records: find it, and run a model inside or outside."""
 
 import contextlib
 import math
@@ -48,7 +48,7 @@ class PrivatePlate:
     :param size: N, a public constant.
     :param subsample_size: the batch size that the plate declares (N if none).
     :param enumerates: whether the model marks latents to sum out.
-    :param continuous: how many numbers each continuous latent inside it has, for one element.
+    :param continuous: the size of each continuous latent inside the plate, for one element.
     """
 
     name: str
@@ -62,10 +62,11 @@ class PrivatePlate:
         return self.frame(site) is not None
 
     def frame(self, site: Mapping) -> Any:
+        """The plate's frame at a site; ``None`` outside the plate."""
         return next((f for f in site["cond_indep_stack"] if f.name == self.name), None)
 
     def of_record(self, site: Mapping, position: int) -> Tensor:
-        """A site's log densities; of those inside the plate, one element's, if there are more."""
+        """A site's log density. Inside the plate, that of the element at this position."""
         frame, log_prob = self.frame(site), site["log_prob"]
         if frame is None or frame.dim is None or log_prob.dim() < -frame.dim:
             return log_prob
@@ -74,10 +75,10 @@ class PrivatePlate:
 
 
 def is_random(site: Mapping) -> bool:
-    """A sample site with a density.
+    """Whether a site is a sample with a density.
 
-    Neither a plate's indices nor a function of other sites, be it ``pyro.deterministic`` or what a
-    reparameterisation leaves behind.
+    It is false for a plate's indices and for functions of other sites, such as
+    ``pyro.deterministic`` and the original site of a reparameterisation.
     """
     if site["type"] != "sample" or isinstance(site["fn"], _Subsample):
         return False
@@ -89,7 +90,7 @@ def random_sites(trace: poutine.Trace) -> Sites:
 
 
 def traced(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Traces:
-    """Runs of the guide, and of the model replayed against it, with all log densities."""
+    """Traces of the guide, and of the model replayed against it, with log densities."""
     of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
     of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
     for trace in (of_guide, of_model):
@@ -98,19 +99,20 @@ def traced(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Trace
 
 
 def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
-    """Run the model once, on placeholders, and find the plate that holds the observations.
+    """Run the model on placeholders, and find the plate that holds the observations.
 
-    Placeholders of the same shape replace all tensors. If the model does not run on them,
-    identities replace square matrices. If that fails, too, only the longest tensors are replaced.
-    A large plate shows a few records. The first try hides the others. If the model needs their
-    number, the few are some of the plate's indices.
+    Placeholders of the same shape replace all tensors. If the model fails on them, square matrices
+    become identities. If that also fails, only the longest tensors are replaced.
+
+    Large data are cut to a few rows. If the model fails on those, tensors keep their length, and
+    the plate has a few indices.
 
     Random state and parameter store are restored.
 
-    :param name: the plate's name, or ``None`` if exactly one plate holds observed sites, or all
-        others lie within it and the arguments have its rows.
-    :raises ModelError: no such plate or several; an observed site outside the plate, or a factor
-        that reads arguments; the model does not run on placeholders.
+    :param name: the plate's name. ``None`` if only one plate holds observed sites, or if it
+        contains all others and the arguments have its rows.
+    :raises ModelError: no plate qualifies, or several do; an observed site, or a factor that reads
+        arguments, lies outside the plate; the model fails on placeholders.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     longest = max((len(x) for x in leaves if is_table(x)), default=0)
@@ -152,7 +154,6 @@ def _find_plate(
             trace = run_once(model, *shown)
             plate = _plate_of(trace, name, lengths, rows)
         except ModelError as error:
-            # A later text could quote what is shorter than the longest, and data all the same.
             errors.append(error)
             continue
         if stand_in not in (placeholder, identity) and plate.size != longest:
@@ -162,11 +163,11 @@ def _find_plate(
         return plate
     if str(errors[0]) == _NOT_OBSERVED:
         _refuse_loops(model, args, kwargs)
-    raise errors[0]
+    raise errors[0]  # the last attempt sees shorter tensors, and its error could quote their data
 
 
 def _refuse_loops(model: Callable, args: tuple, kwargs: dict) -> None:
-    """:raises ModelError: with ones instead of zeros, integers make the model observe a site."""
+    """:raises ModelError: the model observes a site only if an integer argument is not zero."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     shown = [placeholder(leaf) for leaf in leaves]
     for i, name in enumerate(argument_names(model, args, kwargs)):
@@ -182,17 +183,20 @@ def _refuse_loops(model: Callable, args: tuple, kwargs: dict) -> None:
 
 
 def _other(leaf: Any) -> Any:
-    """Other numbers than those of a placeholder."""
+    """The argument with numbers that a placeholder does not have."""
     if not is_table(leaf):
         return leaf
-    row = leaf[:1] if leaf.stride(0) == 0 else leaf  # a placeholder's
+    row = leaf[:1] if leaf.stride(0) == 0 else leaf  # a placeholder repeats one row
     return (row / 2 if leaf.is_floating_point() else torch.ones_like(row)).expand(leaf.shape)
 
 
 def run_once(
     model: Callable, args: tuple, kwargs: dict, *, densities: bool = False
 ) -> poutine.Trace:
-    """A run on placeholders that leaves nothing behind. :raises ModelError: the model raised."""
+    """Trace the model on placeholders, and restore random state and parameter store.
+
+    :raises ModelError: the model raised an exception.
+    """
     store = pyro.get_param_store()
     with (
         forked_rng(),
@@ -236,8 +240,8 @@ def _plate_of(
     latents = {n: s for n, s in random_sites(trace).items() if not s["is_observed"]}
     marked = any(site["infer"].get("enumerate") for site in latents.values())
     plate = PrivatePlate(frame.name, int(size), int(subsample), marked)
-    own = {n: s["fn"] for n, s in latents.items() if plate.holds(s) and _is_continuous(s["fn"])}
-    return replace(plate, continuous={n: math.prod(fn.event_shape) for n, fn in own.items()})
+    inside = {n: s["fn"] for n, s in latents.items() if plate.holds(s) and _is_continuous(s["fn"])}
+    return replace(plate, continuous={n: math.prod(fn.event_shape) for n, fn in inside.items()})
 
 
 def _is_continuous(fn: Any) -> bool:
@@ -253,11 +257,11 @@ def _observed(trace: poutine.Trace) -> Sites:
 def _outermost(
     observed: Sites, candidates: Mapping, lengths: Collection[int], rows: int
 ) -> str | None:
-    """The only plate, or the one that all observed sites lie in first, if the data have its rows.
+    """The name of the only plate, or of the outermost one; ``None`` if that is unclear.
 
-    An element of the outer plate is protected with all that lies within it. No argument may have
-    rows for another plate. If an inner plate is longer than every argument, the rows may be times
-    and the inner plate the people. Then nothing is guessed.
+    The outermost plate must contain all observed sites, and arguments must have its rows. It is
+    unclear if arguments have rows for another plate. It is also unclear if an inner plate is longer
+    than every argument. Then rows may be times, and the inner plate may be the people.
     """
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -272,7 +276,7 @@ def _outermost(
 def _require_outside_is_public(
     model: Callable, trace: poutine.Trace, plate: PrivatePlate, others: tuple[tuple, dict]
 ) -> None:
-    """:raises ModelError: a site outside is observed, or a factor there reads arguments."""
+    """:raises ModelError: outside the plate a site is observed, or a factor reads arguments."""
     outside = {n: site for n, site in _observed(trace).items() if not plate.holds(site)}
     for key, site in outside.items():
         if not isinstance(site["fn"], Unit):
@@ -296,7 +300,7 @@ def _require_outside_is_public(
 
 
 def latents_alone(trace: poutine.Trace) -> poutine.Trace:
-    """A run's draws, for a replay."""
+    """A trace of the latents alone, for a replay."""
     latents = poutine.Trace()
     for name, site in random_sites(trace).items():
         if not site["is_observed"]:
@@ -305,7 +309,7 @@ def latents_alone(trace: poutine.Trace) -> poutine.Trace:
 
 
 def bare(fn: Any) -> Any:
-    """A distribution without all that is around it, transforms, too."""
+    """The base distribution, without transforms, masks and independent dimensions."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return fn
@@ -320,15 +324,14 @@ def innermost(fn: Distribution) -> Any:
 
 @dataclass(eq=False, repr=False)
 class OneRecord(Messenger):
-    """Run a model with the private plate holding a single index, and without the plate's scale N /
-    1. (The checks show it a few.)
+    """Run a model on one index of the private plate, without the plate's scale N / 1.
 
-    The plate's own ``randperm`` indices are overridden, also where it declares ``subsample_size``.
-    Scales and masks of the user are kept.
+    This replaces the plate's ``randperm`` indices, also if it declares ``subsample_size``. Scales
+    and masks of the user stay.
 
-    :param index: tensor of shape (1,); of the checks, (k,).
-    :param parameters: the names allowed, if any: a name that only some records use would reveal
-        something by its existence.
+    :param index: tensor of shape (1,). The checks pass several indices, (k,).
+    :param parameters: allowed names; ``None``: all. The existence of a parameter that only some
+        records use would reveal something.
     :param indexes: whether whole observed tensors are read at the index.
     """
 
@@ -341,7 +344,7 @@ class OneRecord(Messenger):
         original, private = SubsampleMessenger._subsample, self.plate.name
 
         def subsample(name, size=None, subsample_size=None, subsample=None, *rest):
-            # A declared size would be compared with the single index, and raise.
+            # Pyro would compare a declared size with the single index, and raise.
             if name == private:
                 subsample_size = subsample = None
             return original(name, size, subsample_size, subsample, *rest)
@@ -372,8 +375,9 @@ class OneRecord(Messenger):
                 msg["value"] = self._at_index(msg["value"], msg["fn"], frame)
 
     def _at_index(self, value: Any, fn: Any, frame: CondIndepStackFrame) -> Any:
-        """For observations that are whole (by ``pyro.condition``, say) among arguments that are
-        indexed: the index's rows of them. Pyro does not need this, because it sees all N records.
+        """An observed value at the index, if it still has all N rows, as with ``pyro.condition``.
+
+        Pyro does not need this, because it sees all N records.
         """
         batch, dim = getattr(fn, "batch_shape", ()), frame.dim - getattr(fn, "event_dim", 0)
         is_whole = isinstance(value, Tensor) and value.dim() >= -dim
@@ -385,10 +389,10 @@ class OneRecord(Messenger):
 
 @dataclass(eq=False, repr=False)
 class Outside(Messenger):
-    """Hide every site within the private plate from the handlers further out.
+    """Hide every site within the private plate from outer handlers.
 
-    Hidden latents still need a value for the model to run through; it is drawn without moving the
-    public generator.
+    The model still needs values of the hidden latents. Their draws do not move the public
+    generator.
     """
 
     plate: PrivatePlate
@@ -408,7 +412,7 @@ class Outside(Messenger):
 class Inside(Messenger):
     """Hide every site outside the private plate, with the global latents fixed.
 
-    :param values: value of each latent site outside the plate, and indices of each other plate.
+    :param values: values of the latents outside the plate, and indices of other plates.
     """
 
     plate: PrivatePlate
@@ -425,8 +429,9 @@ class Inside(Messenger):
 
 @dataclass(eq=False, repr=False)
 class Redrawn(Messenger):
-    """Latents have these values, and are drawn all the same. So other random parts, such as a
-    dropout, get the same numbers as before.
+    """Draw the latents, but use these values.
+
+    So other random parts, such as a dropout, get the same numbers as before.
     """
 
     values: Mapping[str, Tensor]
@@ -439,4 +444,4 @@ class Redrawn(Messenger):
 
 
 def no_sites(*args: Any, **kwargs: Any) -> None:
-    """Replaces a guide that has no sites, cannot run, or is not made yet."""
+    """A guide without sites, instead of one that has none, cannot run, or does not exist yet."""

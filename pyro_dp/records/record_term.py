@@ -1,10 +1,10 @@
 """Gradients of one record's term, for a batch of records.
 
-:meth:`RecordTerm.looped` is the reference: one record at a time, through the user's own loss.
+:meth:`RecordTerm.looped` is the reference: one record at a time, through the user's loss.
 :meth:`RecordTerm.vectorized` takes all at once with ``torch.func``, and is tested against it.
 
 Both differentiate with respect to the unconstrained global latents u and to the parameters used
-inside the plate. All records share the public draw u. Local draws are each record's own (private).
+inside the plate. All records share the public draw u. Local draws are private to each record.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ _HINT = "Change model, guide or loss accordingly."
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of one step; or one record, without the batch dimension.
+    """Records of one step, or one record without the batch dimension.
 
     :param indices: (B,), B > 0.
-    :param rows: their rows of every data tensor, each (B, ...).
-    :param values: their local draws, where they were made already; each (B, ...).
-    :param local_rows: their rows of the local parameters, each (B, ...).
+    :param rows: rows of every data tensor, each (B, ...).
+    :param values: local draws that were made before, each (B, ...).
+    :param local_rows: rows of the local parameters, each (B, ...).
     """
 
     indices: Tensor
@@ -50,11 +50,13 @@ class Batch:
     values: Sequence[Tensor] = ()
     local_rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def at(self, places: Tensor | int, values: Sequence[Tensor]) -> "Batch":
-        """Some of these records, or one, with their rows of these draws of all."""
-        local_rows = {name: rows[places] for name, rows in self.local_rows.items()}
-        rows, own = ([each[places] for each in all] for all in (self.rows, values))
-        return Batch(self.indices[places], rows, own, local_rows)
+    def at(self, positions: Tensor | int, values: Sequence[Tensor]) -> "Batch":
+        """The records at these positions.
+
+        :param values: local draws of all records in the batch.
+        """
+        everything = (self.indices, self.rows, list(values), self.local_rows)
+        return Batch(*pytree.tree_map(lambda x: x[positions], everything))
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,11 @@ class RecordGradients:
     :param latents: (B, ...) per global latent, with respect to its unconstrained value.
     :param parameters: (B, ...) per parameter used inside the plate.
     :param losses: (B,), in nats.
-    :param local: (B, ...) per local parameter, with respect to the record's own row: never
-        released.
-    :param sampled: (B, ...) each, the local draws.
-    :param otherwise: for terms that branch on a record's values: how many draws a record made
-        before it first took another branch than a placeholder, (B,). Else empty.
+    :param local: (B, ...) per local parameter, with respect to the record's own row. They are
+        never released.
+    :param sampled: the local draws, (B, ...) each.
+    :param otherwise: for terms that branch on a record's values, the number of draws before a
+        record first branches unlike a placeholder, (B,). Empty for other terms.
     """
 
     latents: dict[str, Tensor]
@@ -80,44 +82,44 @@ class RecordGradients:
 
     @property
     def apart(self) -> Tensor:
-        """Whether a record takes other branches than a placeholder: its numbers do not count."""
+        """Whether a record branches unlike a placeholder, so that its gradients are wrong, (B,)."""
         found = [each < NEVER for each in self.otherwise]
         return found[0] if found else torch.zeros_like(self.losses, dtype=torch.bool)
 
     @property
     def numbers(self) -> tuple[dict, dict, Tensor, dict]:
-        """Those of each record: its gradients, and its loss."""
+        """All gradients and losses."""
         return self.latents, self.parameters, self.losses, self.local
 
-    def at(self, places: Tensor) -> "RecordGradients":
-        """Gradients of some of these records."""
-        return RecordGradients(*pytree.tree_map(lambda x: x[places], self.numbers))
+    def at(self, positions: Tensor) -> "RecordGradients":
+        """Gradients of the records at these positions."""
+        return RecordGradients(*pytree.tree_map(lambda x: x[positions], self.numbers))
 
-    def with_rows(self, places: Tensor, own: "RecordGradients") -> "RecordGradients":
-        """Replace the gradients of some records by others; then all count."""
+    def with_rows(self, positions: Tensor, new: "RecordGradients") -> "RecordGradients":
+        """Replace the gradients of the records at these positions, after which all are right."""
 
-        def replaced(mine: Tensor, other: Tensor) -> Tensor:
-            return mine.index_copy(0, places, other.to(mine))
+        def replaced(old: Tensor, other: Tensor) -> Tensor:
+            return old.index_copy(0, positions, other.to(old))
 
-        latents, parameters, losses, local = pytree.tree_map(replaced, self.numbers, own.numbers)
-        return RecordGradients(latents, parameters, losses, local, self.sampled)
+        numbers = pytree.tree_map(replaced, self.numbers, new.numbers)
+        return RecordGradients(*numbers, self.sampled)
 
 
 @dataclass(frozen=True, eq=False)
 class RecordTerm:
     """One record's term of the negative ELBO, at the global latents.
 
-    :param loss: the user's, for one particle.
-    :param guide: its sites inside the plate; without any, :func:`no_sites`.
-    :param state: the state of model and guide, which keeps nothing of a record.
+    :param loss: the user's loss, for one particle.
+    :param guide: the guide; :func:`no_sites` if it has no sites inside the plate.
+    :param state: the captured state of model and guide, which must keep nothing of a record.
     :param local: unconstrained parameters with a row per record.
     :param latents: names of the global latents that the term uses.
     :param parameters: unconstrained parameters that the term uses.
-    :param released: those, and the parameters of the latents' draws.
+    :param released: the same, with the parameters of the latents' draws.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param samples: number of local draws of one record.
-    :param answers: a placeholder's answers at the model's branches on a record's values. None:
-        records cannot be taken at once, but one after the other.
+    :param answers: a placeholder's answers at the model's branches on a record's values. ``None``:
+        the term cannot be vectorised, and records run one after the other.
     """
 
     loss: ELBO
@@ -140,8 +142,8 @@ class RecordTerm:
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
         """Compute gradients by the fastest method that this model allows.
 
-        A record on which the model fails (a matrix that is not positive definite, say) counts as
-        broken, and its numbers are NaN. An error would tell the world that there is such a record.
+        If the model fails on a record (say, a matrix is not positive definite), the record counts
+        as broken, and its gradients are NaN. An error would reveal that such a record exists.
         """
         if self.vectorizes:
             try:
@@ -151,18 +153,18 @@ class RecordTerm:
         return self.looped(particle, batch, breaks=True)
 
     def looped(self, particle: Particle, batch: Batch, *, breaks: bool = False) -> RecordGradients:
-        """One record after the other, through the user's own loss.
+        """One record after the other, through the user's loss.
 
-        :param breaks: whether a record may be broken; else it raises.
+        :param breaks: whether a record on which the model fails gets NaN; else the error is raised.
         """
         inputs = particle.latents | self.parameters | self.local.constants()
         columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
         losses = []
         for b in range(len(batch.indices)):
-            own, missing = batch.at(b, batch.values), 0.0
-            draws = LocalDraws(own.values, more=breaks or not own.values)
+            record, missing = batch.at(b, batch.values), 0.0
+            draws = LocalDraws(record.values, more=breaks or not record.values)
             try:
-                gradients, loss = self.single(particle, own, draws)
+                gradients, loss = self.single(particle, record, draws)
             except ModelError:
                 if not breaks:
                     raise
@@ -170,18 +172,14 @@ class RecordTerm:
             for name, column in columns.items():
                 column.append(gradients.get(name, torch.full_like(inputs[name], missing)))
             losses.append(loss.to(batch.indices.device))
-        stacked = {name: torch.stack(column) for name, column in columns.items()}
-        return RecordGradients(
-            {name: stacked[name] for name in particle.latents},
-            {name: stacked[name] for name in self.parameters},
-            torch.stack(losses),
-            {name: stacked[name] for name in self.local.leaves},
-        )
+        kinds = particle.latents, self.parameters, self.local.leaves
+        latents, parameters, local = ({n: torch.stack(columns[n]) for n in x} for x in kinds)
+        return RecordGradients(latents, parameters, torch.stack(losses), local)
 
     def single(
         self, particle: Particle, record: Batch, draws: LocalDraws, *, public: bool = False
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The reference: gradients of all that one record uses, by name, and its loss."""
+        """One record's gradients by name, without inputs that it does not use, and its loss."""
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         local_rows = {
             name: row.detach().clone().requires_grad_()
@@ -189,28 +187,26 @@ class RecordTerm:
         }
         inputs = latents | self.parameters | local_rows
         own = record.indices, record.rows, RecordMode(draws), local_rows, public
-        shown = self.shown(particle, latents, *own)
-        with shown as (model, guide, args, kwargs):
-            loss = looped_loss(self.loss, model, guide, args, kwargs)
+        with self.shown(particle, latents, *own) as shown:
+            loss = looped_loss(self.loss, *shown)
             if not loss.requires_grad:
                 return {}, loss
-            # Within: a derivative of the user's own may keep something, too.
+            # Inside the context, because a user's derivative may also keep something.
             gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
-        return {
-            n: g for n, g in zip(inputs, gradients, strict=True) if g is not None
-        }, loss.detach()
+        used = {n: g for n, g in zip(inputs, gradients, strict=True) if g is not None}
+        return used, loss.detach()
 
     def vectorized(self, particle: Particle, batch: Batch) -> RecordGradients:
-        """All records at once, except those that branch unlike a placeholder.
+        """All records at once, and then one by one those that branch unlike a placeholder.
 
         A record's method depends on no other record.
         """
         found = self.at_once(particle, batch)
-        for made in found.otherwise:  # by then
+        for made in found.otherwise:  # numbers of draws before the branch
             for count in made[made < NEVER].unique().tolist():
-                places = (made == count).nonzero().squeeze(1)
-                own = batch.at(places, found.sampled[:count])
-                found = found.with_rows(places, self.looped(particle, own, breaks=True))
+                positions = (made == count).nonzero().squeeze(1)
+                apart = batch.at(positions, found.sampled[:count])
+                found = found.with_rows(positions, self.looped(particle, apart, breaks=True))
         return found
 
     def at_once(
@@ -218,7 +214,7 @@ class RecordTerm:
     ) -> RecordGradients:
         """All records at once, at the particle's latents and parameters.
 
-        :param decisions: by default those of a placeholder.
+        :param decisions: answers at the model's branches; by default those of a placeholder.
         """
         leaves, decided = self.parameters, decisions or Decisions(self.answers or ())
 
@@ -257,7 +253,7 @@ class RecordTerm:
     ) -> list[dict]:
         """One record's observed sites. The arguments are those of :meth:`shown`.
 
-        :param validates: distributions are made as Pyro's validation makes them.
+        :param validates: whether Pyro's validation is on when distributions are made.
         """
         shown = self.shown(particle, latents, index, row)
         with shown as (model, guide, args, kwargs), pyro.validation_enabled(validates):
@@ -276,16 +272,16 @@ class RecordTerm:
         local_rows: dict[str, Tensor] | None = None,
         public: bool = False,
     ) -> Iterator[tuple[Callable, Callable, tuple, dict]]:
-        """Model, guide and arguments of one record, in the context that they run in.
+        """Model, guide and arguments of one record, inside the context for their run.
 
-        :param latents: unconstrained.
-        :param row: its row of every data tensor.
-        :param mode: its draws, and more if it is one of many at once; by default it draws nothing.
-        :param local_rows: its rows of the local parameters; by default public constants.
-        :param public: all rows are placeholders.
+        :param latents: unconstrained values.
+        :param row: the record's row of every data tensor.
+        :param mode: the mode of torch functions; by default one with new local draws.
+        :param local_rows: the record's rows of the local parameters; by default public constants.
+        :param public: whether all rows are placeholders.
         """
         plate, (args, kwargs) = self.records.plate, self.records.arguments(row)
-        local_rows = local_rows or self.local.constants()  # before draws are the record's own
+        local_rows = local_rows or self.local.constants()  # outside the mode, which replaces draws
         with (
             self.state.preserved(batched=all(map(is_batchedtensor, row))),
             guarded("Running the model on one record", public=public, hint=_HINT if public else ""),

@@ -1,7 +1,7 @@
-"""From model, guide and records to one record's term: all that is checked and built, in order.
+"""Build one record's term from model, guide and records, after all checks, in order.
 
-Privacy does not rest on these checks: whatever a release is computed from sees one record only, or
-a placeholder (:class:`Records`). They tell the curator where the model meant something else. They
+Privacy does not rest on these checks, because code that a release depends on sees only one record
+or a placeholder (:class:`Records`). They tell the curator if the model means something else. They
 run before any budget is spent, and restore the random state.
 """
 
@@ -47,7 +47,7 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng
 
-_AT_A_TIME = 2**14  # records whose observations are looked at: each may take more than its row
+_MOST_CHECKED = 2**14  # records whose observations are checked at once
 
 
 def build_record_term(
@@ -67,11 +67,11 @@ def build_record_term(
     """
     examples = torch.tensor(records.examples(), device=records.device)
     with looking_at_records():
-        records.require_finite(records.rows(examples))  # that checks run on; of all, at the end
+        records.require_finite(records.rows(examples))  # the checks run on these; all come last
     with forked_rng():
         marked = initialise_parameters(model, guide, records)
         local = find_local_parameters(model, guide, records, marked)
-        # With the objects that the first run made.
+        # Found now, it includes the objects that the first run made.
         state = CapturedState(model, guide, *user_code(loss), *records.constants)
         outside = Runs(model, guide, records, Outside, local, state)
         check_outside(outside)
@@ -86,14 +86,14 @@ def build_record_term(
         term = _loop_over_all(loss, model, guide, particle, outside, inside)
         check_isolation(term, particle)
         term = on_fastest_path(term, particle)
-        check_values(term, particle, microbatch_size or min(records.block, _AT_A_TIME))
+        check_values(term, particle, microbatch_size or min(records.block, _MOST_CHECKED))
         return _with_released(term, particle), particle.parameters
 
 
 def initialise_parameters(model: Callable, guide: Callable, records: Records) -> LocalParameters:
     """Initialise the parameters.
 
-    :returns: those that hold private rows of an earlier run.
+    :returns: parameters that hold private rows of an earlier run.
     """
     marked = marked_parameters(records.plate.size)
     with marked.shown(marked.constants()):
@@ -104,7 +104,7 @@ def initialise_parameters(model: Callable, guide: Callable, records: Records) ->
 def _loop_over_all(
     loss: ELBO, model: Callable, guide: Callable, particle: Particle, outside: Runs, inside: Runs
 ) -> RecordTerm:
-    """The term as the loop, with all latents and parameters that it can reach at all."""
+    """The term as a loop over records, with all latents and parameters that it may use."""
     records, sites = inside.records, inside.public
     in_guide, in_model = map(random_sites, (sites["guide"], sites["model"]))
     latent = {name for name, site in in_model.items() if not site["is_observed"]}
@@ -126,7 +126,10 @@ def _loop_over_all(
 
 
 def _with_released(term: RecordTerm, particle: Particle) -> RecordTerm:
-    """:raises ModelError: there is nothing to release."""
+    """The term with the parameters that are released.
+
+    :raises ModelError: there is nothing to release.
+    """
     reached = particle.restricted(term.latents).reaches() | term.parameters.keys()
     released = {name: leaf for name, leaf in particle.parameters.items() if name in reached}
     if not (term.latents or released or term.local):
@@ -137,32 +140,30 @@ def _with_released(term: RecordTerm, particle: Particle) -> RecordTerm:
     return replace(term, released=released)
 
 
-_STEP = 0.1  # by which parameters are moved: where they start, penalties may be 0
+_STEP = 0.1  # parameters move by this step, because penalties may be 0 at the start
 _NO_SUM = (
-    "loss: for two records it has another value or derivative than the sum of its parts outside "
-    "plate {plate!r} and for each alone. Only a sum over sites can be clipped record by "
+    "loss: for two records, its value or derivative is not the sum of its parts outside plate "
+    "{plate!r} and for each record alone. Only a sum over sites can be clipped record by "
     "record. A mean over records, or a product or ratio with the whole loss, cannot. Write a "
     "penalty beside the sites as pyro.factor inside the plate, divided by the plate's size."
 )
 _RUNS = (
-    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents; several draws "
-    "are taken of a subclass of ELBO, by its num_particles. (TraceEnum_ELBO without "
-    "max_plate_nesting runs it once more: write TraceEnum_ELBO(max_plate_nesting=...), and "
-    "enumerate in parallel.)"
+    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents. For several "
+    "draws, set num_particles of a subclass of ELBO. (TraceEnum_ELBO without max_plate_nesting "
+    "runs it once more: write TraceEnum_ELBO(max_plate_nesting=...), and enumerate in parallel.)"
 )
 _NO_NUMBER = "loss: it must return one number, as a tensor."
 _Hide = Callable[[PrivatePlate], Messenger]
 
 
 def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
-    """The loss of two records must be the sum of the loss outside the plate and of both records'
-    own.
+    """Require that the loss of two records is the sum of the loss outside the plate and each term.
 
-    Compared are numbers and derivatives, on the same draws of all latents that are not enumerated,
-    at parameters that are moved a little.
+    The check compares values and derivatives at parameters that moved a little. All latents that
+    are not enumerated have the same draws.
 
     :param inside: runs that show the plate's sites.
-    :raises ModelError: the loss is no such sum; says which are.
+    :raises ModelError: the loss is no such sum.
     """
     records = inside.records
     if records.plate.size == 1:
@@ -172,19 +173,15 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
     indices = records.apart(2, length)
 
     def parts(tables: list[Tensor]) -> list[Tensor]:
-        """Each a vector of the loss and its derivatives: of both records; outside; of each."""
+        """The loss and its derivatives: of both records, outside, of the first, of the second."""
         drawn: dict[str, Tensor] = {}
         together = records.with_tables(tables)
         rows = [[table[i] for table in tables] for i in indices.tolist()]
         both = value(together, indices, _Drawn(records.plate, drawn), None)
         outside = value(together, indices, _Drawn(records.plate, drawn), Outside)
+        term = partial(value, hide=partial(Inside, values={}))
         alone = [
-            value(
-                records.arguments(row),
-                indices[k : k + 1],
-                _Drawn(records.plate, drawn, k),
-                lambda plate: Inside(plate, {}),
-            )
+            term(records.arguments(row), indices[k : k + 1], _Drawn(records.plate, drawn, k))
             for k, row in enumerate(rows)
         ]
         return [both, outside, *alone]
@@ -192,7 +189,7 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
     found = on_varied(
         lambda integers: parts([varied(x, length, 1, integers=integers) for x in records.likes])
     )
-    if found is None:  # they may be outside the model's domain
+    if found is None:  # rows that vary may lie outside the model's domain
         found = parts([row.expand(length, *row.shape) for row in records.placeholder()])
     both, *each = found
     if not agree(torch.stack([both, *each]), torch.stack([torch.stack(each).sum(0), *each])):
@@ -208,7 +205,7 @@ def _value(
     drawn: "_Drawn",
     hide: _Hide | None,
 ) -> Tensor:
-    """The loss and its derivatives, of what is not hidden of these records."""
+    """The loss of these records and its derivatives, without the sites that ``hide`` hides."""
     plate, leaves = inside.records.plate, list(particle.parameters.values())
     moved = [_moved(leaf) for leaf in leaves]
 
@@ -250,12 +247,12 @@ def _moved(leaf: Tensor) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class _Drawn(Messenger):
-    """Latents have the values that they had in the first run, without derivatives.
+    """Gives latents the values of the first run, without derivatives.
 
     The loss handles enumerated sites.
 
-    :param values: for both records; the first run adds them.
-    :param position: the record's, if the model sees only one.
+    :param values: values for both records, which the first run adds.
+    :param position: the record's position, if the model sees only one.
     """
 
     plate: PrivatePlate

@@ -1,4 +1,4 @@
-"""The arguments of a model, seen as records: which are data, and one record's part of them."""
+"""The arguments of a model as records: which arguments are data, and one record's part of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,17 +96,17 @@ class Records:
     Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a
     public constant.
 
-    A model or guide never sees the data as a whole. For record i each data tensor is that row
-    alone, if the model reads it whole. Else it is row i repeated N times (a view, not a copy), so
-    "other records" are record i again. By construction a record's term depends on that record only.
-    Everything outside the plate, and every initial value, is computed on placeholders and depends
-    on no record at all.
+    A model or guide never sees the data as a whole. If it reads its arguments whole, it sees row
+    i alone for record i. Otherwise it sees that row repeated N times, as a view. Then "other
+    records" are the same record. By construction a record's term depends on that record only. Code
+    outside the plate and initial values use placeholders, and depend on no record.
 
-    :param args: the step's, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
-    :param given: args and kwargs as the user gave them; by default these.
-    :param shard: which records are here; None: all N.
-    :ivar columns: the data, (N, ...) each: for the curator's checks, and no user code.
-    :ivar original: the arguments as the user gave them, also of those that were converted.
+    :param args: the step's arguments after :func:`~pyro_dp.records.arguments.as_tensors`; so are
+        ``kwargs``.
+    :param given: args and kwargs before their conversion; by default the same.
+    :param shard: the records of this process; ``None``: all N.
+    :ivar columns: the data, (N, ...) each, for the curator's checks; user code never sees them.
+    :ivar original: the user's arguments before their conversion.
     :raises ModelError: no argument is data.
     """
 
@@ -149,28 +149,28 @@ class Records:
 
     @property
     def likes(self) -> list[Tensor]:
-        """Tensors of the shapes and dtypes of the data, (N, ...) each, without their numbers."""
+        """Zeros of the shapes and dtypes of the data, (N, ...) each."""
         return [column.like for column in self.columns]
 
     @property
     def names(self) -> list[str]:
-        """The argument that each of the columns belongs to."""
+        """The name of each column's argument."""
         return [self._names[i] for i in self._data]
 
     @property
     def shown(self) -> int:
-        """How many placeholders stand for all N records when a model sees all."""
+        """The number of placeholder rows that replace all N records."""
         return rows_shown(self.plate.size, self.row_size)
 
     @property
     def places(self) -> Arguments:
-        """The arguments' structure, with a flag for each leaf: whether it is data."""
+        """The arguments, with each leaf replaced by a flag: whether it is data."""
         leaves = [i in self._data for i in range(len(self._leaves))]
         return pytree.tree_unflatten(leaves, self._spec)
 
     @property
     def constants(self) -> list[tuple[str, Any]]:
-        """(label, argument), of the arguments that are no data."""
+        """Labels and values of the arguments that are no data."""
         return [
             (f"argument {name!r}", leaf)
             for i, (name, leaf) in enumerate(zip(self._names, self._leaves, strict=True))
@@ -183,20 +183,22 @@ class Records:
 
     @property
     def row_size(self) -> int:
-        """How many numbers the rows of one record have."""
+        """The number of numbers in the rows of one record."""
         return sum(column.row_shape.numel() for column in self.columns)
 
     @property
     def block(self) -> int:
-        """How many records have rows of some megabytes."""
+        """How many records are read at a time."""
         return block_size(self.row_size)
 
     def blocks(self, count: int) -> Iterator[Tensor]:
-        """Indices of all records that are here, in chunks of this size."""
+        """Indices of all records of this process, in chunks of this size."""
         return AllRecords(self.count, self.device).split(count)
 
     def require_no_rows_beside(self) -> None:
-        """Another owner cannot make a constant of the data here: digests of constants leave it.
+        """Refuse constants with a row per record, because digests of constants leave this process.
+
+        So another owner cannot turn data here into a constant.
 
         :raises ModelError: an argument that is no data has a row per record; names it.
         """
@@ -205,7 +207,7 @@ class Records:
                 raise ModelError(_BESIDE.format(label=label))
 
     def checked(self, count: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Indices and rows of all records that are here, so many at a time.
+        """Indices and rows of all records of this process, ``count`` at a time.
 
         :raises ModelError: a number is not finite; names the argument only.
         """
@@ -233,18 +235,18 @@ class Records:
                 )
 
     def rows(self, indices: Tensor, *, distinct: bool = True) -> list[Tensor]:
-        """Rows of every data tensor, each (B, ...), with memory of their own.
+        """A copy of the rows of every data tensor, each (B, ...).
 
-        :param indices: (B,); ascending, if they are distinct.
+        :param indices: (B,), ascending if ``distinct``.
         """
         if distinct:
             return [column.rows(indices) for column in self.columns]
         return [column.repeated_rows(indices) for column in self.columns]
 
     def passes(self, indices: Indices, size: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """At most ``size`` of these indices at a time, and their rows, which are only to be read.
+        """At most ``size`` of these indices at a time, and their rows, for reading only.
 
-        If they are all records, the rows are the data themselves, not copies.
+        If these are all records, the rows are the data themselves, not copies.
 
         :param indices: distinct, ascending.
         """
@@ -264,7 +266,7 @@ class Records:
         return [rows[0] for rows in self.rows(torch.tensor([index]))]
 
     def examples(self, count: int = 3) -> list[int]:
-        """At most so many indices, evenly spread: the records that the checks look at."""
+        """At most ``count`` indices, evenly spread: the records on which checks run."""
         last = max(self.count, 1) - 1
         return sorted({i * last // (count - 1) for i in range(count)})
 
@@ -273,11 +275,11 @@ class Records:
         return [placeholder_row(like) for like in self.likes]
 
     def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
-        """The arguments with public rows that differ, as ``stand_ins.varied`` makes them."""
+        """The arguments with public rows that differ (``stand_ins.varied``)."""
         return self.with_tables([varied(x, length, seed, integers=integers) for x in self.likes])
 
     def apart(self, count: int, length: int) -> Tensor:
-        """Indices of so many varied rows that have nothing in common, (count,)."""
+        """Indices of ``count`` varied rows that have no number in common, (count,)."""
         step = max(spacing(like, length) for like in self.likes)
         return step * torch.arange(count, device=self.device)
 
@@ -289,7 +291,7 @@ class Records:
             reads its arguments whole.
         """
         length = length or (1 if self.slice_data else self.plate.size)
-        # A copy of its own, because the model may write into it.
+        # A copy, because the model may write into it.
         own = [value if is_batchedtensor(value) else value.clone() for value in row]
         return self.with_tables([value.expand(length, *value.shape) for value in own])
 
@@ -309,7 +311,7 @@ class Records:
         return self.original.is_still(*flattened(args, kwargs))
 
     def require_same_data(self, later: "Records") -> None:
-        """:raises ModelError: a later step has other records."""
+        """:raises ModelError: a later step has other data."""
         for size, first in ((later.count, self.count), (later.plate.size, self.plate.size)):
             if size != first:
                 raise ModelError(_OTHER_DATA.format(what=f"{size} records, and {first} at first"))
@@ -328,10 +330,10 @@ class Records:
 
 @contextmanager
 def on_placeholders(records: Records, runs: str, count: int = 1) -> Iterator[Arguments]:
-    """Arguments of so many placeholder records, whose indices the plate has inside.
+    """Arguments of ``count`` placeholder records, in a context where the plate has their indices.
 
-    :param runs: the name of the code inside, as "the model".
-    :raises ModelError: that raised an exception.
+    :param runs: the name of the code that runs inside, such as "the model".
+    :raises ModelError: the code inside raised an exception.
     """
     length = count if records.slice_data else None
     own = OneRecord(records.plate, torch.arange(count, device=records.device))
@@ -341,7 +343,7 @@ def on_placeholders(records: Records, runs: str, count: int = 1) -> Iterator[Arg
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """The checks and the built term for the data of a step. Other data start anew."""
+    """Everything that an inference prepares for the data of its steps; other data start anew."""
 
     records: Records
     sampler: RecordSampler
@@ -352,27 +354,27 @@ class Prepared:
 
     @cached_property
     def ahead(self) -> DrawnAhead:
-        """Samples of several steps at once, where that spares passes over the data."""
+        """Samples of several steps at once, if that saves passes over the data."""
         return drawn_ahead(self.records.columns, self.sampler)
 
     def draw(self, releases: Releases, position: int) -> Indices:
         """The records of a step: indices, ascending, on their device."""
         indices, device = releases.sample(self.sampler, position, self.ahead), self.records.device
-        # Their number decides shapes, which the host must know: it draws them.
+        # The host draws them, because it must know their number for shapes.
         return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)
 
     def public(self, releases: Releases) -> list[Tensor]:
-        """Inputs of a release: constants of the model, as tensors."""
+        """Constants of the model, as tensors: the public inputs of a release."""
         constants = [value for _, value in self.records.constants]
         tensors = [each for each in constants if isinstance(each, Tensor)]
         if releases.peers.own_ledgers:
-            return tensors  # a digest of a single number would tell it to other owners
+            return tensors  # a digest of a single number would reveal it to other owners
         numbers = [each for each in constants if isinstance(each, (int, float, str))]
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
 
 class _Original:
-    """The arguments as the user gave them, leaf by leaf."""
+    """The user's arguments before their conversion, leaf by leaf."""
 
     def __init__(self, args: tuple, kwargs: dict):
         self.leaves, self._spec = flattened(args, kwargs)
@@ -384,7 +386,7 @@ class _Original:
 
 
 def _no_data(plate: PrivatePlate, arguments: Iterable[tuple[str, Any]]) -> str:
-    """The likely cause, from shapes alone, which are public."""
+    """An error with the likely cause, from shapes alone, which are public."""
     shapes = {
         name: tuple(leaf.shape)
         for name, leaf in arguments
@@ -426,6 +428,6 @@ def _same(new: Any, old: Any, known: int) -> bool:
 
 
 def _memory(tensor: Tensor) -> tuple:
-    """Identifies the numbers' memory and version. The old tensor keeps it taken."""
+    """Identifies a tensor's memory and version. The old tensor keeps its memory allocated."""
     place = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
     return (*place, version(tensor))

@@ -1,4 +1,4 @@
-"""Running user code: no data in the texts of exceptions and warnings, no batch statistics."""
+"""Run user code without data in the texts of errors and warnings, and without batch statistics."""
 
 import contextlib
 import linecache
@@ -37,7 +37,7 @@ _WITHHELD = (
     "to see it."
 )
 _DISCRETE = "Continuous inference cannot handle discrete sample site"  # Pyro's words
-_NO_PLACE = (
+_DISCRETE_LATENT = (
     "An autoguide has no factor for a discrete latent{where}. Mark it in the model with "
     "infer={{'enumerate': 'parallel'}} and hide it from the guide, as in "
     "AutoNormal(pyro.poutine.block(model, hide=[{site!r}]))."
@@ -80,7 +80,7 @@ _LONGEST = 600  # characters of a message
 
 
 def whole_tensors(slice_data: bool) -> str:
-    """Advice for a model that does not read its data as found or declared."""
+    """Advice for a model that reads its data in another manner than found or declared."""
     return _WHOLE if slice_data else _INDEXED
 
 
@@ -89,12 +89,12 @@ class RaisedOnPlaceholders(ModelError):
 
 
 class RaisedOnRecords(ModelError):
-    """The records failed a check. No choice may follow from it. Users see a ModelError."""
+    """The records failed a check. No choice may depend on it. Users see a ModelError."""
 
 
 @contextlib.contextmanager
 def looking_at_records() -> Iterator[None]:
-    """:raises RaisedOnRecords: instead of a :class:`ModelError`."""
+    """Inside, a :class:`ModelError` becomes a :class:`RaisedOnRecords`."""
     try:
         yield
     except ModelError as error:
@@ -105,31 +105,28 @@ def looking_at_records() -> Iterator[None]:
 def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[None]:
     """Run a model or guide.
 
-    * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
-      user code. The message quotes its text for placeholders, and withholds it for data: Pyro's and
-      torch's messages quote values. The text is removed from the original as well, which stays the
-      new one's ``__context__``.
-      So is ``SystemExit``: one record must not end the program.
-    * Warnings are withheld where exceptions are.
-    * Integers and floats may meet in products and likelihoods
-      (:mod:`pyro_dp.records.vectorised`).
+    * An exception becomes a :class:`ModelError` with its type, the Pyro site and the line of user
+      code. Pyro and torch quote values in their texts. So the message quotes the text only for
+      placeholders. The original exception, which becomes ``__context__``, also loses its text.
+      ``SystemExit`` is caught as well, because one record must not end the program.
+    * For data, warnings are suppressed.
+    * Products and likelihoods may mix integers and floats (:mod:`pyro_dp.records.vectorised`).
     * Batch statistics are refused: they mix records, and running averages would keep them.
-    * User code may catch an error of torch. Its answer would hold for all records that run at once,
-      or in all calls of a graph. So these raise, and records run one at a time.
-    * Validation is off, also of distributions that were made with it: it reads values, which can
-      be neither vectorised over records nor traced.
+    * User code may catch an error of torch. Its reaction would apply to all records that run at
+      once, or to all calls of a graph. So this raises an error, and records run one at a time.
+    * Validation is off, also for distributions that demand it. It reads values, so it can be
+      neither vectorised over records nor traced.
     * A function under ``torch.compile`` runs as written. Compiled, it could not be vectorised or
-      traced, and each form of its arguments would compile anew.
+      traced, and would be compiled again for each form of its arguments.
 
     :param doing: the beginning of the new message.
-    :param public: the run sees only placeholders.
-    :param hint: the end of the message: the remedy, where the exception itself does not tell it.
+    :param public: whether the run sees only placeholders.
+    :param hint: the end of the message: the remedy, if the exception does not suggest one.
     """
-    quiet = contextlib.nullcontext() if public else no_warnings()
     alone = _RecordByRecord()
     try:
         with (
-            quiet,
+            contextlib.nullcontext() if public else no_warnings(),
             pyro.validation_enabled(False),
             mock.patch.object(Distribution, "_validate_sample", lambda self, value: None),
             alone,
@@ -142,7 +139,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         text = str(error).split("Trace Shapes:")[0].strip()
         if text == str(error):
             raise
-        raise type(error)(text) from None  # without what Pyro appended: the shapes of all sites
+        raise type(error)(text) from None  # without the shapes of all sites, which Pyro appended
     except (Exception, SystemExit) as error:
         text, where = str(error).split("Trace Shapes:")[0].strip(), _location(error)
         advice = _advice(error, hint) if public else hint
@@ -150,7 +147,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         if text.startswith(_DISCRETE):
             found = re.search(r"'([^']+)'", text)
             site = found.group(1) if found else "assignment"
-            raise ModelError(_NO_PLACE.format(where=where, site=site)) from None
+            raise ModelError(_DISCRETE_LATENT.format(where=where, site=site)) from None
         message = f"{doing} raised {type(error).__name__}{where}"
         if public:
             raise RaisedOnPlaceholders(f"{message}: {_shortened(text)} {advice}") from None
@@ -160,10 +157,10 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
 @contextlib.contextmanager
 def _not_compiled() -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:  # its import takes a second, and nothing is compiled without it
+    if dynamo is None:  # not imported, so nothing is compiled; the import takes a second
         yield
         return
-    config = dynamo.config  # whose patch() makes a class in each call
+    config = dynamo.config  # its patch() makes a class in each call
     before, config.error_on_nested_fx_trace = config.error_on_nested_fx_trace, False
     try:
         with torch.compiler.set_stance("force_eager"):
@@ -173,9 +170,9 @@ def _not_compiled() -> Iterator[None]:
 
 
 class _RecordByRecord(TorchFunctionMode):
-    """A mode without statistics of a batch, in which numbers of different dtypes may meet.
+    """A mode that refuses batch statistics, and promotes numbers of different dtypes.
 
-    :ivar failed: whether a function raised for all records at once, or in a graph.
+    :ivar failed: whether a function raised while all records ran at once, or during tracing.
     """
 
     failed = False
@@ -194,14 +191,9 @@ class _RecordByRecord(TorchFunctionMode):
         try:
             return func(*args, **kwargs)
         except Exception:
-            self.failed = self.failed or _together()
+            levels = get_interpreter_stack() or ()
+            self.failed |= tracing() or any(x.key() == TransformType.Vmap for x in levels)
             raise
-
-
-def _together() -> bool:
-    """Whether all records run at once, or the operations join a graph."""
-    levels = get_interpreter_stack() or ()
-    return tracing() or any(each.key() == TransformType.Vmap for each in levels)
 
 
 def _location(error: BaseException) -> str:
@@ -220,14 +212,14 @@ def _location(error: BaseException) -> str:
 
 
 def _plate_of(error: BaseException) -> str:
-    """The plate whose own code raised the exception; an empty text if that is elsewhere."""
+    """The name of the plate whose code raised the exception; empty if none did."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    own = frame.f_locals.get("self")
-    return own.name if isinstance(own, pyro.plate) else ""
+    owner = frame.f_locals.get("self")
+    return owner.name if isinstance(owner, pyro.plate) else ""
 
 
 def _advice(error: BaseException, hint: str) -> str:
-    """Advice: the certain diagnosis of an exception, the hint, or a possible diagnosis."""
+    """Advice on an exception: a certain diagnosis, else the hint, else a possible diagnosis."""
     text = str(error)
     if isinstance(error, ZeroDivisionError) and (plate := _plate_of(error)):
         return _EMPTY.format(name=plate)

@@ -1,4 +1,4 @@
-"""Structural checks of the sites of model and guide: which lie where, and what they may read."""
+"""Structural checks of the sites of model and guide: where they lie, and what they may read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,16 +30,16 @@ from pyro_dp.utils.torch_state import forked_rng
 
 _COMPARED = ("value", "log_prob")
 _MASKED = (
-    " (Where there is an obs_mask, Pyro drops infer: write config_enumerate(model) instead. A "
-    "guide has the site under poutine.mask(mask=~obs_mask).)"
+    " (With an obs_mask, Pyro drops infer: write config_enumerate(model) instead. In a guide, put "
+    "the site under poutine.mask(mask=~obs_mask).)"
 )
 
 
 @dataclass(eq=False, repr=False)
 class Runs:
-    """Guide and model, replayed against it, for one record, as ``view`` shows them.
+    """Runs of the guide, and of the model replayed against it, for one record.
 
-    :param view: :class:`Outside` or :class:`Inside`, for a plate.
+    :param view: makes a handler that hides sites of a plate: :class:`Outside` or :class:`Inside`.
     :param local: parameters with a private row per record, which the model sees as constants.
     :param state: objects that model and guide refer to.
     :param factor: multiplies these constants.
@@ -65,10 +65,10 @@ class Runs:
         }
 
     def on(self, arguments: Arguments, **options: Any) -> Traces:
-        """Traces for these rows, which model and guide do not keep.
+        """Traces for these rows; state that model and guide keep of them is put back.
 
-        :param options: ``public`` rows; ``indices`` of so many records at once, (k,), by default of
-            the first one; ``replayed``, traces whose latents are used.
+        :param options: ``public`` (whether rows are public), ``indices`` (of several records at
+            once, (k,), by default the first), ``replayed`` (traces whose latents are used).
         """
         with self.state.preserved():
             return self._run(arguments, **options)
@@ -93,14 +93,14 @@ class Runs:
 
 
 def _drawn(traces: Traces, part: str) -> dict[str, Tensor]:
-    """Values of the latents that this part draws itself."""
+    """Values of the latents that this part, guide or model, draws itself."""
     others = traces["guide"].nodes if part == "model" else {}
     sites = random_sites(traces[part]).items()
     return {n: s["value"] for n, s in sites if not (s["is_observed"] or n in others)}
 
 
 def check_outside(outside: Runs) -> None:
-    """Sites outside the plate must not depend on those inside."""
+    """Require that sites outside the plate do not depend on the data or on latents inside it."""
     records = outside.records
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
     problem = f"{where} the data: only sites inside the plate may read them."
@@ -129,7 +129,7 @@ def check_outside(outside: Runs) -> None:
         indices = torch.arange(records.shown, device=records.device)
         problem = (
             f"{where} the length of the data, which is 1 for a model that sees one record: pass N "
-            f"as an argument."
+            "as an argument."
         )
         on_whole = outside.on(whole, public=True, indices=indices)
         _require_same_sites(outside.public, on_whole, problem)
@@ -145,7 +145,7 @@ def _require_same_sites(public: Traces, other: Traces, problem: str) -> None:
 
 
 def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str) -> None:
-    """Latents outside the plate come from the guide, and records have a gradient for them."""
+    """Require that the guide draws all latents outside the plate, with the needed gradients."""
     in_guide, in_model = map(random_sites, (outside.public["guide"], outside.public["model"]))
     for name, site in (in_model | in_guide).items():
         if site["is_observed"]:  # a factor of the latents
@@ -164,7 +164,7 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
         if privatize == "latents":
             raise ModelError(
                 f"Global site {name!r} is not reparameterised. So records have no gradient with "
-                f"respect to it. Use clip=Clip(of='parameters')."
+                "respect to it. Use clip=Clip(of='parameters')."
             )
         if isinstance(loss, TraceMeanField_ELBO):
             raise ModelError(f"Global site {name!r} is not reparameterised: use Trace_ELBO.")
@@ -179,7 +179,7 @@ def _is_enumerated(loss: ELBO, site: dict) -> bool:
 
 
 def check_inside(loss: ELBO, inside: Runs) -> None:
-    """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
+    """Require that sites inside belong to one record, and latents are drawn or summed out."""
     plate, slice_data = inside.records.plate, inside.records.slice_data
     in_guide, in_model = map(random_sites, (inside.public["guide"], inside.public["model"]))
     for name, site in (*in_guide.items(), *in_model.items()):
@@ -199,7 +199,10 @@ def check_inside(loss: ELBO, inside: Runs) -> None:
 
 
 def plate_nesting(loss: ELBO, inside: Runs) -> float:
-    """Number of nested plates. Latents are enumerated to their left."""
+    """The loss's ``max_plate_nesting``, or the number of nested plates if it is not set.
+
+    :raises ModelError: it is too small for latents that are enumerated in parallel.
+    """
     sites = [site for trace in inside.public.values() for site in random_sites(trace).values()]
     frames = [frame for site in sites for frame in site["cond_indep_stack"]]
     depth = max((-frame.dim for frame in frames if frame.dim is not None), default=0)

@@ -1,4 +1,4 @@
-"""Placeholders for data, and a large plate that shows a model a few elements."""
+"""Placeholders and other public rows that replace data."""
 
 import contextlib
 import math
@@ -15,23 +15,21 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
 
-_LEAST = 0.25  # varied rows lie in (0.25, 1), where logarithms, roots and probabilities exist
-_MOST = 2**22  # numbers of rows that do not overlap
-_APART = 4
-_MOST_SHOWN = 2**16  # numbers of placeholders that stand for all records
-_FEWER = (211, 101, 53, 11)
+_LOWEST = 0.25  # varied rows lie in (0.25, 1), where logarithms, roots and probabilities exist
+_MOST_SEPARATE = 2**22  # numbers of varied rows that do not overlap in memory
+_MOST_PLACEHOLDERS = 2**16  # numbers of placeholders for all records
+_FEWER = (211, 101, 53, 11)  # primes, which are no other length
 T = TypeVar("T")
 
 
 def rows_shown(size: int, numbers: int) -> int:
-    """How many placeholders stand for all records: fewer, where all would take much memory.
+    """The number of placeholders for all records: fewer than N, if N would take much memory.
 
-    The fewer are a prime, which is no length of anything else.
-
-    :param numbers: in the rows of a record.
+    :param size: N.
+    :param numbers: how many numbers the rows of a record have.
     """
-    fewer = next((n for n in _FEWER if n * numbers <= _MOST_SHOWN), _FEWER[-1])
-    return size if size * numbers <= _MOST_SHOWN else min(size, fewer)
+    fewer = next((n for n in _FEWER if n * numbers <= _MOST_PLACEHOLDERS), _FEWER[-1])
+    return size if size * numbers <= _MOST_PLACEHOLDERS else min(size, fewer)
 
 
 def is_table(leaf: object) -> TypeGuard[Tensor]:
@@ -46,23 +44,23 @@ def placeholder_row(table: Tensor) -> Tensor:
 
 
 def placeholder(leaf: object) -> object:
-    """The same row for all rows; a leaf without rows stays as it is."""
+    """A tensor of this shape that repeats a placeholder row; a leaf without rows unchanged."""
     if not is_table(leaf):
         return leaf
     return placeholder_row(leaf).expand(leaf.shape)
 
 
 def identity(leaf: object) -> object:
-    """The same, but identities for square matrices, such as covariances."""
+    """A placeholder, with identities for square matrices, such as covariances."""
     if is_table(leaf) and leaf.dim() > 1 and leaf.shape[-1] == leaf.shape[-2]:
         return torch.eye(leaf.shape[-1], dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
     return placeholder(leaf)
 
 
 def on_varied(run: Callable[[bool], T]) -> T | None:
-    """The result of a run on :func:`varied` rows, with integers that vary, or else without.
+    """The result of a run on :func:`varied` rows: with integers that vary, else with zeros.
 
-    None: it raises :class:`ModelError` on both, because they may lie outside the model's domain.
+    ``None`` if both raise :class:`ModelError`: such rows may lie outside the model's domain.
     """
     for integers in (True, False):
         with contextlib.suppress(ModelError):
@@ -71,28 +69,27 @@ def on_varied(run: Callable[[bool], T]) -> T | None:
 
 
 def spacing(table: Tensor, length: int) -> int:
-    """How far apart the first :func:`varied` rows are that have no number in common."""
+    """The distance of two :func:`varied` rows that have no number in common."""
     size = table.shape[1:].numel()
-    return size if length * size > _MOST and length > _APART * size else 1
+    return size if length * size > _MOST_SEPARATE and length > 4 * size else 1
 
 
 def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> Tensor:
-    """(length, ...): rows that differ from each other. For all seeds the first one is the same.
+    """Rows that differ from each other, (length, ...). The first row is the same for all seeds.
 
-    Numbers lie in (0.25, 1); integers are 0 or 1. Many rows overlap in memory. Each has one number
-    more than the row before.
+    Numbers lie in (0.25, 1); integers are 0 or 1. If there are many rows, each is the row before
+    it, shifted by one number, in the same memory.
 
     :param integers: whether integers vary; else they are 0.
     """
     shape = table.shape[1:]
     size = shape.numel()
     step = 1 if spacing(table, length) > 1 else size
-    numbers: np.ndarray = np.random.default_rng(seed).uniform(
-        _LEAST, 1.0, size + step * (length - 1)
-    )
-    numbers[:size] = np.random.default_rng(0).uniform(_LEAST, 1.0, size)
+    count = size + step * (length - 1)
+    numbers: np.ndarray = np.random.default_rng(seed).uniform(_LOWEST, 1.0, count)
+    numbers[:size] = np.random.default_rng(0).uniform(_LOWEST, 1.0, size)
     if not (table.is_floating_point() or table.is_complex()):
-        numbers = (numbers > (1 + _LEAST) / 2) & integers
+        numbers = (numbers > (1 + _LOWEST) / 2) & integers
     buffer = torch.from_numpy(numbers).to(table.dtype).to(table.device)
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return buffer.as_strided((length, *shape), (step, *strides))
@@ -100,9 +97,9 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
 
 @dataclass
 class FewIndices:
-    """Inside, plates of this size have the first ``count`` indices, also within Pyro's blocks.
+    """Give plates of this size only their first ``count`` indices, also within Pyro's blocks.
 
-    :ivar declared: the batch size that each of them declares, by name.
+    :ivar declared: the batch size that each of these plates declares, by name.
     """
 
     size: int

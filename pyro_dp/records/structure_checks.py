@@ -1,6 +1,6 @@
-"""Structural checks of a record's term: its own row only, no coupling of records, vectorisation.
+"""Structural checks of a record's term: it reads only its own row, and it can be vectorised.
 
-:mod:`pyro_dp.records.site_checks` checks its sites first. All of it is for the curator, before any
+:mod:`pyro_dp.records.site_checks` checks the sites first. All checks inform the curator, before any
 budget is spent (:mod:`pyro_dp.records.record_term_builder`).
 """
 
@@ -31,17 +31,17 @@ from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
 from pyro_dp.utils.linalg import agree, close, largest
 from pyro_dp.utils.torch_state import seed_torch
 
-_COUNT = 3
-_PLACES = 12  # indices at which a row is looked at
-_MOST_NUMBERS = 2**22  # in gradients of records that are looked at together
-_FEW = 500  # records whose observations are looked at sooner than a graph is traced
+_COUNT = 3  # records at once
+_POSITIONS = 12  # indices at which a row is tried
+_MOST_NUMBERS = 2**22  # numbers in the gradients of records at once
+_FEW = 500  # records: tracing a graph takes longer than checking their observations
 _COUPLED = (
     "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other "
     "records change. It reads other rows: a mean or maximum over the data, a shifted index, batch "
-    "statistics. {shown} A record may read its own row only: standardise before, with public "
+    "statistics. {view} A record may read its own row only: standardise before, with public "
     "constants or a DPStandardScaler."
 )
-_SHOWN = {
+_VIEWS = {
     False: "The model sees one record at a time.",
     True: "The model sees one row of the data, which is its own mean and maximum.",
 }
@@ -62,13 +62,13 @@ _APART = (
 
 
 def check_coupling(inside: Runs) -> None:
-    """Rows whose first one stays. Its terms must stay, too, for all values of the others.
+    """Require that the first record's terms stay the same when other rows change.
 
     A model that reads other records does not fail on a single one. It computes something else, such
     as x - x.mean(0) = 0.
 
     :param inside: runs that show the plate's sites.
-    :raises ModelError: a site of the first record moves; names it.
+    :raises ModelError: a term of the first record changes; names its site.
     """
     records = inside.records
     count = min(_COUNT, records.plate.size)
@@ -90,10 +90,8 @@ def check_coupling(inside: Runs) -> None:
             if _is_square(trace.nodes[name]):
                 raise ModelError(_SQUARE.format(name=name, part=part))
             if name not in others or not agree(term, others[name]):
-                shown = _SHOWN[records.slice_data]
-                raise ModelError(
-                    _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
-                )
+                view, plate = _VIEWS[records.slice_data], records.plate.name
+                raise ModelError(_COUPLED.format(name=name, part=part, plate=plate, view=view))
 
 
 def _is_square(site: dict) -> bool:
@@ -111,7 +109,7 @@ def _first_terms(trace: Trace, plate: PrivatePlate) -> Iterator[tuple[str, Tenso
 
 
 def check_isolation(term: RecordTerm, particle: Particle) -> None:
-    """The term must depend on its own row, and on nothing else that its index points to."""
+    """Require that the term depends on its row, and on nothing else at its index."""
     records = term.records
 
     def at(index: int, row: list[Tensor], **options) -> tuple[dict[str, Tensor], Tensor]:
@@ -120,25 +118,27 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
         return term.single(particle, record, LocalDraws(), **options)
 
     with no_warnings():
-        at(0, records.placeholder(), public=True)  # an error of the loss itself keeps its text
+        at(0, records.placeholder(), public=True)  # here the message quotes an error of the loss
     _require_isolated(term, particle, at)
 
 
 @looking_at_records()
 def _require_isolated(term: RecordTerm, particle: Particle, at: Callable) -> None:
-    """:param at: gradients and loss of an index with a row."""
+    """
+    :param at: computes gradients and loss of a row at an index.
+    """
     records = term.records
     first = records.row(0)
     gradients, loss = at(0, first)
     alike = _alike_at_once(term, particle, first, gradients, loss)
-    for i in () if alike else records.examples(_PLACES):
+    for i in () if alike else records.examples(_POSITIONS):
         moved, moved_loss = at(i, first)
         for name in term.parameters.keys() & gradients.keys() & moved.keys():
             if not agree(gradients[name], moved[name]):
                 raise ModelError(
                     f"Parameter {name!r} has values that depend on the record's index in plate "
-                    f"{records.plate.name!r}, but not one row per record, at its index. Make it "
-                    f"so (loc[idx]), or compute the values from the record (amortisation)."
+                    f"{records.plate.name!r}, but not one row per record, at its index. Read it "
+                    "at the index (loc[idx]), or compute the values from the record (amortisation)."
                 )
         if not agree(loss, moved_loss):
             raise ModelError(
@@ -162,14 +162,12 @@ def _require_isolated(term: RecordTerm, particle: Particle, at: Callable) -> Non
 def _alike_at_once(
     term: RecordTerm, particle: Particle, row: list[Tensor], gradients: dict, loss: Tensor
 ) -> bool:
-    """Whether a row has this term at many indices, all at once. If not, a loop finds out why."""
-    indices = torch.tensor(term.records.examples(_PLACES), device=term.records.device)
+    """Whether a row has the same term at many indices, vectorised. If not, a loop finds out why."""
+    indices = torch.tensor(term.records.examples(_POSITIONS), device=term.records.device)
     if len(indices) * sum(x.numel() for x in term.parameters.values()) > _MOST_NUMBERS:
         return False
-    own = row, term.local.constants()
-    rows, local = pytree.tree_map(lambda x: x.expand(len(indices), *x.shape), own)
     try:
-        found = term.at_once(particle, Batch(indices, rows, local_rows=local), Decisions())
+        found = term.at_once(particle, _repeated(term, row, indices), Decisions())
     except Exception:
         return False
     pairs = [(gradients[name], x) for name, x in found.parameters.items() if name in gradients]
@@ -177,10 +175,17 @@ def _alike_at_once(
     return alike and not found.sampled and not found.apart.any()
 
 
-def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
-    """Vectorised if that gives the loop's numbers; else it says why not, once.
+def _repeated(term: RecordTerm, row: list[Tensor], indices: Tensor) -> Batch:
+    """A batch with the same row, and public local rows, at each index."""
+    both = row, term.local.constants()
+    rows, local = pytree.tree_map(lambda x: x.expand(len(indices), *x.shape), both)
+    return Batch(indices, rows, local_rows=local)
 
-    The choice, and the parts of a record's gradient, come from placeholders: they are public.
+
+def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
+    """The vectorised term, if it gives the loop's numbers; else the loop, with a warning.
+
+    The choice, and the parts of a record's gradient, come from placeholders, so they are public.
 
     :raises ModelError: terms that agree on placeholders differ on the data.
     """
@@ -190,25 +195,20 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     used, _ = term.single(particle, Batch(indices[0], records.placeholder()), draws)
     term = replace(term, samples=len(draws.sampled))
     decisions = Decisions()
-    public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
-    local = {
-        name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
-    }
-    placeholders = Batch(indices, public, local_rows=local)
+    placeholders = _repeated(term, records.placeholder(), indices)
     reason = _why_not_vectorized(term, particle, placeholders, decisions)
     if reason is not None:
-        # Control flow may make other records use more: nothing that can be reached is dropped.
-        warnings.warn(
-            f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
-        )
+        # By control flow, other records may use more inputs than a placeholder. So all are kept.
+        text = f"Gradients are taken one record at a time, which is slow: {reason}."
+        warnings.warn(text, stacklevel=2)
         return term
     term = replace(term, answers=tuple(decisions.answers))
     with looking_at_records():
-        examples = Batch(indices, records.rows(indices), local_rows=local)
+        examples = replace(placeholders, rows=records.rows(indices))
         reason = _why_not_vectorized(term, particle, examples)
         if reason is not None:
             raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
-    if term.answers:  # other records may use more: nothing that can be reached is dropped
+    if term.answers:  # other records may use more inputs than a placeholder, so all are kept
         if term.at_once(particle, examples).apart.any():
             warnings.warn(_APART, stacklevel=2)
         return term
@@ -233,9 +233,9 @@ def _why_not_vectorized(
         vectorized = vectorized.at(together)
     tolerance, same = _tolerance(vectorized, batch.rows), True
     try:
-        for k, place in enumerate(together.split(1)):  # a record at a time: gradients may be large
-            looped = term.looped(particle, batch.at(place, sampled))
-            same &= _same_gradients(looped, vectorized.at(place.new_tensor([k])), tolerance)
+        for k, i in enumerate(together.split(1)):  # one record at a time: gradients may be large
+            looped = term.looped(particle, batch.at(i, sampled))
+            same &= _same_gradients(looped, vectorized.at(i.new_tensor([k])), tolerance)
     except NotVectorizable as error:
         return str(error)
     other_draws = not torch.equal(before, torch.get_rng_state())
@@ -243,15 +243,14 @@ def _why_not_vectorized(
 
 
 def _tolerance(found: RecordGradients, rows: Sequence[Tensor]) -> float:
-    """By rounding, relative to the largest gradient of all and to the rows.
+    """The rounding error to allow, relative to the largest gradient and to the rows.
 
-    Terms that cancel in a gradient, as for a nearly certain outcome, leave rounding of their size.
+    Terms that cancel in a gradient, as for a nearly certain outcome, leave errors of their size.
     """
-    exact = all(
-        x.dtype == torch.float64 for x in (*found.latents.values(), *found.parameters.values())
-    )
+    public = (*found.latents.values(), *found.parameters.values())
+    exact = all(x.dtype == torch.float64 for x in public)
     relative, rounding = (1e-8, 1e-14) if exact else (1e-4, 1e-6)
-    gradients = (*found.latents.values(), *found.parameters.values(), *found.local.values())
+    gradients = (*public, *found.local.values())
     scale = max([1.0, *(largest(row) for row in rows if row.is_floating_point())])
     return relative * max(map(largest, gradients), default=0.0) + rounding * scale
 
@@ -266,18 +265,18 @@ def _same_gradients(one: RecordGradients, other: RecordGradients, tolerance: flo
 
 @looking_at_records()
 def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
-    """All numbers are finite, and observations lie in the support of their distributions.
+    """Require finite data, and observations in the support of their distributions.
 
-    Values outside a support count if Pyro's validation would check them. Both in one pass over the
-    data, a part of them in memory at a time.
+    The support matters only where Pyro's validation would check it. One pass over the data does
+    both, a part at a time.
 
-    :param size: records in one pass
+    :param size: number of records at a time.
     """
     records, support = term.records, _Support.of(term, particle)
     for chosen, rows in records.checked(size):
         if support and support.vectorizes:
             support.check(chosen, rows)
-    if support and not support.vectorizes:  # one at a time is slow: a part of them
+    if support and not support.vectorizes:  # one at a time is slow, so only examples are checked
         for i in records.examples(100)[: records.count]:
             index = torch.tensor([i], device=records.device)
             support.check(index, records.rows(index))
@@ -285,9 +284,9 @@ def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Support:
-    """Whether observations lie in the support of their distributions.
+    """Checks whether observations lie in the support of their distributions.
 
-    :param trusted: observed sites that need not: they were made with ``validate_args=False``.
+    :param trusted: observed sites that were made with ``validate_args=False``, so none is checked.
     """
 
     term: RecordTerm
@@ -296,14 +295,14 @@ class _Support:
 
     @staticmethod
     def of(term: RecordTerm, particle: Particle) -> "_Support | None":
-        """None: nothing is validated."""
+        """The check; ``None`` if nothing is validated."""
         if not Distribution._validate_args:
             return None
         index = torch.zeros((), dtype=torch.long, device=term.records.device)
         own = (particle.detached(), index, term.records.placeholder())
         try:
             sites = term.observations(particle, *own, validates=True)
-        except ModelError:  # a placeholder is out of some range
+        except ModelError:  # a placeholder may lie outside the model's domain
             return _Support(term, particle, set())
         trusted = {s["name"] for s in sites if not bare(s["fn"])._validate_args}
         return _Support(term, particle, trusted) if len(trusted) < len(sites) else None
@@ -314,16 +313,16 @@ class _Support:
         return self.term.vectorizes and not self.term.answers
 
     def check(self, indices: Tensor, rows: list[Tensor]) -> None:
-        """:raises ModelError: an observation of these records does not."""
+        """:raises ModelError: an observation of these records lies outside its support."""
         with torch.no_grad():
             found = self._found(indices, rows)
         for name, supported in found.items():
             if name not in self.trusted and not supported.all():
                 raise ModelError(
                     f"Site {name!r} observes values outside the support of its distribution. "
-                    f"Recode or scale them (a Bernoulli takes 0 and 1), or make it with "
-                    "validate_args=False if they are meant. (This message depends on the data: it "
-                    "is for the curator only.)"
+                    "Recode or scale them (a Bernoulli takes 0 and 1). If you want such values, "
+                    "make the distribution with validate_args=False. (This message depends on the "
+                    "data: it is for the curator only.)"
                 )
 
     def _found(self, indices: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:
@@ -333,7 +332,7 @@ class _Support:
         if self._graph:
             with contextlib.suppress(ModelError), guarded("Looking at observations"):
                 return torch.vmap(self._graph, randomness="different")(indices, rows)
-        # If the graph failed on some record, this says where in the user's code.
+        # If the graph failed on a record, this run finds the line of the user's code.
         return torch.vmap(self._of_record, randomness="different")(indices, rows)
 
     def _of_record(self, index: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
@@ -342,7 +341,10 @@ class _Support:
 
     @cached_property
     def _graph(self) -> Callable[[Tensor, list[Tensor]], dict[str, Tensor]] | None:
-        """The same for many records, without networks and the like on which no support depends."""
+        """A graph of :meth:`_of_record` without operations on which no support depends.
+
+        ``None`` if there are few records, or the model cannot be traced.
+        """
         records, names = self.term.records, list[str]()
         if records.count <= _FEW:
             return None
@@ -355,7 +357,7 @@ class _Support:
         index = torch.zeros((), dtype=torch.long, device=records.device)
         try:
             graph = called_by_torch(needed(inside, [index, *records.placeholder()]))
-        except Exception:  # there is none
+        except Exception:
             return None
         return lambda index, row: dict(zip(names, graph(index, *row), strict=True))
 
@@ -363,7 +365,7 @@ class _Support:
 def _in_support(site: dict) -> Tensor:
     try:
         inside = torch.as_tensor(site["fn"].support.check(site["value"]))
-    except (NotImplementedError, RuntimeError):  # a distribution that does not tell, or not in vmap
+    except (NotImplementedError, RuntimeError):  # no support, or a check that vmap cannot run
         if tracing():
             raise
         return torch.ones((), dtype=torch.bool)

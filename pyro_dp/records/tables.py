@@ -1,6 +1,6 @@
-"""Data with a row per record, in the usual forms, as one tensor.
+"""Convert data with a row per record, in the usual forms, to one tensor.
 
-Floats get torch's default dtype, integers int64, booleans stay; rows keep their order.
+Floats get torch's default dtype, integers become int64, and booleans stay. Rows keep their order.
 """
 
 import math
@@ -62,7 +62,7 @@ _MIXED = (
     "only.)"
 )
 _MASKED = (
-    "Argument {name!r} is a masked array, whose mask a tensor has not: pass {name}.filled(0) and "
+    "Argument {name!r} is a masked array, and a tensor has no mask: pass {name}.filled(0) and "
     "~{name}.mask, as two arguments."
 )
 _PACKED = (
@@ -76,18 +76,18 @@ _IN_PARTS = ("numpy", "h5py", "zarr")
 
 
 def is_rows(value: Any, size: int) -> bool:
-    """Whether this is a list, tuple or range with so many numbers, lists, arrays or tensors."""
+    """Whether this is a list, tuple or range of ``size`` numbers, lists, arrays or tensors."""
     if _is_listed(value):
         return len(value) == size
     if not isinstance(value, (list, tuple)) or not len(value) == size > 0:
         return False
     first = value[0]
-    # Tensors that are as long hold the records themselves, and the list the tensors.
+    # If the tensors themselves have ``size`` rows, each of them holds the records.
     return isinstance(first, (Tensor, np.ndarray)) and first.shape[:1] != (size,)
 
 
 def lengths(value: Any) -> Iterator[int]:
-    """The possible tables with a row per record, in an argument or within its containers."""
+    """The lengths of possible tables in an argument, also within containers."""
     if _is_listed(value) or isinstance(value, Column):
         yield len(value)
     elif isinstance(value, (dict, list, tuple)):
@@ -98,14 +98,14 @@ def lengths(value: Any) -> Iterator[int]:
 
 
 def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
-    """A tensor or a column, if the value has rows; else the value itself.
+    """A tensor or a column if the value has rows; else the value itself.
 
-    A NumPy array that is mapped from a file is not copied. It becomes a tensor, if it is read-only
-    and has the right dtype. Else it becomes a column, which converts the rows that are read.
+    A NumPy array that is mapped from a file is not copied. It becomes a tensor if it is read-only
+    and has the right dtype. Otherwise it becomes a column, which converts the rows that are read.
     Everything else is copied, so later changes have no effect.
 
-    :param size: how many elements a list has that is rows.
-    :raises ModelError: it has rows, and cannot be read as numbers; names the argument.
+    :param size: lists of this length are rows.
+    :raises ModelError: it has rows, but cannot be read as numbers; names the argument.
     """
     if isinstance(value, Tensor):
         require_torchs(name, value)
@@ -127,7 +127,7 @@ def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
 
 
 def require_same_rows(named: list[tuple[str, Any]]) -> None:
-    """:raises ModelError: frames or series of equal length call their rows by other names."""
+    """:raises ModelError: frames or series of equal length have different indices."""
     frames = [(name, value) for name, value in named if hasattr(value, "iloc")]
     for name, value in frames[1:]:
         first, reference = frames[0]
@@ -140,13 +140,13 @@ def require_same_rows(named: list[tuple[str, Any]]) -> None:
 
 
 def refuse_packed(name: str, value: Any) -> None:
-    """:raises ModelError: no row of it belongs to one record."""
+    """:raises ModelError: it is a packed sequence, whose rows are time steps of all records."""
     if isinstance(value, PackedSequence):
         raise ModelError(_PACKED.format(name=name))
 
 
 def _is_listed(value: Any) -> bool:
-    """A sequence of numbers or text, or of such sequences, as nested lists are."""
+    """Whether this is a range, or a list or tuple of numbers or texts, perhaps nested."""
     if isinstance(value, range):
         return True
     if not isinstance(value, (list, tuple)) or not value:
@@ -155,14 +155,14 @@ def _is_listed(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is NumPy's, pandas', or from a file format that reads as an array."""
+    """Whether this is an array of NumPy or pandas, or of a file format that reads as one."""
     return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "__array__")
 
 
 def is_numeric(value: Any) -> bool:
     """Whether this is an array of numbers that can be read in parts.
 
-    A class of the user's own cannot: its indexing would see the records of a step together.
+    An array of a user's class cannot, because its indexing would see several records together.
     """
     own = type(value)
     known = any(getattr(sys.modules.get(n), own.__name__, None) is own for n in _IN_PARTS)
@@ -187,7 +187,7 @@ def _refuse_others(name: str, value: Any) -> None:
 
 
 def refuse_samplers(name: str, value: Any) -> None:
-    """:raises ModelError: it chooses records, where that is done privately."""
+    """:raises ModelError: it chooses records, which must be sampled privately."""
     kind = type(value).__name__
     own = value if isinstance(value, Sampler) else getattr(value, "sampler", None)
     if isinstance(own, DistributedSampler):
@@ -217,7 +217,7 @@ def _listed(name: str, value: Any) -> Tensor:
 
 
 def require_alike(name: str, records: Sequence[Any]) -> None:
-    """:raises ModelError: not all records have numbers of the same kinds: one would decide a dtype.
+    """:raises ModelError: records have different kinds of numbers, so one would decide the dtype.
 
     :param records: numbers, arrays, tensors, or lists and dictionaries of them.
     """
@@ -226,9 +226,9 @@ def require_alike(name: str, records: Sequence[Any]) -> None:
 
 
 def kinds_of(records: Sequence[Any]) -> set[Any]:
-    """The kinds of numbers that they have: one, if all get the same dtype.
+    """The kinds of numbers that records have: only one if all get the same dtype.
 
-    None becomes NaN, which is refused with better words.
+    ``None`` does not count. It becomes NaN, for which a later error has better words.
     """
     return {_kind(each) for each in records if each is not None}
 
@@ -249,7 +249,7 @@ def _kind(value: Any) -> Any:
 
 
 def _frame(name: str, frame: Any) -> np.ndarray:
-    """The columns of a frame, as one array: booleans or integers only where all of them are."""
+    """The columns of a frame as one array, in their common dtype."""
     columns = [
         _column(name, frame.iloc[:, j], f"{name}[{name}.columns[{j}]]")
         for j in range(frame.shape[1])
@@ -260,12 +260,12 @@ def _frame(name: str, frame: Any) -> np.ndarray:
 
 
 def _column(name: str, column: Any, label: str | None = None) -> np.ndarray:
-    """A column of pandas, also of its own dtypes; missing values become NaN."""
+    """A column of pandas, also of its nullable dtypes, with NaN for missing values."""
     label, kind = label or name, column.dtype.kind
     if kind in "fiub" and not isinstance(column.dtype, np.dtype):
         missing = kind == "f" or column.isna().any()
         dtype = float if missing else {"b": bool}.get(kind, np.int64)
-        # A nullable column marks missing numbers by itself.
+        # A nullable column marks missing values separately.
         return column.to_numpy(dtype=dtype, na_value=math.nan if missing else None)
     return _numbers(name, column.to_numpy(), label)
 
@@ -285,7 +285,7 @@ def _numbers(name: str, array: np.ndarray, label: str | None = None) -> np.ndarr
 
 
 def _of_objects(array: np.ndarray) -> np.ndarray:
-    """Python numbers, with None where one is missing, as an array of numbers, if they are such."""
+    """An array of Python numbers and ``None`` as an array of numbers; others unchanged."""
     elements = array.ravel().tolist()
     if not all(isinstance(each, (numbers.Number, np.bool_, type(None))) for each in elements):
         return array
@@ -302,7 +302,7 @@ def _as_it_lies(array: np.memmap) -> Tensor | Column:
     fits = right and array.dtype.isnative and array.flags.c_contiguous
     if not fits or array.flags.writeable:
         return column
-    with no_warnings():  # that it cannot be written to, which nobody does
+    with no_warnings():  # torch warns that it is read-only, but nobody writes to it
         return torch.from_numpy(array)
 
 

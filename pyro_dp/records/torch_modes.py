@@ -1,4 +1,4 @@
-"""Modes of torch functions while a model runs: parameters, draws, branches on a record, masks."""
+"""Modes of torch functions for a model's run: parameters, draws, branches on a record, masks."""
 
 import sys
 from collections.abc import Callable, Container, Sequence
@@ -39,7 +39,7 @@ _OF_EACH = frozenset(
         *("where", "xlogy", "zeros_like"),
     ]
 )
-_COUNTING = {"__len__", "nelement", "numel"}  # which see what is left out
+_COUNTING = {"__len__", "nelement", "numel"}  # these would also count what a mask leaves out
 _SIZES = {"size", "stride"}
 _BY_MASK = "{name}() of numbers that a mask selects needs one record at a time"
 _SEVERAL = "a branch depends on more than one number of a record"
@@ -50,56 +50,60 @@ _OTHERS = "its branches on values of a record depend on public draws"
 class Decisions:
     """A model's branches on a record: ``if``, ``while``, ``assert`` or ``bool``.
 
-    All records take the branches of a placeholder. A record that would answer differently is
-    marked, by its own values. Only the draws that it made before count.
+    All records take the branches of a placeholder. A record that would branch differently is
+    marked. Only its draws before that branch count.
 
-    :param answers: the placeholder's, in order of use. None: these records are placeholders, and
-        their results are kept in :attr:`answers`.
+    :param answers: the placeholder's answers, in order of use. ``None``: these records are
+        placeholders, and their answers are kept in :attr:`answers`.
     """
 
     def __init__(self, answers: Sequence[bool] | None = None):
         self.answers: list[bool] = []
-        self._known = answers
+        self._placeholders = answers
         self._otherwise: list[Tensor] = []
 
     def __call__(self, drawn: int, condition: Tensor, answer: bool | None = None) -> bool:
-        """The answer to go on with.
+        """The answer with which all records go on.
 
-        :param drawn: number of the record's draws before.
-        :param condition: one record's, under ``torch.vmap``.
-        :param answer: None: the placeholder's.
+        :param drawn: number of draws that the record made before.
+        :param condition: the condition on one record, under ``torch.vmap``.
+        :param answer: an answer to assume; ``None``: the placeholder's.
         """
         if condition.numel() != 1:
             raise NotVectorizable(_SEVERAL)
-        said = condition.detach().reshape(()) != 0
+        actual = condition.detach().reshape(()) != 0
         if answer is not None:
             pass
-        elif self._known is None:
-            answer = bool(_of_all(said).flatten()[0])
-        elif len(self.answers) < len(self._known):
-            answer = self._known[len(self.answers)]
+        elif self._placeholders is None:
+            answer = bool(_of_all(actual).flatten()[0])
+        elif len(self.answers) < len(self._placeholders):
+            answer = self._placeholders[len(self.answers)]
         else:
             raise NotVectorizable(_OTHERS)
         self.answers.append(answer)
-        self._otherwise.append(torch.where(said != answer, drawn, NEVER))
+        self._otherwise.append(torch.where(actual != answer, drawn, NEVER))
         return answer
 
     @property
     def otherwise(self) -> list[Tensor]:
-        """A record's draws before it first answers otherwise, a scalar; empty if it never does."""
+        """The number of a record's draws before it first branches differently, a scalar.
+
+        The list is empty without branches. The number is :data:`NEVER` if the record agrees.
+        """
         return [torch.stack(self._otherwise).amin()] if self._otherwise else []
 
 
 def _of_all(value: Tensor) -> Tensor:
+    """The tensor of all records behind one under ``torch.func``."""
     while is_functorch_wrapped_tensor(value):
         value = get_unwrapped(value)
     return value
 
 
 class Substitution(TorchFunctionMode):
-    """Torch functions get replacements for some tensors, also within tuples and lists.
+    """Replaces tensors in the arguments of torch functions, also within tuples and lists.
 
-    :param substitutes: by ``id``.
+    :param substitutes: replacements by the ``id`` of the tensor.
     """
 
     def __init__(self, substitutes: dict[int, Tensor] | None = None):
@@ -113,8 +117,8 @@ class Substitution(TorchFunctionMode):
     def _replaced(self, args: Any, kwargs: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         if not self.substitutes:
             return args, kwargs or {}
-        own = {key: self._substituted(value) for key, value in (kwargs or {}).items()}
-        return self._substituted(args), own
+        named = {key: self._substituted(value) for key, value in (kwargs or {}).items()}
+        return self._substituted(args), named
 
     def _substituted(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -125,13 +129,13 @@ class Substitution(TorchFunctionMode):
 
 
 class Selections:
-    """Numbers that a mask selects, ``x[mask]``, where each record has a mask of its own.
+    """Numbers that a mask selects, ``x[mask]``, if each record has its own mask.
 
-    ``torch.vmap`` needs equal shapes. So a selection keeps the whole shape. A selected number
+    ``torch.vmap`` needs equal shapes, so a selection keeps the whole shape. A selected number
     replaces those that the mask leaves out, and sums and means skip them.
 
-    :param require: takes a condition on one record, under ``torch.vmap``. All records are taken to
-        meet it, and those that do not are marked.
+    :param require: takes a condition on one record, under ``torch.vmap``. The run assumes that all
+        records meet it, and marks those that do not.
     """
 
     def __init__(self, require: Callable[[Tensor], Any]):
@@ -139,9 +143,9 @@ class Selections:
         self._found: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the selection, and its mask
 
     def select(self, tensor: Tensor, mask: Tensor) -> Tensor:
-        """``tensor[mask]``, for a mask of the tensor's shape: (n,), where n is their size."""
+        """``tensor[mask]``, for a mask of the tensor's shape, as (n,), where n is their size."""
         values, mask = tensor.reshape(-1), mask.reshape(-1)
-        self._require(mask.any())  # else no number may stand for the others
+        self._require(mask.any())  # else no selected number can replace the others
         some = values.detach().gather(0, mask.to(torch.uint8).argmax().reshape(1))
         return self._keep(torch.where(mask, values, some), mask)
 
@@ -151,21 +155,21 @@ class Selections:
         tensor.copy_(torch.where(mask, values.reshape(mask.shape), tensor))
 
     def mask(self, tensor: Any) -> Tensor | None:
-        """The mask of a selection, (n,); None: it is none."""
+        """The mask of a selection, (n,); ``None`` for other tensors."""
         return self._found[id(tensor)][1] if id(tensor) in self._found else None
 
     def masks(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Those of all selections among the arguments of a function."""
+        """The masks of all selections among the arguments of a function."""
         if not self._found:
             return []
         found = (self.mask(each) for each in pytree.tree_leaves((args, kwargs)))
         return [each for each in found if each is not None]
 
     def apply(self, func: Any, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A function's result, for arguments with selections among them.
+        """A function's result for arguments that include selections.
 
-        :param compute: the function, of whole shapes.
-        :raises NotVectorizable: it is neither one of each number, nor a sum, nor a mean.
+        :param compute: computes the function on whole shapes.
+        :raises NotVectorizable: the function is neither elementwise, nor a sum, nor a mean.
         """
         name, masks = func.__name__, self.masks(args, kwargs)
         mask = masks[0]
@@ -205,7 +209,7 @@ class Selections:
 
 
 def by_mask(func: Any, args: Sequence[Any], functions: Container[Any] = _SELECTING) -> bool:
-    """Whether one of these functions has a tensor, and a mask of its shape, as arguments."""
+    """Whether this is one of the functions, for a tensor and a mask of the same shape."""
     if func not in functions or len(args) < 2 or not isinstance(args[1], Tensor):
         return False
     return args[1].dtype == torch.bool and args[1].shape == args[0].shape
@@ -214,7 +218,7 @@ def by_mask(func: Any, args: Sequence[Any], functions: Container[Any] = _SELECTI
 def _over_last(
     dims: int, dim: Any = None, keepdim: bool = False, *, axis: Any = None, **kwargs: Any
 ) -> bool:
-    """Whether a sum or a mean of a tensor with so many dimensions is over the last one, too."""
+    """Whether these arguments of a sum or a mean include the last of ``dims`` dimensions."""
     dim = axis if dim is None else dim
     if kwargs.keys() - {"dtype"} or not isinstance(dim, int | tuple | list | None):
         return False
@@ -223,7 +227,7 @@ def _over_last(
 
 
 def _asked_by_torch() -> bool:
-    """Whether code of torch or Pyro calls: it needs shapes, and has no mean of its own."""
+    """Whether code of torch or Pyro asks. It needs shapes, but does not divide sums by them."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("pyro_dp."):
         frame = frame.f_back
@@ -231,17 +235,20 @@ def _asked_by_torch() -> bool:
 
 
 class RecordMode(Substitution):
-    """The view of torch functions while a model runs on one record.
+    """Changes torch functions while a model runs on one record.
 
     * Parameters are substituted by identity. By name, ``pyro.module`` and flows that alias a weight
       would keep their own tensors, and their gradients would silently be zero.
-    * Draws come from :class:`LocalDraws`; normals and uniforms that overwrite a tensor cannot be
-      vectorised otherwise, and rejection samplers cannot be traced.
-    * When all records run at once, :mod:`.vectorised` replaces some functions. A tensor that is
-      alike for all of them, and into which something of each is written, becomes one of each.
-      Earlier views of it do not follow. The check against the one-record loop notices. A number
-      that is written where a mask is true is chosen by ``torch.where``. :class:`Selections` has
-      what a mask selects. If a model branches on values of records, :class:`Decisions` answers.
+    * Draws come from :class:`LocalDraws`. Otherwise, normals and uniforms that overwrite a tensor
+      could not be vectorised, and rejection samplers could not be traced.
+
+    If all records run at once:
+
+    * :mod:`.vectorised` replaces some functions.
+    * A tensor that all records share becomes one per record when a record's value is written into
+      it. Earlier views of it do not change. The check against the one-record loop notices this.
+    * Writing a number at a mask becomes ``torch.where``. :class:`Selections` handles ``x[mask]``.
+    * If a model branches on values of records, :class:`Decisions` answers.
     """
 
     def __init__(
@@ -254,7 +261,7 @@ class RecordMode(Substitution):
         self.draws = draws
         self._decisions = decisions or Decisions(())
         self._selections = Selections(partial(self._decide, answer=True))
-        self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
+        self._written: list[Tensor] = []  # kept alive, so that no other tensor gets their id
 
     def __enter__(self):
         self._dirichlet = mock.patch.object(dirichlet, "_Dirichlet", BY_TORCH)
@@ -267,14 +274,14 @@ class RecordMode(Substitution):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if "generator" in kwargs:  # a user's own is public, and would count the records
+        if "generator" in kwargs:  # a user's generator is public, and would count the records
             kwargs = {**kwargs, "generator": None}
         answer = DRAWING.get(func)
         if answer is not None:
             args, kwargs = self._replaced(args, kwargs)
             return answer(self.draws, *args, **kwargs)
         if peek_interpreter_stack() is None:
-            if func in _READERS:  # placeholders are constants of a graph
+            if func in _READERS:  # during tracing, numbers that need no input are constants
                 return constant_number(func, self._substituted(args[0]))
             return super().__torch_function__(func, types, args, kwargs)
         if func is Tensor.__bool__ and _differs(args[0]):
@@ -300,7 +307,7 @@ class RecordMode(Substitution):
         return self._decisions(len(self.draws.sampled), condition, answer)
 
     def _widen(self, tensor: Any, *others: Any) -> None:
-        """Let a tensor that is alike for all records be one of each, if it will be written to."""
+        """Replace a tensor that all records share by one per record, if they write into it."""
         of_records = [x for x in pytree.tree_leaves(self._substituted(others)) if _differs(x)]
         value = self._substituted(tensor)
         if of_records and isinstance(value, Tensor) and not _differs(value):
@@ -320,13 +327,13 @@ def _writes(func: Any) -> bool:
 
 
 def _is_masked(tensor: Any, index: Any, value: Any) -> bool:
-    """Whether one number is written where a mask is true, which can be done for all records."""
+    """Whether one number is written where a mask is true, which works for all records at once."""
     masked = isinstance(index, Tensor) and index.dtype == torch.bool
     return masked and (isinstance(value, int | float) or getattr(value, "shape", None) == ())
 
 
 def _differs(value: Any) -> bool:
-    """Whether ``torch.vmap`` has one of this tensor for each record."""
+    """Whether ``torch.vmap`` has a separate value of this tensor for each record."""
     if not isinstance(value, Tensor):
         return False
     while is_gradtrackingtensor(value):

@@ -1,14 +1,10 @@
-"""Torch functions where all records run at once, as others that ``torch.vmap`` knows.
+"""Replacements for torch functions that ``torch.vmap`` lacks, for runs on all records at once.
 
-Functions that vmap does not support are split into parts, or run for one record after the other.
-
-Torch's own recurrent layers overwrite tensors, and cannot be vectorised over records. Packed
-sequences, whose lengths are data, are left to torch.
-
-Code of users that would see more than one record under vmap is refused (:func:`all_at_once`).
-
-Integer labels meet a Bernoulli's float logits, and integer features a float weight. Torch promotes
-them in sums, and this module in the functions that do not.
+* Recurrent layers are written as single operations, because torch's overwrite tensors. Packed
+  sequences, whose lengths are data, are left to torch.
+* Code of users that would see more than one record under vmap is refused (:func:`all_at_once`).
+* Integer labels may meet a Bernoulli's float logits, and integer features a float weight. Torch
+  promotes dtypes only in sums and the like; :func:`promoted` does so for other functions.
 """
 
 import contextlib
@@ -52,7 +48,7 @@ _IN_PLACE = (
 
 
 def promoted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments of such a function, all tensors of the dtype that a sum of them would have."""
+    """The arguments of a function of numbers, with all tensors in their common dtype."""
     dtypes = {x.dtype for x in _tensors((*args, *kwargs.values()))}
     if len(dtypes) < 2 or not any(dtype.is_floating_point for dtype in dtypes):
         return args, kwargs
@@ -97,7 +93,7 @@ def _lstm(given: Tensor, state: State, weights: Sequence[Any]) -> State:
 def _layers(
     cell: Cell, given: Tensor, start: Tensor | Sequence[Tensor], flat: Any, bias: Any, *others: Any
 ) -> tuple[Tensor, ...] | None:
-    """The arguments are those of torch's functions; None for packed sequences."""
+    """A recurrent network, by the arguments of torch's function; ``None`` for packed sequences."""
     if not isinstance(bias, bool):
         return None
     num_layers, dropout, training, both_ways, batch_first = others
@@ -122,7 +118,7 @@ def _layers(
 
 
 def _by_run(flat: Sequence[Tensor], bias: bool, runs: int) -> list[list[Any]]:
-    """By layer and direction: both matrices, both biases, the projection; or None."""
+    """For each layer and direction: two matrices, two biases and the projection, or ``None``."""
     size, found = len(flat) // runs, []
     for start in range(0, len(flat), size):
         own: list[Any] = list(flat[start : start + size])
@@ -183,10 +179,12 @@ def _bernoulli_loss(logits: Tensor, target: Tensor, *args: Any, **options: Any) 
 
 
 def _by_products(attend: Callable[..., Any], *, heads: int | None = None) -> Callable[..., Any]:
-    """Attention by products of matrices: on a processor, vmap takes a fused kernel one record at a
-    time. The kernel stays where a record has many pairs of positions, which products would hold.
+    """Attention by matrix products, because vmap runs the CPU's fused kernel record by record.
 
-    :param heads: the position of the number of heads; None: the queries have them.
+    The kernel stays for records with many pairs of positions, because products would store them.
+
+    :param heads: position of the argument with the number of heads; ``None``: a dimension of the
+        queries.
     """
 
     def attended(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +204,7 @@ def _by_products(attend: Callable[..., Any], *, heads: int | None = None) -> Cal
 
 
 class _CumulativeProduct(torch.autograd.Function):
-    """``torch.cumprod``, whose derivative needs no loop over positions where zeros may occur."""
+    """``torch.cumprod`` with a derivative that needs no loop over positions, even with zeros."""
 
     generate_vmap_rule = True
 
@@ -227,7 +225,7 @@ class _CumulativeProduct(torch.autograd.Function):
             return terms.flip(dim).cumsum(dim).flip(dim)
 
         is_zero = x == 0
-        first = is_zero & (is_zero.cumsum(dim) == 1)  # without it, products are the others'
+        first = is_zero & (is_zero.cumsum(dim) == 1)  # the only zero with a derivative
         others = torch.where(first, 1.0, x).cumprod(dim)
         found = from_here(gradient * output) / torch.where(is_zero, 1.0, x)
         found = torch.where(is_zero, 0.0, found)
@@ -245,9 +243,10 @@ def _cumulative_product(x: Any = None, dim: Any = None, **options: Any) -> Tenso
 
 
 def _embedding(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor | None:
-    """A row that the table lacks is NaN: under vmap it, or its gradient, would be another record's.
+    """``embedding`` with NaN for a row that the table lacks.
 
-    Torch itself looks at bounds if all records have one table and nothing is differentiated.
+    Under vmap, that row or its gradient would be another record's. Torch itself checks bounds if
+    all records share a table and nothing is differentiated.
     """
     differs = any(each.key() == TransformType.Grad for each in get_interpreter_stack() or ())
     if not (differs or is_batchedtensor(weight)):
@@ -258,8 +257,10 @@ def _embedding(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Ten
 
 
 def _filled(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor | None:
-    """``index_fill`` by a mask. Torch's rule of vmap looks at no bounds: an index beyond them would
-    fill another record's row. A scatter raises, and then records run one at a time.
+    """``index_fill`` by a mask, with a check of bounds.
+
+    Torch's vmap rule checks none, so an index out of range would fill another record's row. A
+    scatter raises an error, and then records run one at a time.
     """
     if not input.dim():
         return None
@@ -276,7 +277,7 @@ def _filled_in_place(tensor: Tensor, *args: Any, **options: Any) -> Tensor | Non
     return None if found is None else tensor.copy_(found)
 
 
-# Functions whose rules of vmap look at no bounds. None where the function itself must do.
+# Replaces functions whose vmap rules check no bounds. A result of None: use the function itself.
 _BOUNDED: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     torch.embedding: lambda weight, indices: _embedding(indices, weight),
@@ -284,7 +285,7 @@ _BOUNDED: dict[Any, Callable[..., Any]] = {
     Tensor.index_fill: _filled,
     Tensor.index_fill_: _filled_in_place,
 }
-# By function; None where the function itself must do.
+# Replacements by function. A result of None: use the function itself.
 VECTORISED: dict[Any, Callable[..., Any]] = {
     **RECURRENT,
     functional.scaled_dot_product_attention: _by_products(functional.scaled_dot_product_attention),
@@ -302,11 +303,10 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def all_at_once() -> Iterator[None]:
-    """Inside, ``torch.vmap`` shows all records to code that is written for one.
+    """Inside, ``torch.vmap`` may run code that is written for one record on all records.
 
-    :raises NotVectorizable: that code has a rule of ``vmap`` of its own, which sees all records. Or
-        it has an operator of its own, which torch may call for one record after the other, and
-        which may keep something in between.
+    :raises NotVectorizable: user code has a ``vmap`` rule, which would see all records. Or it has
+        an operator, which torch may call record by record, and which may keep state in between.
     """
     rule = autograd_function.custom_function_call_vmap_helper
 
@@ -323,7 +323,7 @@ def all_at_once() -> Iterator[None]:
 
 
 class _Alone(TorchFunctionMode):
-    """Refuses operators of users. No index of a record reaches another."""
+    """Refuses operators of users, and keeps an index from reaching another record's rows."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if isinstance(func, OpOverload | OpOverloadPacket):

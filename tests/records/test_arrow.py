@@ -89,7 +89,7 @@ def test_files_that_are_refused(tmp_path):
         pyro_dp.columns(tmp_path, "x")
     pq.write_table(pa.table({"x": [1.0]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "2.parquet")
-    with pytest.raises(ModelError, match=r"'2\.parquet' has others"):
+    with pytest.raises(ModelError, match=r"'2\.parquet' differs"):
         pyro_dp.columns(tmp_path, "x")
 
 

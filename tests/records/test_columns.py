@@ -325,7 +325,7 @@ def test_runs_are_those_of_tensors(fit, model, tmp_path):
 def test_checks_on_few_placeholders(fit, model, monkeypatch):
     """If all N would take much memory, a few stand for them, and nothing else changes."""
     expected = fit(model, X, Y)
-    monkeypatch.setattr(stand_ins, "_MOST_SHOWN", 50)
+    monkeypatch.setattr(stand_ins, "_MOST_PLACEHOLDERS", 50)
     assert torch.equal(fit(model, X, Y), expected)
     assert stand_ins.rows_shown(N, 4) == 11
 
@@ -345,7 +345,7 @@ def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
 
     found = []
     for most in (2**20, 50):
-        monkeypatch.setattr(stand_ins, "_MOST_SHOWN", most)
+        monkeypatch.setattr(stand_ins, "_MOST_PLACEHOLDERS", most)
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         svi = new_paper_dpsvi(model, guide, noise=Noise(1.0, source=0), num_steps=1)

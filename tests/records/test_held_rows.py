@@ -64,7 +64,7 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     svi.run(X, Y, progress=False)
     wanted, size = result(svi), svi._kept.prepared.sampler.usual_size * 48
     for steps, passes in ((1, 0), (3, 3), (100, 1)):
-        monkeypatch.setattr(column, "_MOST", steps * size)
+        monkeypatch.setattr(column, "_MOST_HELD", steps * size)
         svi = new()
         data = pyro_dp.columns(path, NUMBERS, "y")
         assert len(counted_passes(svi, data)) == passes

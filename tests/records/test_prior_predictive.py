@@ -115,7 +115,7 @@ def wide(x, y):
     "model, said",
     [
         (standardised, "Site 'y' observes something else than an argument"),
-        (wide, "prior predictive of site 'y' has values that are not finite"),
+        (wide, "prior predictive of site 'y' is not finite"),
         (factored, "pyro.factor 'y' has no outcomes"),
         (lambda x, y: None, "no observed site"),
     ],

@@ -26,7 +26,7 @@ def test_what_has_no_rows_stays():
 def test_varied_rows(monkeypatch, shape, dtype, overlapping):
     """The first row is the same for all seeds; others that are looked at have nothing of it."""
     if overlapping:
-        monkeypatch.setattr(stand_ins, "_MOST", 0)
+        monkeypatch.setattr(stand_ins, "_MOST_SEPARATE", 0)
     table, length = torch.zeros(100, *shape, dtype=dtype), 100
     one, other = (varied(table, length, seed) for seed in (1, 2))
     assert one.shape == other.shape == (length, *shape) and one.dtype == dtype
