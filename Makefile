@@ -20,7 +20,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/prose.py & $(BIN)/mypy; status=$$?; wait $$! && exit $$status
 
-# A ladder: one case of each test but no fits; fits, too; a fourth of the cases, slow tests, too; all.
+# A ladder: one case of each test without fits; fits, too; a fourth of the cases and of the slow tests; all.
 # The next commit takes another fourth.
 TURN := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 

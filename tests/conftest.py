@@ -29,11 +29,14 @@ def pytest_addoption(parser):
         help="ci: every fourth case of a test, or n-th if it is one_in(n), and one of fewer; test: "
         "one case, without slow tests; quick: the same without long ones",
     )
-    parser.addoption("--turn", type=int, default=0, help="of the rung's cases: CI counts commits")
+    parser.addoption("--turn", type=int, default=0, help="of CI: the number of commits")
 
 
 # Tests with these marks, by rung of the ladder.
 LEFT_OUT = {"quick": ("slow", "long"), "test": ("slow",), "ci": ()}
+
+# CI runs a test with such a mark, and with fewer cases than this, once in as many commits.
+ONCE_IN = {"slow": 4, "long": 2}
 
 # The defaults that users get.
 DEFAULTS = {each: each._usual_jit for each in (StochasticGradientVI, StochasticEP)}
@@ -65,15 +68,22 @@ def pytest_collection_modifyitems(config, items):
         if not any(map(item.get_closest_marker, LEFT_OUT[rung])):
             # A test that classes inherit is one test in a quick run, and one for each class above.
             cases[item.function if rung == "quick" else item.nodeid.split("[")[0]].append(item)
-    kept = set()
+    kept, turn = set(), config.getoption("turn")
     for each in cases.values():
-        has, step = each[0].get_closest_marker, len(each)
-        if rung == "ci":
+        has, step, commits = each[0].get_closest_marker, len(each), 1
+        name = each[0].nodeid.split("[")[0]
+        if rung == "ci" and has("every_case"):
+            step = 1
+        elif rung == "ci":
             sparse = has("one_in")
-            step = 1 if has("every_case") else min(step, sparse.args[0] if sparse else 4)
-        # Each test begins at another case, so that no model is left out everywhere.
-        first = zlib.crc32(each[0].nodeid.split("[")[0].encode()) + config.getoption("turn")
-        kept.update(each[first % step :: step])
+            step = min(step, sparse.args[0] if sparse else 4)
+            rare = [few for mark, few in ONCE_IN.items() if has(mark) and len(each) < few]
+            commits = max(rare, default=1)
+        # The tests of a file have their turn at the same commit: they may share what is slow.
+        if (zlib.crc32(name.split("::")[0].encode()) + turn) % commits == 0:
+            # Each test begins at another case, so that no model is left out everywhere.
+            first = zlib.crc32(name.encode()) + turn // commits
+            kept.update(each[first % step :: step])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

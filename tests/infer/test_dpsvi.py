@@ -264,6 +264,7 @@ def test_without_a_posterior_the_reason_is_told(model, guide, words):
         svi.evidence  # noqa: B018
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_after_a_release_the_method_stays():
     """A model that is no longer linear is an error, and not another method."""

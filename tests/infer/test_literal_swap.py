@@ -110,7 +110,6 @@ def fitted(bound, model=logistic, **options):
 
 
 @pytest.mark.long
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("bound", "words"),
     [
@@ -154,7 +153,6 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     """Parameters that have arrived get means, others the last iterate; one warning says so."""

@@ -85,6 +85,7 @@ NOISELESS = dict(clip=Clip(AdaptiveClip(0.5), loss=2.0))
 NOISY = dict(noise=Noise(1.0, source=0))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.long
 @pytest.mark.parametrize(("place", "name"), list(enumerate(PROBLEMS)))
 def test_equals_pyro_code(place, name):
@@ -352,6 +353,7 @@ def test_sensitivity(monkeypatch, name, privatize):
         torch.testing.assert_close(nan, none)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
@@ -483,6 +485,7 @@ def test_a_support_that_moves_has_no_graph():
     assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_indices_of_another_plate_are_public_draws():
     def make():

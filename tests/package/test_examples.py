@@ -25,6 +25,7 @@ def module():
         yield importlib.import_module
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name, module, monkeypatch, tmp_path, capsys):

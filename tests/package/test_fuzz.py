@@ -32,6 +32,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_contract(family):

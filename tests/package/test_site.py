@@ -78,7 +78,6 @@ def test_all_that_is_public_has_its_place():
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # by MPyC
 @pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_example(name):
     """Each by itself, after the first lines of the index."""

@@ -71,7 +71,7 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.slow
 def test_gives_the_outputs_that_it_shows(notebook, tmp_path):
     shown = [shown_in(cell) for cell in code_cells(notebook)]

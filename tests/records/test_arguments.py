@@ -492,6 +492,7 @@ def classes(x, y):
         pyro.sample("y", dist.Categorical(logits=logits), obs=y[idx])
 
 
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
 @pytest.mark.parametrize("labels", [torch.int64, torch.float32, torch.float64])
 @pytest.mark.parametrize("features", [torch.int64, torch.float64])

@@ -182,6 +182,7 @@ def rows(svi):
 # Which parameters are local
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", GUIDES)
 def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
     make, expected = GUIDES[name]
@@ -335,6 +336,7 @@ def test_a_record_sees_its_own_row_only():
 HOSTILE = [1e6, -1e300, math.nan, math.inf]
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
 def test_sensitivity_to_local_state(monkeypatch, name, privatize):
@@ -493,6 +495,7 @@ class _FixedDraws(TorchFunctionMode):
 _NORMALS = torch.linspace(-2, 2, SIZE, dtype=torch.float64)
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.long
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
@@ -725,6 +728,7 @@ def require_same_by_graphs(monkeypatch, make, model, data, **options):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
