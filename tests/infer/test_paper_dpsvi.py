@@ -244,11 +244,6 @@ def test_adaptive_clip(monkeypatch):
     assert fixture.svi.accountant.ledger[0].count == 60
 
 
-def test_evaluate_loss_is_refused(monkeypatch):
-    with pytest.raises(PrivacyError, match="Clip.loss"):
-        Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
-
-
 def test_prints_where_it_stands():
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise=1.5)
     svi.step(*regression_data())
@@ -373,12 +368,7 @@ def starting_at_nan(x, y):
     ("options", "words"),
     [
         ({"optim": pyro.optim.Adam({"lr": -1.0})}, "Invalid learning rate"),
-        ({"optim": pyro.optim.Adam({"nonsense": 1})}, "nonsense"),
         ({"optim": pyro.optim.Adam(lambda name: None)}, "dictionary"),
-        (
-            {"optim": pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})},
-            "LBFGS.step needs a closure",
-        ),
         ({"guide": starting_at_nan}, "'start' is NaN or infinite before"),
         ({"noise": 1e300}, "noise would have"),
         ({"noise": 1e40, "clip": 1e40}, "noise would have"),

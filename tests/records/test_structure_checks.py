@@ -43,7 +43,6 @@ from pyro_dp import (
     FullBatch,
     ModelError,
     PaperDPSVI,
-    PoissonSampling,
     PrivacyAccountant,
 )
 from pyro_dp.records import initial_values
@@ -128,19 +127,6 @@ def test_fixed_batch_of_nothing():
 
 
 # Plates and arguments
-
-
-def two_plates(x, y):
-    w = weights()
-    with pyro.plate("men", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-    with pyro.plate("women", len(x)) as idx:
-        pyro.sample("z", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
-def test_two_plates():
-    with pytest.raises(ModelError, match="'z' is observed outside the private plate 'men'"):
-        attempt(two_plates, handwritten_guide, sampling=PoissonSampling(plate="men"))
 
 
 def ridge_outside(x, y):
