@@ -428,52 +428,33 @@ def test_runs_and_descriptions_are_saved(tmp_path):
     assert before.description == Description()
 
 
-def _run(**changed):
-    run = {"method": "x", "generator": "secure", "time": "t", "releases": [[0, 1]]}
-    return [run | changed]
-
-
 STEP = SubsampledGaussian(5.0, 0.1)
+RUN = {"method": "x", "generator": "secure", "time": "t", "releases": [[0, 1]]}
+RESERVED = {"run": 0, "releases": [to_line(STEP, 1)]}
+BAD_RUNS = [  # the ledger has two kinds of event, and ten of the first
+    *({"method": "two\nlines"}, {"generator": "fast"}, {"reservation": 3}),
+    *({"clipped": clipped} for clipped in (0.1, [2.0, 0.1])),
+    *({"releases": [each]} for each in ([0, 11], [2, 1], [-1, 1], [0, 1.5], [0, 1, 0.0, 1.0])),
+]
+BAD_RESERVATIONS = [
+    *({"run": run} for run in (3, -1)),  # there are three
+    *({"releases": 3}, {"releases": [{"mechanism": "approximate_dp", "count": 1}]}),
+    {"releases": [to_line(STEP, 1) | {"count": -1}]},
+    {"releases": [to_line(SubsampledGaussian(1.0, 0.5, "fixed"), 1)]},
+]
+DAMAGED = {
+    "runs": [3, [3], [{}], *([RUN | each] for each in BAD_RUNS)],
+    "reserved": [3, [3], [{"run": 0}], *([RESERVED | each] for each in BAD_RESERVATIONS)],
+    "description": ["T", {"units": 0}, {"title": 3}],
+}
 
 
-def _reserved(**changed):
-    return [{"run": 0, "releases": [to_line(STEP, 1)]} | changed]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"runs": 3},
-        {"runs": [3]},
-        {"runs": [{}]},
-        {"runs": _run(method="two\nlines")},
-        {"runs": _run(generator="fast")},
-        {"runs": _run(releases=[[0, 11]])},  # more than the ledger has
-        {"runs": _run(releases=[[2, 1]])},
-        {"runs": _run(releases=[[-1, 1]])},
-        {"runs": _run(releases=[[0, 1, 0.0, 1.0]])},
-        {"runs": _run(releases=[[0, 1.5]])},
-        {"runs": _run(clipped=[2.0, 0.1])},
-        {"runs": _run(clipped=0.1)},
-        {"runs": _run(reservation=3)},
-        {"reserved": 3},
-        {"reserved": [3]},
-        {"reserved": [{"run": 0}]},
-        {"reserved": _reserved(run=3)},  # there are three
-        {"reserved": _reserved(run=-1)},
-        {"reserved": _reserved(releases=3)},
-        {"reserved": _reserved(releases=[{"mechanism": "approximate_dp", "count": 1}])},
-        {"reserved": _reserved(releases=[to_line(STEP, 1) | {"count": -1}])},
-        {"reserved": _reserved(releases=[to_line(SubsampledGaussian(1.0, 0.5, "fixed"), 1)])},
-        {"description": "T"},
-        {"description": {"units": 0}},
-        {"description": {"title": 3}},
-    ],
-)
-def test_damaged_runs_and_descriptions_are_refused(changed):
-    state = with_runs().state_dict() | changed
-    with pytest.raises(ConfigurationError, match="damaged"):
-        PrivacyAccountant().load_state_dict(state)
+@pytest.mark.parametrize("part", DAMAGED)
+def test_damaged_runs_and_descriptions_are_refused(part):
+    good = with_runs().state_dict()
+    for bad in DAMAGED[part]:
+        with pytest.raises(ConfigurationError, match="damaged"):
+            PrivacyAccountant().load_state_dict(good | {part: bad})
 
 
 def test_runs_of_a_later_version_load():
