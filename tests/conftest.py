@@ -53,7 +53,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def stream(monkeypatch):
-    """The operating system's generator, which a seeded one stands in for."""
+    """The operating system's generator, on seeded bytes."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
     return SystemGenerator()
 
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """The garbage collector skips what modules hold, and runs less often."""
+    """Let the garbage collector skip what modules hold, and run less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -97,7 +97,7 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def fixed_outcomes(monkeypatch):
-    """Outcomes that centre residuals follow from a record's own numbers: neighbours share them."""
+    """Outcomes that centre residuals are a function of the record, the same for neighbours."""
 
     def gradients(family, numbers, rest, count):
         levels = torch.linspace(-1.0, 3.0, count).reshape(-1, *(1,) * numbers.dim())
@@ -108,14 +108,14 @@ def fixed_outcomes(monkeypatch):
 
 @pytest.fixture
 def as_users_run_it(monkeypatch):
-    """Traced where that is the default; runs of hundreds of steps take a third of the time."""
+    """Use graphs by default, as users do. Runs of hundreds of steps take a third of the time."""
     for each, jit in DEFAULTS.items():
         monkeypatch.setattr(each, "_usual_jit", jit)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_folder_of_trials(tmp_path_factory, request):
-    """The one that all workers share, if there are several."""
+    """All workers of a test run share one folder."""
     own = tmp_path_factory.getbasetemp()
     trials.folder = own.parent if hasattr(request.config, "workerinput") else own
 

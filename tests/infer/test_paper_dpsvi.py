@@ -135,7 +135,7 @@ def test_public_generators_do_not_see_the_batch(monkeypatch, name):
 
 
 def test_streams_of_one_step_are_distinct(monkeypatch):
-    """Noise, sampling and local draws never come from one stream."""
+    """Noise, sampling and local draws come from different streams."""
     asked = []
     stream = Randomness.stream
 
@@ -253,7 +253,7 @@ def test_prints_where_it_stands():
 
 
 def test_threads_with_equal_seeds_draw_different_noise():
-    """They find the same position before, and not at the release."""
+    """Both threads read the same position first, but release at different ones."""
     accountant, gate, released = PrivacyAccountant(), threading.Barrier(2), []
 
     def work():
@@ -326,7 +326,7 @@ def test_cleared_parameter_store_is_noticed(monkeypatch):
     ],
 )
 def test_any_pyro_optimizer(optim):
-    """Also with parameters that get no gradient; and its state loads with weights only."""
+    """Some parameters get no gradient. The optimizer's state loads with weights_only."""
 
     def guide(x, y):
         pyro.param("unused", torch.ones(2))
@@ -398,7 +398,7 @@ def scheduled(name, **options):
     ],
 )
 def test_run_steps_a_scheduler(name, options):
-    """A run, also a resumed one, does so at each step. A loop over step() must do so itself."""
+    """A run steps the scheduler, resumed or not. A loop over step() must do so itself."""
 
     def make():
         pyro.clear_param_store()
@@ -434,7 +434,7 @@ def test_run_steps_a_scheduler(name, options):
 
 
 def test_a_scheduler_that_goes_by_a_loss():
-    """It gets the private one, or nothing is spent."""
+    """The scheduler gets the private loss. Without one, nothing is spent."""
 
     def make(**options):
         pyro.clear_param_store()

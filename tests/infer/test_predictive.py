@@ -256,7 +256,7 @@ def test_rows_of_the_fit_are_not_used(guide):
 
 
 def test_global_draws_see_no_rows_of_the_fit():
-    """Also if the guide has been changed since."""
+    """This holds if the guide was changed after the fit, too."""
     x, _ = regression_data(SIZE)
     adam = pyro.optim.Adam({"lr": 1e-9})
     svi = fitted(effects, x, torch.zeros(SIZE), guide=with_rows, optim=adam)
@@ -452,7 +452,7 @@ def test_errors_withhold_records_of_the_fit():
 
 
 def test_a_laplace_approximation_is_noted():
-    """That of a guide without a private inference is Pyro's own."""
+    """A guide that was not fitted privately has Pyro's own approximation."""
     data = regression_data(SIZE)
     guide = AutoLaplaceApproximation(logistic)
     svi = DPSVI(logistic, guide, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3)

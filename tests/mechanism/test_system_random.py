@@ -173,7 +173,7 @@ def test_a_close_call_between_two_k(monkeypatch):
 
 
 def test_doubtful_ones_are_as_good_as_the_others(stream, monkeypatch):
-    """With every comparison made exactly, the same numbers come out."""
+    """Exact comparisons give the same numbers."""
     words = np.random.default_rng(1).integers(2**64, size=2000, dtype=np.uint64)
     k, j = module._half_normal(words[::-1].copy()), words % np.uint64(1000)
     fast = module._accepts(k, j, 1000, words)

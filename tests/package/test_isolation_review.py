@@ -234,7 +234,7 @@ PLACES = {thing: functools.partial(within, thing) for thing in THINGS} | {
 
 
 def few():
-    """Enough, where the model sees one record at a time: with the row that the judge replaces."""
+    """Few rows, among them the row that the judge replaces: the loop over records is slow."""
     return tuple(x[:24] for x in patients())
 
 
@@ -581,7 +581,7 @@ CACHED = functools.cache(lambda: nn.Linear(3, 1))
 @pytest.mark.filterwarnings(r"ignore:step\(\) returns nan")
 @pytest.mark.filterwarnings("error")
 def test_a_network_from_a_cached_factory():
-    """It is the same one in each step, and learns."""
+    """The factory returns the same network in each step, and it learns."""
     x, y = patients()
     CACHED.cache_clear()
     trained(with_network(CACHED), x, y)

@@ -61,7 +61,7 @@ def failure(notebook, folder):
 
 @pytest.fixture(autouse=True)
 def _as_a_reader_has_it(monkeypatch):
-    """With the package alone, and with one thread: idle ones that spin would count."""
+    """A kernel has the package and one thread. Idle threads would use processor time."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))

@@ -119,7 +119,7 @@ class ScaledMap(ScaledRows, np.memmap):
 
 
 def test_an_array_of_ones_own_class_is_read_whole(tmp_path):
-    """Else one record of a batch would scale all others."""
+    """Otherwise one record of a batch would scale all others."""
     X.numpy().tofile(tmp_path / "x")
     mapped = ScaledMap(tmp_path / "x", dtype="f8", mode="r+", shape=(N, 3))
     assert torch.equal(as_tensor("x", mapped), X)
@@ -365,7 +365,7 @@ def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
     ],
 )
 def test_every_record_is_checked(fit, change, says, monkeypatch):
-    """In whichever block it is, and before anything is spent."""
+    """A bad record is found in any block, before anything is spent."""
     monkeypatch.setattr(column, "_BLOCK", 400)
     x, y = X.clone(), Y.clone()
     change(x, y)
@@ -530,7 +530,7 @@ def test_memory(tmp_path, method):
 
 
 def test_wide_rows_beside_many_weights():
-    """A chance of one number above 1 is no chance of hundreds of them."""
+    """One number may match by chance. Hundreds do not."""
     rows = torch.rand(50, 784)
     numbers = DataNumbers([TensorColumn(rows.float(), torch.float32)])
     torch.manual_seed(1)

@@ -82,7 +82,7 @@ def fit(name, private):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ZOO)
 def test_equals_svi(name):
-    """By a graph, and without a warning."""
+    """Steps run from a graph, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours = fit(name, True)
