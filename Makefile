@@ -76,7 +76,7 @@ CORE := \
 
 test-lowest: $(LOWEST)/.test
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses 2 \
-		--dist worksteal --rung ci $(CORE)
+		--dist worksteal --rung ci --turn $(TURN) $(CORE)
 
 $(LOWEST)/.test: pyproject.toml $(LOWEST)/.pins
 	$(LOWEST)/bin/python -m $(INSTALL) --constraint constraints-lowest.txt --editable ".[test]"
