@@ -20,7 +20,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/prose.py & $(BIN)/mypy; status=$$?; wait $$! && exit $$status
 
-# A ladder: one case of each test but no fits; fits, too; a fourth of the cases, slow tests, too; all.
+# A ladder: one case of each test without fits; fits, too; a fourth of the cases and of the slow tests; all.
 # The next commit takes another fourth.
 TURN := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 
@@ -76,7 +76,7 @@ CORE := \
 
 test-lowest: $(LOWEST)/.test
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -p no:cacheprovider --numprocesses 2 \
-		--dist worksteal --rung ci $(CORE)
+		--dist worksteal --rung ci --turn $(TURN) $(CORE)
 
 $(LOWEST)/.test: pyproject.toml $(LOWEST)/.pins
 	$(LOWEST)/bin/python -m $(INSTALL) --constraint constraints-lowest.txt --editable ".[test]"

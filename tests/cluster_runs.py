@@ -213,7 +213,7 @@ def shard(rank: int, cuts: list[int]) -> tuple[torch.Tensor, ...]:
 
 
 def without_noise_in_units():
-    """Secure sums as they are: their noise cannot be repeated, and is not what is compared."""
+    """Secure sums without noise: the noise cannot be repeated, so sums are compared."""
     exact = FixedPointSum._noisy
 
     def units(self, sigmas, noise):
@@ -340,7 +340,7 @@ def _refused(function: Callable, *given: Any) -> str | None:
 
 
 def differences() -> dict[str, Any]:
-    """Two ranks whose second does something else; their errors, or their results."""
+    """The errors or results of two ranks, if the second one does something else."""
 
     def other_settings(rank, svi, x, y):
         svi._reservation.noise_multiplier += rank
@@ -488,7 +488,7 @@ class Failure:
 
 
 class Planned(RuntimeError):
-    """A failure as it was planned."""
+    """A planned failure."""
 
 
 def _fail(how: str) -> None:
@@ -615,7 +615,7 @@ class Verdict:
     resumed: list[Ended]
 
     def wrong(self, failure: Failure) -> list[str]:
-        """Why it is not as it must be."""
+        """The faults of the verdict."""
         others = [each for i, each in enumerate(self.ended) if i != failure.rank]
         own, said = self.ended[failure.rank], []
         if self.slowest > TIMEOUT + MARGIN:

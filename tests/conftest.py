@@ -29,11 +29,14 @@ def pytest_addoption(parser):
         help="ci: every fourth case of a test, or n-th if it is one_in(n), and one of fewer; test: "
         "one case, without slow tests; quick: the same without long ones",
     )
-    parser.addoption("--turn", type=int, default=0, help="of the rung's cases: CI counts commits")
+    parser.addoption("--turn", type=int, default=0, help="of CI: the number of commits")
 
 
 # Tests with these marks, by rung of the ladder.
 LEFT_OUT = {"quick": ("slow", "long"), "test": ("slow",), "ci": ()}
+
+# CI runs a test with such a mark, and with fewer cases than this, once in as many commits.
+ONCE_IN = {"slow": 4, "long": 2}
 
 # The defaults that users get.
 DEFAULTS = {each: each._usual_jit for each in (StochasticGradientVI, StochasticEP)}
@@ -50,7 +53,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def stream(monkeypatch):
-    """The operating system's generator, which a seeded one stands in for."""
+    """The operating system's generator, on seeded bytes."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
     return SystemGenerator()
 
@@ -65,21 +68,28 @@ def pytest_collection_modifyitems(config, items):
         if not any(map(item.get_closest_marker, LEFT_OUT[rung])):
             # A test that classes inherit is one test in a quick run, and one for each class above.
             cases[item.function if rung == "quick" else item.nodeid.split("[")[0]].append(item)
-    kept = set()
+    kept, turn = set(), config.getoption("turn")
     for each in cases.values():
-        has, step = each[0].get_closest_marker, len(each)
-        if rung == "ci":
+        has, step, commits = each[0].get_closest_marker, len(each), 1
+        name = each[0].nodeid.split("[")[0]
+        if rung == "ci" and has("every_case"):
+            step = 1
+        elif rung == "ci":
             sparse = has("one_in")
-            step = 1 if has("every_case") else min(step, sparse.args[0] if sparse else 4)
-        # Each test begins at another case, so that no model is left out everywhere.
-        first = zlib.crc32(each[0].nodeid.split("[")[0].encode()) + config.getoption("turn")
-        kept.update(each[first % step :: step])
+            step = min(step, sparse.args[0] if sparse else 4)
+            rare = [few for mark, few in ONCE_IN.items() if has(mark) and len(each) < few]
+            commits = max(rare, default=1)
+        # The tests of a file have their turn at the same commit: they may share what is slow.
+        if (zlib.crc32(name.split("::")[0].encode()) + turn) % commits == 0:
+            # Each test begins at another case, so that no model is left out everywhere.
+            first = zlib.crc32(name.encode()) + turn // commits
+            kept.update(each[first % step :: step])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish():
-    """The garbage collector skips what modules hold, and runs less often."""
+    """Let the garbage collector skip what modules hold, and run less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -87,7 +97,7 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def fixed_outcomes(monkeypatch):
-    """Outcomes that centre residuals follow from a record's own numbers: neighbours share them."""
+    """Outcomes that centre residuals are a function of the record, the same for neighbours."""
 
     def gradients(family, numbers, rest, count):
         levels = torch.linspace(-1.0, 3.0, count).reshape(-1, *(1,) * numbers.dim())
@@ -98,14 +108,14 @@ def fixed_outcomes(monkeypatch):
 
 @pytest.fixture
 def as_users_run_it(monkeypatch):
-    """Traced where that is the default; runs of hundreds of steps take a third of the time."""
+    """Use graphs by default, as users do. Runs of hundreds of steps take a third of the time."""
     for each, jit in DEFAULTS.items():
         monkeypatch.setattr(each, "_usual_jit", jit)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_folder_of_trials(tmp_path_factory, request):
-    """The one that all workers share, if there are several."""
+    """All workers of a test run share one folder."""
     own = tmp_path_factory.getbasetemp()
     trials.folder = own.parent if hasattr(request.config, "workerinput") else own
 

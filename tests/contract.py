@@ -201,7 +201,7 @@ class ReleaseContract:
         return ours
 
     def test_a_broken_record_adds_nothing(self, kind):
-        """To no block, should a row that is not finite come past the checks."""
+        """A row that is not finite adds nothing to any block, even if the checks miss it."""
         data = self.data(kind)
         with pytest.MonkeyPatch.context() as patch:
             by_index(patch)
@@ -251,7 +251,7 @@ class ReleaseContract:
         assert ledger == ((self.event(1.5), self.noisy_steps),)
 
     def test_noise_is_independent(self):
-        """It is so between coordinates, and between steps. False alarms: 1e-10 a pair."""
+        """Coordinates and steps have independent noise. False alarms: 1e-10 a pair."""
         steps = np.concatenate(self.noisy().noise, axis=1)[:, :40]
         both = np.concatenate([steps[1:], steps[:-1]], axis=1)
         correlations = np.corrcoef(both.T) - np.eye(both.shape[1])
@@ -345,7 +345,7 @@ class ReleaseContract:
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_data_must_be_finite(self, value):
-        """Refused in words that tell no value, before anything is spent."""
+        """The error tells no value, and comes before anything is spent."""
         inference, data = self.new(), self.data(self.variants[0])
         data[0][RECORD], data[0][RECORD + 1] = value, SECRET
         with pytest.raises(ModelError, match="NaN or infinite") as error:
@@ -402,7 +402,7 @@ class InferenceContract(ReleaseContract, RunContract):
 
     @pytest.mark.parametrize("size", [1, 3])
     def test_microbatches_change_nothing(self, kind, size):
-        """Which holds only if what a record adds depends on no other record of the batch."""
+        """This holds only if a record's contribution depends on no other record of the batch."""
         data, batch = self.data(kind), list(range(0, 20, 2))
         _, whole = self.sums(kind, data, batch, late=True)
         _, parts = self.sums(kind, data, batch, late=True, execution=Execution(size))
@@ -467,14 +467,14 @@ class InferenceContract(ReleaseContract, RunContract):
         assert accountant.get_epsilon() == pytest.approx(epsilon, rel=1e-3)
 
     def test_inferences_share_an_accountant(self):
-        """Each release counts, from either inference."""
+        """Releases of both inferences count."""
         accountant = PrivacyAccountant()
         for _ in range(2):
             self.stepped(3, accountant=accountant, **self.sampled)
         assert accountant.ledger == ((self.event(1.0), 6),)
 
     def test_run_takes_what_is_left_of_its_steps(self, capsys):
-        """And is refused where nothing is; a hidden progress bar writes nothing."""
+        """If no step is left, run is refused. A hidden progress bar writes nothing."""
         inference, data = self.stepped(**self.sampled)
         assert inference.run(*data, progress=False).earlier == 1
         assert inference.accountant.num_releases == STEPS
@@ -486,7 +486,7 @@ class InferenceContract(ReleaseContract, RunContract):
     # States.
 
     def test_a_saved_run_goes_on_as_if_it_had_not_stopped(self):
-        """Without noise, on all records: from the file the second half is what it was."""
+        """Without noise, on all records, the second half from a file is the uninterrupted one."""
         plain = dict(noise=Noise(0, source=0)) | ({} if self.at_once else {"sampling": FullBatch()})
         data = self.data(self.variants[0])
 
@@ -509,7 +509,7 @@ class InferenceContract(ReleaseContract, RunContract):
             resumed.run(*data, progress=False)
 
     def test_a_calibrated_run_goes_on(self):
-        """With its noise, to the end of its budget; and no state lowers the ledger afterwards."""
+        """It keeps its noise and ends with its budget. No state lowers the ledger afterwards."""
         first, data = self.calibrated(), self.data(self.variants[0])
         for _ in range(2):
             first.step(*data)
@@ -558,7 +558,7 @@ class InferenceContract(ReleaseContract, RunContract):
     # Journals.
 
     def test_a_state_older_than_the_journal(self, tmp_path):
-        """Killed at step 4, saved at step 2: the ledger stays, and the rest is shared out anew."""
+        """Saved at step 2, killed at step 4: the ledger stays, and the rest is shared out anew."""
         accountant, data = PrivacyAccountant(epsilon=1.0), self.data(self.variants[0])
         journal = accountant.journal(tmp_path / "journal")
         first = self.calibrated(accountant)
@@ -581,7 +581,7 @@ class InferenceContract(ReleaseContract, RunContract):
         assert 0.995 < accountant.get_epsilon() <= 1.0
 
     def test_a_journal_that_has_spent_everything(self, tmp_path):
-        """An older state is taken up, and the error says what became of the budget."""
+        """An older state loads, and the error says where the budget went."""
         accountant, data = PrivacyAccountant(epsilon=1.0), self.data(self.variants[0])
         accountant.journal(tmp_path / "journal")
         inference = self.calibrated(accountant)
@@ -595,7 +595,7 @@ class InferenceContract(ReleaseContract, RunContract):
         assert accountant.ledger == ledger
 
     def test_a_state_newer_than_the_journal_is_refused(self, tmp_path):
-        """The journal is an older copy."""
+        """Such a journal is an older copy."""
         other, data = self.stepped(**self.whole)
         state = through_a_file(other.state_dict())
         accountant = PrivacyAccountant()
@@ -609,7 +609,7 @@ class InferenceContract(ReleaseContract, RunContract):
 
     @pytest.mark.parametrize("journal", [False, True])
     def test_no_stream_is_used_twice(self, journal, tmp_path, monkeypatch):
-        """Also with a seed: a state may be older than what was released with it."""
+        """This holds with a seed, too: a state may be older than the releases of its run."""
         seen, data = Releases(monkeypatch), self.data(self.variants[0])
 
         def new():
@@ -642,7 +642,7 @@ def named(parameters):
 
 
 def require_close_by(blocks, one, other, records):
-    """Sums that so many records, added or left out, may lie between."""
+    """Require that adding or leaving out so many records moves these sums no further."""
     room = records * (1 + 1e-12)
     moved = [
         (x - y).norm().item() / block.bound for x, y, block in zip(one, other, blocks, strict=True)
@@ -653,7 +653,7 @@ def require_close_by(blocks, one, other, records):
 
 
 def p_of_scale(noise):
-    """Two-sided, of a standard deviation of 1."""
+    """The two-sided p-value of a standard deviation of 1."""
     squares, count = np.square(noise).sum(), noise.size
     return 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
 

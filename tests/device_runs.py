@@ -45,7 +45,7 @@ def logistic_guide(x, y, draw):
 
 
 def gaussian_guide():
-    """It has the same start on every device."""
+    """A guide with the same start on every device."""
     return AutoMultivariateNormal(logistic, init_loc_fn=init_to_mean)
 
 

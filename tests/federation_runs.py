@@ -212,7 +212,7 @@ def dropouts() -> dict[str, Any]:
 
 
 def _lose_release(inference: VIPS | DPSEP) -> None:
-    """As a step that fails between ledger and noise."""
+    """Do what a step does that fails between ledger and noise."""
     reserved = inference._reservation.reserved(1.0)
     event = next(iter(reserved)) if isinstance(inference, DPSEP) else inference._releases.last
     with inference.accountant.next_position(inference._reservation.begin(), 1.0, reserved):
@@ -275,7 +275,7 @@ def looks_resumed() -> list[list[Any]]:
 
 
 def refusals() -> dict[str, Any]:
-    """The second of two holders fails; the errors at both."""
+    """Errors of both holders when the second one fails."""
 
     def holder(index: int, line: PipeLine, steps: int, epsilons=(3.0, 3.0), **options) -> list:
         federation = Federation(AtTrustedAggregator(line), holders=2)
@@ -316,7 +316,7 @@ def refusals() -> dict[str, Any]:
 
 
 def _addresses(size: int) -> list[str]:
-    """Free ones of this machine."""
+    """Free addresses of this machine."""
     return [f"127.0.0.1:{port}" for port in free_ports(size)]
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -592,46 +592,11 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         {"noise_multiplier": [1.0], "sample_rate": [0.5], "sampling": ["poisson"]},
         ("noise_multiplier",),
     ),
-    "AdaptiveClip": (
-        AdaptiveClip,
-        {"initial": [1.0], "quantile": [0.5], "learning_rate": [0.2], "share": [0.01]},
-        (),
-    ),
     "Cluster": (Cluster, {"timeout": [60.0, 1e-300, 1e300]}, ()),  # in one process: refused
-    "Noise": (Noise, {"multiplier": [None, 1.0, 0], "source": [None, 0, "system"]}, ()),
-    "PoissonSampling": (PoissonSampling, {"rate": [None, 0.5], "plate": [None, "data"]}, ()),
-    "Clip": (
-        Clip,
-        {
-            "bound": [None, 1.0, math.inf, AdaptiveClip()],
-            "of": ["latents", "parameters"],
-            "loss": [None, 1.0],
-            "loss_share": [0.05],
-            "report": [True, False],
-        },
-        (),
-    ),
-    "Factors": (
-        Factors,
-        {
-            "precision": [None, "full"],
-            "weight": [None, 1.0],
-            "centred": [True, False],
-            "moments": ["auto"],
-        },
-        (),
-    ),
-    "Execution": (
-        Execution,
-        {
-            "microbatch_size": [None, 1],
-            "jit": ["auto", "none"],
-            "slice_data": ["auto", True],
-            "peers": [None],
-        },
-        (),
-    ),
-    "RowAdam": (RowAdam, {"lr": [0.1], "betas": [(0.9, 0.99)], "eps": [1e-8]}, ()),
+    **{
+        kind.__name__: (kind, {each.name: [each.default] for each in fields(kind)}, ())
+        for kind in (AdaptiveClip, Clip, Execution, Factors, Noise, PoissonSampling, RowAdam)
+    },
     "columns": (
         _read,
         {

@@ -40,7 +40,7 @@ class Violation(AssertionError):
 
 
 class Hang(BaseException):
-    """Nothing that catches exceptions may swallow it."""
+    """A case took too long. Code that catches exceptions must not catch this."""
 
 
 class NotBuilt(Exception):

@@ -191,7 +191,7 @@ def _flat(prefix: str, tree: Any) -> Values:
 
 
 class _Watch:
-    """It replaces the functions that sample and release."""
+    """Replace the functions that sample and release."""
 
     def __init__(self, found: Run, like: Run | None):
         self.found, self.like = found, like

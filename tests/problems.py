@@ -301,13 +301,13 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 
 
 def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
-    """With an accountant of its own, and settings that are beside the point."""
+    """A PaperDPSVI with its own accountant, and settings that do not matter here."""
     settings = dict(optim=pyro.optim.Adam({}), accountant=PrivacyAccountant(), noise=1.0)
     return PaperDPSVI(model, guide, **settings | options)
 
 
 def new_resting(model: Callable, **options) -> PaperDPSVI:
-    """Which stays where it is."""
+    """A PaperDPSVI that does not move."""
     still = pyro.optim.Adam({"lr": 1e-30})
     return new_paper_dpsvi(model, AutoNormal(model), optim=still, **options)
 

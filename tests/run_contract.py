@@ -111,7 +111,7 @@ class RunContract:
         assert accountant.get_epsilon() == whole and accountant.reserved == []
 
     def test_a_run_with_noise_of_its_own_reserves_its_steps(self):
-        """A loop over steps does not: nobody has said how many there will be."""
+        """A loop over steps reserves none: their number is unknown."""
         loop, data = self.new(**self.whole), self.data(self.variants[0])
         loop.step(*data)
         assert loop.accountant.reserved == []
@@ -153,7 +153,7 @@ class RunContract:
         assert first.accountant.num_releases == self.first
 
     def test_a_callback_that_fails(self):
-        """Its error is its own; the step is done, and the run goes on."""
+        """Its error is raised as it is. The step is complete, and the run can go on."""
         inference, data = self.calibrated(), self.data(self.variants[0])
 
         def fail(step):

@@ -260,7 +260,7 @@ def test_a_ledger_of_a_retired_engine_loads(engine, tmp_path):
 
 
 def test_a_forked_process_records_nothing():
-    """Its ledger would be a copy, hidden from the first process."""
+    """Its ledger would be a copy that the first process does not see."""
     accountant = PrivacyAccountant(epsilon=8.0)
     reading, writing = os.pipe()
     child = os.fork()
@@ -286,7 +286,7 @@ def test_there_are_no_copies(copied):
 
 @pytest.mark.long
 def test_absurd_counts_are_refused():
-    """From 1e15 on the rounding of a step's cost, times the count, would be noticed."""
+    """Beyond 1e15 releases the rounding error of each step's cost would add up."""
     accountant, event = PrivacyAccountant(), SubsampledGaussian(1e4, 1e-3)
     accountant.record(event, 10**12)
     assert 0.37 < accountant.get_epsilon() < 0.38
@@ -428,52 +428,33 @@ def test_runs_and_descriptions_are_saved(tmp_path):
     assert before.description == Description()
 
 
-def _run(**changed):
-    run = {"method": "x", "generator": "secure", "time": "t", "releases": [[0, 1]]}
-    return [run | changed]
-
-
 STEP = SubsampledGaussian(5.0, 0.1)
+RUN = {"method": "x", "generator": "secure", "time": "t", "releases": [[0, 1]]}
+RESERVED = {"run": 0, "releases": [to_line(STEP, 1)]}
+BAD_RUNS = [  # the ledger has two kinds of event, and ten of the first
+    *({"method": "two\nlines"}, {"generator": "fast"}, {"reservation": 3}),
+    *({"clipped": clipped} for clipped in (0.1, [2.0, 0.1])),
+    *({"releases": [each]} for each in ([0, 11], [2, 1], [-1, 1], [0, 1.5], [0, 1, 0.0, 1.0])),
+]
+BAD_RESERVATIONS = [
+    *({"run": run} for run in (3, -1)),  # there are three
+    *({"releases": 3}, {"releases": [{"mechanism": "approximate_dp", "count": 1}]}),
+    {"releases": [to_line(STEP, 1) | {"count": -1}]},
+    {"releases": [to_line(SubsampledGaussian(1.0, 0.5, "fixed"), 1)]},
+]
+DAMAGED = {
+    "runs": [3, [3], [{}], *([RUN | each] for each in BAD_RUNS)],
+    "reserved": [3, [3], [{"run": 0}], *([RESERVED | each] for each in BAD_RESERVATIONS)],
+    "description": ["T", {"units": 0}, {"title": 3}],
+}
 
 
-def _reserved(**changed):
-    return [{"run": 0, "releases": [to_line(STEP, 1)]} | changed]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"runs": 3},
-        {"runs": [3]},
-        {"runs": [{}]},
-        {"runs": _run(method="two\nlines")},
-        {"runs": _run(generator="fast")},
-        {"runs": _run(releases=[[0, 11]])},  # more than the ledger has
-        {"runs": _run(releases=[[2, 1]])},
-        {"runs": _run(releases=[[-1, 1]])},
-        {"runs": _run(releases=[[0, 1, 0.0, 1.0]])},
-        {"runs": _run(releases=[[0, 1.5]])},
-        {"runs": _run(clipped=[2.0, 0.1])},
-        {"runs": _run(clipped=0.1)},
-        {"runs": _run(reservation=3)},
-        {"reserved": 3},
-        {"reserved": [3]},
-        {"reserved": [{"run": 0}]},
-        {"reserved": _reserved(run=3)},  # there are three
-        {"reserved": _reserved(run=-1)},
-        {"reserved": _reserved(releases=3)},
-        {"reserved": _reserved(releases=[{"mechanism": "approximate_dp", "count": 1}])},
-        {"reserved": _reserved(releases=[to_line(STEP, 1) | {"count": -1}])},
-        {"reserved": _reserved(releases=[to_line(SubsampledGaussian(1.0, 0.5, "fixed"), 1)])},
-        {"description": "T"},
-        {"description": {"units": 0}},
-        {"description": {"title": 3}},
-    ],
-)
-def test_damaged_runs_and_descriptions_are_refused(changed):
-    state = with_runs().state_dict() | changed
-    with pytest.raises(ConfigurationError, match="damaged"):
-        PrivacyAccountant().load_state_dict(state)
+@pytest.mark.parametrize("part", DAMAGED)
+def test_damaged_runs_and_descriptions_are_refused(part):
+    good = with_runs().state_dict()
+    for bad in DAMAGED[part]:
+        with pytest.raises(ConfigurationError, match="damaged"):
+            PrivacyAccountant().load_state_dict(good | {part: bad})
 
 
 def test_runs_of_a_later_version_load():
@@ -547,7 +528,7 @@ def test_a_plan_beyond_the_budget_is_refused_as_a_whole():
 
 
 def test_a_new_plan_replaces_the_old_one_of_its_run():
-    """The run's new calibration may cost the rest of its plan."""
+    """A new calibration may spend what the old plan had left."""
     accountant = PrivacyAccountant(1.0)
     first = accountant.noise_multiplier(num_steps=10)
     origin = a_run()
@@ -566,7 +547,7 @@ def test_a_new_plan_replaces_the_old_one_of_its_run():
 
 
 def test_a_plan_that_becomes_shorter_returns_nothing():
-    """No run can choose, by what it released, to pay for less. A longer plan costs more."""
+    """A run cannot use its releases to decide to pay less. A longer plan costs more."""
     accountant = PrivacyAccountant()
     origin = begun(accountant, 10, made=3)
     record(accountant, origin, STEP, reserves={STEP: 1})
@@ -592,7 +573,7 @@ def test_a_run_that_goes_on_takes_over_what_was_reserved():
 
 
 def test_a_state_that_knows_no_reservation_returns_none():
-    """A state of an older version, or one of before the plan."""
+    """A state of an older version, or one that was saved before the plan."""
     accountant = PrivacyAccountant()
     begun(accountant, 10)
     state = accountant.state_dict()
@@ -620,9 +601,10 @@ def test_a_refused_release_is_of_no_run():
     assert accountant.runs() == []
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_threads_lose_nothing_and_cannot_pass_the_budget():
-    """They take turns all the time, so that races show."""
+    """Threads switch all the time, so that a race would show."""
     event, interval = SubsampledGaussian(3.0, 0.1), sys.getswitchinterval()
     alone, together = PrivacyAccountant(2.0), PrivacyAccountant(2.0)
     with pytest.raises(PrivacyBudgetExceeded):

@@ -97,7 +97,7 @@ def test_moments_against_autodp():
 
 
 def test_a_mechanism_without_a_pair_has_the_joint_renyi_bound():
-    """Thirty choices of epsilon .1 are (.0375)-zCDP; the Gaussian beside them is added."""
+    """Thirty choices of epsilon .1 are (.0375)-zCDP. The cost of the Gaussian is added."""
     choices = mechanism_zoo.ExponentialMechanism(0.1)
     rho = 30 * 0.1**2 / 8
 
@@ -299,7 +299,7 @@ def svt_masses(queries, scale):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_faults_of_autodp():
-    """One that is mended must be seen."""
+    """The test fails when autodp mends one of them."""
     fourier = mechanism_zoo.GaussianMechanism(1.0, RDP_off=True, approxDP_off=True, phi_off=False)
     for found in (fourier, transformer_zoo.ComposeAFA()([fourier], [2])):
         assert found.get_approxDP(DELTA) < 0.0  # 4.38, and 6.57

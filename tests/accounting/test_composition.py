@@ -17,7 +17,7 @@ TOLERANCE = 1e-3  # relative: the answers are upper bounds, refined to about thi
 
 
 def law(examples):
-    """Always the same random ledgers, and no more of them than the suite has time for."""
+    """The same random ledgers in every run, as many as the suite has time for."""
     return settings(
         max_examples=examples,
         derandomize=True,
@@ -65,7 +65,7 @@ ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 @law(60)
 @given(ledgers(kinds=2, approximate=False), st.data())
 def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
-    """They are composed one by one, where equal ones are taken to a power."""
+    """Different events are composed one by one, and equal ones as a power."""
     relation, delta, entries = ledger
     apart = []
     for event, count in entries:

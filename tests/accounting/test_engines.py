@@ -277,7 +277,7 @@ def test_deltas_of_what_is_private_by_itself():
 @pytest.mark.parametrize("engine", composition.ENGINES)
 @pytest.mark.parametrize("relation", composition.NEIGHBORING)
 def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
-    """A step is (0, delta) if the probability to take part is at most delta, at any noise."""
+    """If a record takes part with probability delta at most, a step is (0, delta)-private."""
     ledger = {SubsampledGaussian(1e-4, 1e-7): 100}
     assert composition.epsilon(ledger, 1e-5, relation, engine) == 0.0
     assert composition.epsilon(ledger, 0.9e-5, relation, engine) > 0.0
@@ -301,7 +301,7 @@ def test_a_root_is_rounded_up(sigma, rate):
 
 
 def test_calibrated_noise_fits_where_the_cost_has_jumps():
-    """Grids are refined in steps, so that a cost may jump where the noise hardly changes."""
+    """Grids are refined in steps. So a small change of the noise may change the cost much."""
     for k in range(60):
         budget = 0.1 * 1.07**k
         sigma = least_noise(_jagged, budget)

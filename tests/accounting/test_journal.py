@@ -103,7 +103,7 @@ def test_the_line_is_on_the_disk_before_the_noise_is_drawn(tmp_path, monkeypatch
 
 
 def test_a_torn_last_line_is_dropped(quick, written, tmp_path):
-    """Cut anywhere: all whole lines count, and the journal goes on."""
+    """Wherever the file is cut, all whole lines count and the journal goes on."""
     content, path = written.read_bytes(), tmp_path / "cut"
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     ledgers = {}
@@ -186,7 +186,7 @@ UNKNOWN = [
 
 
 def test_lines_that_no_journal_has(written, tmp_path):
-    """Well-formed but unknown: of a later release, or made up."""
+    """Lines that are well-formed but unknown, of a later version or made up, are refused."""
     path, digest = tmp_path / "unknown", ""
     first = written.read_bytes().splitlines(keepends=True)[:3]  # up to the first event
     for line in first:
@@ -341,7 +341,7 @@ def test_runs_and_descriptions_come_back(tmp_path):
 
 
 def test_reservations_come_back(tmp_path):
-    """And a run that goes on takes over what an earlier one had reserved."""
+    """A run that is continued takes over what its first part had reserved."""
     path, accountant = tmp_path / "journal", PrivacyAccountant()
     origin = a_run()
     with accountant.journal(path):
@@ -418,7 +418,7 @@ def test_threads_share_a_journal(tmp_path):
 
 
 def test_states_and_journals(written, tmp_path):
-    """An older state is taken and lowers nothing; one that counts more shows an older copy."""
+    """An older state loads and lowers nothing. A state that counts more is refused."""
     older, newer = ledger((EVENT, 1)), ledger((OTHER, 5))
     older.note("older")
     accountant = PrivacyAccountant()
@@ -475,7 +475,7 @@ def test_killed_runs_and_other_processes(tmp_path, kills):
 
 
 def test_an_interrupted_record_ends_the_journal(tmp_path, monkeypatch):
-    """Its line is on the disk and has a number, which later lines must not give away again."""
+    """Its line is on the disk and has a number, which no later line may have again."""
     accountant = PrivacyAccountant()
     path = tmp_path / "x.journal"
     journal = accountant.journal(path)

@@ -59,7 +59,7 @@ def test_says_once_where_it_was_called(name):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_told_where_warnings_are_errors(name):
-    """An audit has not begun its runs."""
+    """An audit stops before its first run."""
     RUNS.clear()
     with pytest.raises(NotPrivateWarning, match=name):
         CALLS[name]()
@@ -67,7 +67,7 @@ def test_nothing_is_told_where_warnings_are_errors(name):
 
 
 def test_what_says_so_says_it_in_its_documentation():
-    """And that of nonprivate lists all of them."""
+    """The documentation of nonprivate lists all of them."""
     methods = [LDA.perplexity, LDA.topic_weights, NETWORK.pixel_accuracy]
     listed = inspect.getmodule(nonprivate).__doc__
     for function in (audit, *methods):

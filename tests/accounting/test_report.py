@@ -150,7 +150,7 @@ def cells(text):
 
 @pytest.mark.long
 def test_what_each_row_costs_alone_and_with_those_above():
-    """Against ledgers of their own."""
+    """The costs are those of separate ledgers."""
     entries = [(SubsampledGaussian(2.0, 0.05), 100), (FULL, 1), (ApproximateDP(0.25, 1e-6, "x"), 2)]
     *rows, total = cells(ledger(*entries).report())
     alone = [up(ledger(entry).get_epsilon()) for entry in entries]
@@ -166,7 +166,7 @@ def test_what_each_row_costs_alone_and_with_those_above():
 
 
 def test_runs_are_told_apart():
-    """Two runs release the same event: a row each."""
+    """Two runs that release the same event have a row each."""
     accountant = PrivacyAccountant()
     for source in ("system", 3):
         scaler = DPStandardScaler((0, 1), accountant=accountant, noise=Noise(4.0, source=source))
@@ -310,7 +310,7 @@ def test_how_costs_are_composed_is_said_in_words(engine):
 
 
 def test_pictures_lie_in_the_page():
-    """Both, in the colours of the page, with names; none where there is no guarantee."""
+    """Both pictures have the page's colours and names. Without a guarantee there is none."""
     accountant = ledger((SubsampledGaussian(2.0, 0.1), 50), epsilon=3.0)
     before, page = accountant.state_dict(), accountant.report("html")
     assert page.count("<svg ") == page.count('role="img"') == page.count("<figcaption>") == 2
@@ -383,7 +383,7 @@ def test_looks_are_loud():
     ],
 )
 def test_random_numbers(source, generator, sentence):
-    """And a row for the run, with method, bound and time."""
+    """The run has a row with its method, bound and time."""
     accountant = PrivacyAccountant()
     noise = Noise(4.0, source=source)
     DPStandardScaler((0, 1), accountant=accountant, noise=noise).fit([[0.0, 1.0]])
@@ -406,7 +406,7 @@ def test_notes_are_shown_as_they_are():
 
 
 def test_versions(monkeypatch):
-    """A source tree has none."""
+    """A source tree has no version."""
     text = PrivacyAccountant().report()
     for name in ("Python", "pyro-dp", "pyro-ppl", "torch", "dp-accounting"):
         assert re.search(rf"^\| {name} \| \S.*\|$", text, re.MULTILINE)

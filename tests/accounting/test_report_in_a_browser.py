@@ -79,7 +79,7 @@ def pages():
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", PAGES)
 def test_reports(browser, pages, name, look):
-    """No violation, no sideways scrolling, and dark where it is asked for."""
+    """No violation, no sideways scrolling, and dark pages for people who want them."""
     browser.show(pages[name], **LOOKS[look])
     assert browser.run("performance.getEntriesByType('resource').length") == 0  # fetched
     assert browser.violations() == {}
@@ -98,7 +98,7 @@ def test_dark_paper_is_white(browser, pages):
 
 
 def test_a_phone_shows_cards_with_the_names_of_columns(browser, pages):
-    """And those who hear the page still have a table."""
+    """People who hear the page still have a table."""
     browser.show(pages["described"], width=390)
     name = "getComputedStyle(document.querySelector('.wide td'), '::before').content"
     assert browser.run(name) == '"who takes part"'

@@ -112,7 +112,7 @@ POISSON = SubsampledGaussian(1.0, 0.1)
     ],
 )
 def test_where_there_is_none_the_reason_is_told(ledger, delta, reason, monkeypatch):
-    """Also that nothing was begun that might never end."""
+    """No computation has begun that might never end."""
 
     def begun(*arguments):
         raise AssertionError

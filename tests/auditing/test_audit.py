@@ -50,7 +50,7 @@ class TestRepeatedRuns:
         assert not result.contradicts_claim
 
     def test_thresholds_are_chosen_on_other_runs(self, monkeypatch):
-        """Those that are counted would flatter the threshold that they choose."""
+        """A threshold looks too good on the runs by which it was chosen."""
         seen = []
 
         def spied(scores, included):
@@ -287,7 +287,7 @@ class TestOneRun:
         assert result.contradicts_claim
 
     def test_guesses(self):
-        """In order of the scores: those of included canaries are the larger ones here."""
+        """Guesses follow the scores. Included canaries have the larger ones here."""
         for positive in (300, 0):
             result = self.run(0.0, positive=positive, negative=300 - positive)
             assert result.guesses == result.correct == 300
@@ -346,7 +346,7 @@ def test_refuses(settings, named):
 
 
 def test_refuses_a_canary_that_is_the_record():
-    """It finds no fault, whatever the noise is."""
+    """Such a canary finds no fault, however small the noise is."""
     zeros = [np.zeros((4, 2))]
     with pytest.raises(ConfigurationError, match="canary equals the record"):
         audit(np.sum, zeros, [[0.0, 0.0]], num_trials=100, score=float, progress=False)

@@ -118,7 +118,7 @@ def with_noise(scale):
 class TestOneStep:
     @pytest.mark.slow
     def test_is_private(self):
-        """And the audit is worth something: it shows an eighth of epsilon with 3,000 runs."""
+        """The audit has power: with 3,000 runs it shows an eighth of epsilon."""
         claim, sigma = claimed(4.0)
         result = run(OneStep(sigma), claim, num_trials=3000, confidence=SURE)
         assert 0.5 < result.bound < 4.0
@@ -126,14 +126,14 @@ class TestOneStep:
 
     @pytest.mark.long
     def test_without_noise(self, monkeypatch):
-        """Found with certainty: 240 right guesses show log(240 / 7) = 3.5."""
+        """The fault is found with certainty: 240 right guesses show log(240 / 7) = 3.5."""
         claim, sigma = claimed(2.0)
         monkeypatch.setattr(releases, "release", with_noise(0.0))
         assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
 
     @pytest.mark.long
     def test_without_clipping(self, monkeypatch):
-        """Found with certainty: worlds are 9 standard deviations apart."""
+        """The fault is found with certainty: the worlds are 9 standard deviations apart."""
         original = clipping.clipped_sums
 
         def unclipped(values, bounds, weights=None):
@@ -187,7 +187,7 @@ class TestRelease:
         "scale, trials", [(1.0, 10_000), pytest.param(0.5, 50_000, marks=pytest.mark.slow)]
     )
     def test_half_the_noise(self, scale, trials):
-        """Claimed epsilon is 1, that with half the noise 2.2.
+        """The claimed epsilon is 1. With half the noise it is 2.2.
 
         The bound has mean 1.13 there: missed in one of fifteen seeds.
         """
@@ -225,7 +225,7 @@ class TestWholeRuns:
 
     @pytest.mark.long
     def test_vips_without_noise(self, monkeypatch):
-        """All of 60 guesses are right, which shows 2.1."""
+        """All 60 guesses are right, which shows an epsilon of 2.1."""
         monkeypatch.setattr(releases, "release", with_noise(0.0))
         generator = torch.Generator().manual_seed(0)
         accountants = []

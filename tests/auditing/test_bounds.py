@@ -67,7 +67,7 @@ class TestRuns:
         assert 0.997 < median < 1.0
 
     def test_what_delta_allows_is_no_evidence(self):
-        """With probability delta the mechanism tells everything, and else nothing."""
+        """With probability delta the mechanism tells everything, and otherwise nothing."""
         assert runs_bound(100_000, 1000, 1000, 0.01, 0.999) == 0.0
         assert runs_bound(100_000, 1000, 1000, 0.0, 0.999) > 4.0
 
@@ -133,7 +133,7 @@ class TestCanaries:
                 assert worst == pytest.approx(error, abs=1e-8)
 
     def test_delta_term(self):
-        """By the loop of the definition; smaller than the paper's, in this case."""
+        """It is that of a loop over the definition, and smaller than the paper's here."""
         m, guesses, correct, epsilon, delta = 400, 50, 45, 1.5, 1e-4
         q = accuracy(epsilon)
         top = [binom.pmf(np.arange(j + 1), j, q).max() for j in range(guesses)]
@@ -147,7 +147,7 @@ class TestCanaries:
 
     @pytest.mark.parametrize("epsilon", [0.5, 2.0])
     def test_randomised_response(self, epsilon):
-        """Wrong at most as often as allowed; close to epsilon where there are many canaries."""
+        """The bound is wrong at most as often as allowed. With many canaries it is tight."""
         rng = np.random.default_rng(0)
         correct = rng.binomial(100, accuracy(epsilon), size=20_000)
         bounds = {c: canaries_bound(100, 100, int(c), 0.0, 0.9) for c in np.unique(correct)}

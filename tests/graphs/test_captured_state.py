@@ -277,7 +277,7 @@ def test_put_back_after_an_error(way):
 
 
 def test_differences_between_records(way):
-    """The same record changes the same; another one does not."""
+    """The same record makes the same changes, and another record others."""
     model, _ = way
     changes = changes_of(model, torch.ones(2, 2), torch.ones(2, 2), torch.zeros(2, 2))
     require_same_changes(*changes[:2])
@@ -333,7 +333,7 @@ def tensors():
     ],
 )
 def test_tensors_that_are_changed_in_place(way, named):
-    """They are refused by name, and put back."""
+    """Such tensors are refused by name, and put back."""
     model = functools.partial(tensors(), way)
     pyro.param("stored", torch.zeros(2))
     state = CapturedState(model)
@@ -350,7 +350,7 @@ def test_tensors_that_are_changed_in_place(way, named):
 
 @pytest.mark.parametrize("has_one", [False, True])
 def test_gradients_are_put_back_and_refused(has_one):
-    """As of a model that calls backward() on a network that it captures."""
+    """A model may call backward() on a network that it captures."""
     weights = nn.Parameter(torch.ones(2))
     weights.grad = kept = torch.zeros(2) if has_one else None
 
@@ -424,7 +424,7 @@ def test_a_handler_around_the_run():
 
 
 def test_too_many_objects(monkeypatch):
-    """Not all are looked at: they are refused, and not let through."""
+    """Objects beyond the limit are not inspected, so the model is refused."""
     monkeypatch.setattr(references, "_MOST_THINGS", 100)
     words = [[i] for i in range(100)]
     with pytest.raises(ModelError, match="Variable 'words', .* too many objects"):

@@ -221,7 +221,7 @@ def test_captured_tensors_are_no_constants(shape):
 
 
 def test_a_repeated_row_is_the_row():
-    """A record picks its index out of equal rows."""
+    """Each record picks its index from equal rows."""
 
     def function(x, indices):
         return [torch.vmap(lambda row, i: row.expand(6, 3)[i.reshape(1)].exp())(x, indices)]
@@ -258,7 +258,7 @@ def test_rows_that_differ_are_picked():
     ("places", "stacked"), [((2, 0, 1), True), ((0, 1), False), ((0, 1, 1), False), ((1,), False)]
 )
 def test_parts_of_an_axis_are_stacked(places, stacked):
-    """If each occurs once."""
+    """This needs each part exactly once."""
 
     def function(x):
         zeros = [torch.ops.aten.select_backward(x * (i + 1), [2, 3, 4], 1, i) for i in places]

@@ -29,7 +29,7 @@ def objective(x, y):
 
 
 def test_a_graph_has_the_numbers_of_the_function():
-    """They agree on other inputs than the traced ones, too, and no Python code runs."""
+    """They agree on new inputs, too, and no Python code runs."""
     calls = []
 
     def counted(x, y):
@@ -52,7 +52,7 @@ def test_a_graph_has_the_numbers_of_the_function():
     ],
 )
 def test_numbers_that_are_read_are_refused(read):
-    """They would be those of the placeholders in every call."""
+    """A graph would use the placeholders' numbers in every call."""
     with pytest.raises(NotTraceable, match="tracing raised"):
         trace(lambda x: [read(x)], [torch.ones(3)])
 
@@ -69,7 +69,7 @@ def test_numbers_that_are_read_are_refused(read):
     ],
 )
 def test_random_numbers_are_refused(draw, named):
-    """Frozen in a graph they would be the same in each step."""
+    """In a graph they would be the same in each step."""
     with pytest.raises(NotTraceable, match=f"random numbers by .*({named})"):
         trace(lambda x: [draw(x)], [torch.ones(3)])
 
@@ -164,7 +164,7 @@ def test_untraced_results_are_constants():
 @pytest.mark.slow
 @needs_compiler
 def test_compiled():
-    """The graph's numbers, in silence."""
+    """A compiled graph has the same numbers, and warns of nothing."""
     inputs = [torch.ones(4, 3), torch.zeros(3)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -176,7 +176,7 @@ def test_compiled():
 
 @pytest.mark.parametrize("missing", ["compiler", "function"])
 def test_without_a_compiler(monkeypatch, missing):
-    """The graph itself, with one warning."""
+    """Without a compiler the graph itself runs, with one warning."""
 
     def broken(*args, **kwargs):
         raise RuntimeError("no g++ in /usr/bin")

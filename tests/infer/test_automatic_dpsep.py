@@ -147,7 +147,7 @@ class TestContract(InferenceContract):
 
 
 def _looks(patch, steps):
-    """From now on a run has this many steps, the opening included, and looks cost the same."""
+    """Give runs this many steps, the opening included, with looks of equal cost."""
 
     def equal_shares(state, frame, precision, gain):
         return (1.0 - state.spent) / max(steps - 1 - len(state.seen.looks), 1)
@@ -189,7 +189,7 @@ def test_without_noise_it_is_exact():
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
 def test_nobody_sets_anything_whatever_the_units(scale):
-    """Far closer than the prior, in units a hundred times too small or too large."""
+    """The mean is near the posterior's, in units a hundred times too small or too large."""
     x, y = gaussian_data()
     unit = torch.tensor([scale, 1.0, 1.0, 1.0])
 
@@ -207,7 +207,7 @@ def test_nobody_sets_anything_whatever_the_units(scale):
 
 @pytest.mark.long
 def test_records_of_a_rare_value_are_not_lost():
-    """1.5% of the records alone tell a coefficient: their leverage is that of no others."""
+    """Only 1.5% of the records inform one coefficient, so their leverage is large."""
     rng = torch.Generator().manual_seed(0)
     size = 20_000
     rare = (torch.rand(size, generator=rng) < 0.015).double()
@@ -231,7 +231,7 @@ def long_tails(x, y):
 
 @pytest.mark.slow
 def test_a_likelihood_that_is_not_concave():
-    """Intervals of four standard deviations hold the truth; at a saddle they would not."""
+    """Intervals of four standard deviations hold the truth. At a saddle they would not."""
     rng = torch.Generator().manual_seed(1)
     x = torch.randn(4000, 2, generator=rng)
     normal, square = (torch.randn(n, 4000, generator=rng) for n in (1, 4))
@@ -265,7 +265,7 @@ def test_counts_that_vary_more_than_the_model_says(dispersion, level):
 
 @pytest.mark.slow
 def test_a_mixture_of_the_right_model_has_no_dispersion():
-    """Curvatures of its records cancel in the sum, so norms are large beside it."""
+    """The records' curvatures cancel in the sum, so their norms are large compared with it."""
     entry = ZOO["discrete mixture"]
     pyro.set_rng_seed(0)
     data = entry.data(2000)
@@ -276,7 +276,7 @@ def test_a_mixture_of_the_right_model_has_no_dispersion():
 
 
 def test_noise_makes_no_dispersion():
-    """All records have one norm. The bound of its square is below it, whatever far bins say."""
+    """All records have the same norm. Noise in far bins does not raise the estimate."""
     place = SIZE // 2
     norm, rng = math.exp(MIDDLES[place]), np.random.default_rng(0)
     for sd in (0.0, 5.0, 50.0):
@@ -290,7 +290,7 @@ def test_noise_makes_no_dispersion():
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_among_outliers(seed):
-    """There every record's curvature has the wrong sign, and noise hides it."""
+    """At this start every record's curvature has the wrong sign, and noise hides it."""
 
     def location(y):
         mean = pyro.sample("mean", dist.Normal(0.0, 20.0))
@@ -305,7 +305,7 @@ def test_a_start_among_outliers(seed):
 
 @pytest.mark.long
 def test_a_wide_guide_does_not_enter_residuals():
-    """A scale of the residuals begins with those at the guide's mean."""
+    """The scale of residuals is first estimated at the guide's mean."""
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(torch.zeros(4), 10.0).to_event(1))
@@ -360,7 +360,7 @@ def groups(group, y):
 
 @pytest.mark.long
 def test_where_records_say_nothing_no_step_leads_far_away():
-    """Not along a prior without curvature, either: hundreds of thousands, without a limit."""
+    """Without a limit, a flat prior would let a step go hundreds of thousands of units."""
     torch.manual_seed(0)
     group = torch.randint(8, (1000,))
     data = group, torch.randn(1000) + group / 4
@@ -379,7 +379,7 @@ def test_parts_cut_off_agree_less_in_more_dimensions(residuals):
 
 
 def test_centred_parts_point_to_one_side_if_the_model_is_wrong():
-    """A dispersion of 2 or more is a tail that no outcome of the model explains."""
+    """A dispersion of 2 or more means a tail that the model does not explain."""
     plan = LookPlan(3, 5000, 1.0, Residuals.CENTRED)
     found = [3 * plan.squared_bias(1.0, dispersion=each) for each in (0.0, 1.0, 1.5, 2.0, 9.0)]
     assert found == pytest.approx([1 / 4, 1 / 4, 9 / 16, 1.0, 1.0])
@@ -408,7 +408,7 @@ def test_a_weight_does_not_look_at_the_outcome():
 
 @pytest.mark.long
 def test_the_share_of_yes_has_no_bias():
-    """The part's coordinate that counts belongs to its size, too, for either outcome."""
+    """The count is part of the vector whose length is clipped, for either outcome."""
 
     def share(y):
         p = pyro.sample("p", dist.Beta(10.0, 10.0))
@@ -455,7 +455,7 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
 
 @pytest.mark.parametrize("kind", ["logistic", "poisson", "linear"])
 def test_a_part_keeps_the_bound_in_any_frame(kind):
-    """Also one that makes a direction thirty times as long, and for outcomes far from usual."""
+    """A frame may stretch a direction thirty times, and outcomes may be extreme."""
     x, _ = regression_data(size=8)
     y = torch.full((8,), 1.0 if kind == "logistic" else 300.0)
     root = torch.diag(torch.tensor([30.0, 0.1, 0.1]))
@@ -512,6 +512,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     assert accountant.get_epsilon() == sep.accountant.get_epsilon()
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_too_many_latents_are_refused_before_anything_is_spent():
     def wide(x, y):
@@ -577,7 +578,7 @@ def effects_of_clinics(clinic, y):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_scale_of_effects_does_not_collapse(seed):
-    """It did, to 1e-8: the scale follows the effects, which noise draws together."""
+    """Noise draws the effects together, and the scale followed them to 1e-8."""
     generator = torch.Generator().manual_seed(seed)
     a = -0.5 + 0.5 * torch.randn(6, generator=generator)
     clinic = torch.multinomial(torch.ones(6), 1200, replacement=True, generator=generator)
@@ -587,9 +588,10 @@ def test_the_scale_of_effects_does_not_collapse(seed):
     assert 0.01 < lower < upper < 3.0  # a's standard deviations are 0.68 and 0.37
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_the_posterior_follows_from_the_evidence_alone():
-    """An early look may lose the scale, and its posterior is no start for a later one."""
+    """An early look may lose the scale, so later posteriors start from the evidence."""
     clinic, y = torch.arange(1200) % 6, torch.poisson(torch.linspace(0.5, 2.0, 1200))
     state = fitted(effects_of_clinics, (clinic, y), epsilon=2.0)._fit.known
     found = state.posterior.mean
@@ -632,7 +634,7 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [2.0, 0.1])
 def test_a_prior_of_a_scale_that_is_far_too_small(scale):
-    """The opening says so, and the first look is made at a scale that fits."""
+    """The opening detects it, and the first look is made at a scale that fits."""
 
     def model(x, y):
         sigma = pyro.sample("sigma", dist.HalfNormal(0.1))

@@ -136,7 +136,7 @@ def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
 
 @pytest.mark.slow
 def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
-    """Marginals of factors would be far wider than that."""
+    """The marginals of the factors would be far wider."""
     sep = fitted(not_centred, 0.3)
     held = [sep.guide.scales.z, sep.guide.scales.mu.unsqueeze(0)]
     marginal = posterior(not_centred, 0.3).stddev

@@ -59,7 +59,7 @@ _GUIDES = [
 
 
 def new_sep(model=logistic, guide=None, **options):
-    """It is not private by default."""
+    """A PaperDPSEP without noise or a bound."""
     pyro.clear_param_store()
     settings = dict(accountant=PrivacyAccountant(), num_steps=5, noise=0, clip=math.inf)
     guide = AutoMultivariateNormal(model) if guide is None else guide
@@ -106,7 +106,7 @@ def test_exact_for_linear_regression(guide):
 
 
 def runs(sep, data, count):
-    """The DPSEP after each of so many runs from its start, on noise of their own."""
+    """Repeat the run from its start, each time with new noise, and yield the inference."""
     sep._look_at(data, {})
     start = sep.state_dict()
     for _ in range(count):
@@ -279,7 +279,7 @@ def residuals(x, y):
 
 
 def test_a_likelihood_that_is_not_in_the_parameters_alone():
-    """It is no case for linear moments, which would leave a part of it out."""
+    """Linear moments do not apply: they would miss a part of the likelihood."""
     x = torch.randn(200, 3)
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.5 * torch.randn(200)
     sep = new_sep(residuals)
@@ -375,7 +375,7 @@ def with_hyperprior(x, y):
 
 @pytest.mark.long
 def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
-    """Their coordinates are not released; the prior alone connects or moves them."""
+    """Their coordinates are not released. Only the prior moves them."""
     seen, noise = Releases(monkeypatch), Noise(5.0, source=0)
     sep = new_sep(with_hyperprior, noise=noise, clip=2.0)
     sep.run(*regression_data(size=500), progress=False)
@@ -533,7 +533,7 @@ def test_a_posterior_beyond_the_numbers_stays_where_it_was():
 
 
 def test_observations_with_more_dimensions_than_their_distribution():
-    """As y of shape (N, 1): no linear moments, and no exception without a name."""
+    """Labels of shape (N, 1) have no linear moments: a typed error says so."""
     x, y = regression_data()
     sep = new_sep(factors=Factors(moments="linear"))
     with pytest.raises(ModelError):

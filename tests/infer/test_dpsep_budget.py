@@ -85,7 +85,7 @@ def test_an_early_stop_returns_nothing(epsilon, sigma):
 
 
 def fails(*args, **kwargs):
-    """A release that is made, and lost."""
+    """A step that fails after its release."""
     release(*args, **kwargs)
     raise ZeroDivisionError
 
@@ -130,7 +130,7 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
 
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma, monkeypatch):
-    """A large look that fails thrice leaves no more than the rest, which then is used up."""
+    """A large look that fails three times leaves the rest of the budget, and no more."""
     sep, data = made(epsilon, sigma), regression_data(500)
     for _ in range(3):
         sep.step(*data)
@@ -163,6 +163,7 @@ def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
     """Lost looks count as spent. The looks to come share the rest of the same number."""
@@ -311,6 +312,7 @@ def test_the_openings_histograms_share_its_cost():
     assert sum(each.share for each in blocks) == pytest.approx(1.0)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_record_of_stein_moments_does_so_too():
     (x,) = points()
@@ -322,7 +324,7 @@ def test_a_record_of_stein_moments_does_so_too():
 
 
 def test_weights_make_parts_shorter_and_never_longer():
-    """Also of parts far below the bound, which weights leave alone."""
+    """Weights also leave parts far below the bound as they are."""
     x, y = 1e-3 * torch.randn(SIZE, DIM), torch.ones(SIZE)
     _, sums = look_of(logistic, AutoMultivariateNormal(logistic), x, y)
     main, _ = sums(list(range(SIZE)), False)

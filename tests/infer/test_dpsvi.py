@@ -157,7 +157,7 @@ def test_other_models_take_gradients(model, reason):
 
 @pytest.mark.parametrize(("place", "value"), [(0, math.nan), (30, math.nan), (30, 0.5)])
 def test_a_record_does_not_choose_the_method(place, value):
-    """Else the ledger would tell that a record had failed a check."""
+    """Otherwise the ledger would reveal that a record had failed a check."""
     svi, (x, y) = swap(), regression_data(60)
     refused = y.clone()
     refused[place] = value
@@ -202,7 +202,7 @@ def test_settings_of_gradients_choose_them(name):
 @pytest.mark.parametrize("value", [0.0, 1e30])
 @pytest.mark.parametrize("model", [logistic, product])
 def test_records_do_not_choose(model, value):
-    """The attack: records at which predictors are all zero, or not to be computed."""
+    """An attacker sends records whose predictors are zero or cannot be computed."""
     x, y = regression_data(60)
     for rows in (slice(0, 1), slice(None)):
         svi, attacked = swap(model, num_steps=2), x.clone()
@@ -213,7 +213,7 @@ def test_records_do_not_choose(model, value):
 
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 def test_records_unlike_the_placeholders_are_an_error():
-    """They must not choose gradients: the method would say something about them."""
+    """Records must not choose gradient steps: the method would reveal something about them."""
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -254,7 +254,7 @@ def test_a_loop_over_the_plate_names_each_site_after_its_record():
     ],
 )
 def test_without_a_posterior_the_reason_is_told(model, guide, words):
-    """The optimum of SVI has the width of the posterior; that of the model alone is another."""
+    """SVI with both scaled has the posterior's width. The scaled model alone has another."""
     svi = swap(model, guide, num_steps=3)
     svi.run(*regression_data(60), progress=False)
     assert type(svi._inference) is StochasticGradientVI
@@ -264,9 +264,10 @@ def test_without_a_posterior_the_reason_is_told(model, guide, words):
         svi.evidence  # noqa: B018
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_after_a_release_the_method_stays():
-    """A model that is no longer linear is an error, and not another method."""
+    """If the model stops being linear, that is an error and not a change of method."""
     curved = False
 
     def model(x, y):
@@ -311,7 +312,7 @@ def test_the_posterior_is_that_of_dpsep():
 
 @pytest.mark.long
 def test_a_loop_may_be_longer_than_the_looks():
-    """The steps that are left do nothing, and other data are refused in them, too."""
+    """Later steps do nothing, and still refuse other data."""
     svi, (x, y) = swap(), regression_data(300)
     assert all(math.isnan(svi.step(x, y)) for _ in range(30))
     found, count = svi.posterior(), svi.accountant.num_releases

@@ -124,7 +124,7 @@ class Replayed:
 @pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 def test_only_what_was_released_speaks(run, monkeypatch):
-    """The second run's data differ in every record."""
+    """The second run gets the same releases on entirely different data."""
     replayed, (kind, options) = Replayed(monkeypatch), RUNS[run]
     x, y = regression_data()
     found = fitted(kind, data=(x, y), **options).explain()
@@ -259,7 +259,7 @@ def test_dpsep_after_its_first_release():
 
 @pytest.mark.long
 def test_gradient_steps():
-    """A few steps know nothing of their noise, and more of them divide the width by causes."""
+    """After few steps the noise is unknown. After many, the width is split by causes."""
     svi = fitted(DPSVI, num_steps=10, noise=1.0)
     found = svi.explain()
     assert found.limit == "steps" and found.status.level == "check"

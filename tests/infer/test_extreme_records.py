@@ -152,7 +152,7 @@ def exact_mean(x, y):
 @pytest.mark.long
 @pytest.mark.parametrize("cap", [math.inf, 20])
 def test_a_few_extreme_records_are_no_longer_missed(cap):
-    """21 of 15,000 records put an unaware interval 25 of its standard deviations off."""
+    """Without these counts, 21 of 15,000 records move the mean by 25 standard deviations."""
     data = visits(cap)
     sep = seeded(DPSEP, poisson, AutoMultivariateNormal, *data, epsilon=1.0)
     posterior = sep.posterior()
@@ -174,7 +174,7 @@ def linear(x, y):
 
 
 def test_a_bound_keeps_most_of_a_few_records_of_large_leverage():
-    """They decide a coefficient. A bound that cuts them off put its mean 8.8 sds off."""
+    """They decide a coefficient. A bound that clipped them moved its mean by 8.8 sds."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20_000, 3, generator=generator)
     x[:12, 0] = 60.0
@@ -190,7 +190,7 @@ def test_a_bound_keeps_most_of_a_few_records_of_large_leverage():
 
 
 def test_early_looks_with_small_bounds_do_not_bias_the_mean():
-    """They have little noise for their share of the budget, and cut many large counts."""
+    """These looks have little noise, and clip many large counts."""
     rng = np.random.default_rng(0)
     features = np.c_[rng.standard_normal((6_000, 2)), np.ones(6_000)]
     mean = np.exp(features @ [0.5, -0.3, 0.3])

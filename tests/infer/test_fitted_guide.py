@@ -189,7 +189,7 @@ def start_of_two_kinds(site):
 
 @pytest.mark.slow
 def test_a_mixture_gets_intervals():
-    """Its guide is one of points, for which gradient steps find no interval.
+    """Its guide is a point, and gradient steps find no interval for it.
 
     Intervals of four standard deviations: one of 5,000 seeds would fail; it is fixed.
     """

@@ -62,7 +62,7 @@ def test_without_noise_it_is_the_exact_posterior():
 
 @pytest.mark.slow
 def test_nothing_is_charged_or_moved():
-    """Ledger, guide, parameter store, generators and arguments stay what they are."""
+    """Ledger, guide, parameter store, generators and arguments do not change."""
     accountant = PrivacyAccountant(epsilon=1.0)
     guide, (x, y) = AutoMultivariateNormal(logistic), made_up()
     pyro.param("theirs", torch.ones(2))

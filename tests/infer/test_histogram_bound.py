@@ -32,7 +32,7 @@ def after(steps, sd=5.0, rate=1.0, scale=1.0):
 
 
 def test_the_mean_is_as_exact_as_it_says():
-    """By noise and by sampling."""
+    """The error has a part from noise and one from sampling."""
     exact, rate, sd = counts(), 0.5, 4.0
     distances, said = [], []
     for _ in range(40):
@@ -63,7 +63,7 @@ def test_read_ever_more_rarely():
 
 
 def test_the_bound_is_of_the_size_of_norms():
-    """In whatever units; with more noise it is smaller."""
+    """The units do not matter. With more noise the bound is smaller."""
     assert 1.5 < after(20).bound < 10.0
     assert after(20, scale=1000.0).bound == pytest.approx(1000 * after(20).bound, rel=0.2)
     loud = HistogramBound(_N, 4, 50.0).updated(noisy(5.0), 5.0, 1.0)
@@ -123,7 +123,7 @@ def test_a_state_goes_on():
     ],
 )
 def test_a_bound_of_ones_own_is_compared(factor, words):
-    """With the one that costs least."""
+    """It is compared with the bound of least cost."""
     found = after(30)
     status = Measured(Clip(), factor * found.bound, histogram=found).status
     assert status.is_ok == (words is None) == (status.cause != "clipping")
@@ -158,7 +158,7 @@ def test_it_is_that_of_the_true_norms(place, right):
 
 
 def test_noise_alone_leaves_the_guess():
-    """Norms that are merely possible do not make a tail."""
+    """Counts that noise allows are no evidence of a tail."""
     generator = np.random.default_rng(0)
     for _ in range(5):
         norms = read(5000 * generator.normal(size=SIZE), 5000.0, 500, 3.0, 2.0)
@@ -175,7 +175,7 @@ def test_counts_that_are_no_bell():
 
 @pytest.mark.long
 def test_no_group_is_made_up():
-    """A run reads some fifteen histograms of 160 bins: one false alarm loses it."""
+    """A run reads about fifteen histograms of 160 bins, and one false alarm would spoil it."""
     counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)
     generator = np.random.default_rng(0)
     for _ in range(1000):
@@ -184,7 +184,7 @@ def test_no_group_is_made_up():
 
 
 def test_a_group_far_away_is_seen():
-    """It has nine standard deviations in four bins, and noise is never so large."""
+    """It has nine standard deviations in four bins, which noise alone never reaches."""
     counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)
     counts[120:124] = 9 * 30 / 2
     generator = np.random.default_rng(0)

@@ -28,7 +28,7 @@ def averages(path, gradients=None, noise=0.0):
 
 
 def test_a_run_that_has_arrived():
-    """The mean of the last half, and of nothing before it."""
+    """The result is the mean of the last half of the iterates."""
     path = torch.randn(_STEPS, 20)
     path[: _STEPS // 2] = 1e6
     found = averages(path).agreed()["x"]
@@ -149,7 +149,7 @@ def persons(y):
 
 @pytest.mark.slow
 def test_global_latents_beside_those_of_records():
-    """They have intervals without the noise, since latents of records follow them."""
+    """Their intervals do not include the noise, because records' latents depend on them."""
     found = fitted(persons, AutoNormal, 1 + torch.randn(2000))
     assert found.names == ("mean", "scale")
     assert abs(found.mean[0] - 1) < 0.2 and not found.noise_share.any()

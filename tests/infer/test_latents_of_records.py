@@ -206,7 +206,7 @@ def test_posterior_and_rows():
 
 @pytest.mark.long
 def test_a_graph_gives_the_gradients_of_pyro_code(monkeypatch):
-    """They are those of whole passes, and of records that do not fill one."""
+    """The gradients agree in full passes and in the last, padded one."""
     y, guide = persons_data(), AutoNormal(persons)
     records = first_look(persons, guide, (y,), {}, plate=None, slice_data="auto")
     rows = FittedRows.find(persons, guide, records, None)
@@ -231,7 +231,7 @@ def refused(*given, **options):
 @pytest.mark.long
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])
 def test_guides_of_global_latents(method):
-    """They need no rows."""
+    """Guides of global latents alone need no rows."""
     guide = AutoNormal(poutine.block(persons, hide=["own"]))
     found = fitted(persons, guide, persons_data(), method=method).posterior()
     mean, sd = exact_posterior(persons_data())

@@ -169,7 +169,7 @@ def close(found, tolerance=1e-9):
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_fast_sum_is_the_slow_one(model):
-    """It is so for all blocks, also the histogram of norms; with outliers and a broken record."""
+    """All blocks agree, the histogram included, with outliers and a broken record."""
     close(both(model, data(model), bounds=(0.05, 2.0)))
 
 
@@ -196,6 +196,7 @@ def test_in_integers():
     close(both(logistic, data(logistic), kind=FixedPointSum), tolerance=1e-6)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_one_record_adds_the_bound_at_most():
     """Both relations follow: zeroed out it is C, replaced 2 C."""
@@ -222,7 +223,7 @@ def saturated(x, y):
 
 
 def test_no_record_decides_how_another_one_is_taken():
-    """Step after step: one that bends does not make the others be looked at any longer."""
+    """A record with a curved predictor does not change how the others are taken."""
     x, y = torch.randn(SIZE, DIM), torch.ones(SIZE)
     x[0] *= 1e3
     runs = []
@@ -254,7 +255,7 @@ def by_both(*given):
 
 @pytest.mark.parametrize("model", [logistic, gaussian])
 def test_elements_without_a_search_are_those_of_quadrature(model):
-    """In the middle, and where an outcome is a great surprise."""
+    """They agree for usual outcomes, and for surprising ones."""
     _, sites = sites_of(model, data(gaussian))
     (family,) = sites._moments.families
     mean = torch.linspace(-14, 14, 57).reshape(57, 1, 1)
@@ -282,7 +283,7 @@ def test_few_nodes_where_they_are_enough(model):
 
 
 def test_a_huge_count_adds_the_same_alone_and_among_others():
-    """No mode is found of the largest ones, and their moments are rounding."""
+    """The largest counts have no mode that is found, and their moments are rounding errors."""
     x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
     sep, sites = sites_of(overdispersed, (x, y))
     at, blocks = look_of(sep, 0.5)
@@ -339,7 +340,7 @@ def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
 
 
 def test_what_a_model_refers_to_may_change():
-    """The graph of a design is of what it was."""
+    """The graph of the design was traced with the old value."""
     sharpness = [1.0]
 
     def model(x, y):

@@ -75,7 +75,7 @@ def test_a_loop_may_be_too_long():
 
 @pytest.mark.long
 def test_a_loop_averages_at_its_end():
-    """That of the plan, or where finish() is called."""
+    """The end is that of the plan, or the call of finish()."""
     for steps in (60, 56):
         svi, data = (
             swapped(num_steps=60, optim=pyro.optim.SGD({"lr": 1e-6})),
@@ -110,7 +110,6 @@ def fitted(bound, model=logistic, **options):
 
 
 @pytest.mark.long
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("bound", "words"),
     [
@@ -135,7 +134,7 @@ def test_a_bound_is_kept_and_judged(as_users_run_it, bound, words):
 @pytest.mark.long
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_a_loss_that_is_a_mean(as_users_run_it, bound):
-    """Pyro's advice to scale model and guide by 1/N makes each gradient as small."""
+    """Pyro's advice to scale model and guide by 1/N makes gradients smaller by 1/N."""
 
     def scaled(x, y):
         with poutine.scale(scale=1 / len(x)):
@@ -154,10 +153,9 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
-    """Parameters that have arrived get means, others the last iterate; one warning says so."""
+    """Settled parameters get means, and others the last iterate. One warning says so."""
     problem, iterates, add = PROBLEMS[name](), [], IterateAverages.add
 
     def spy(self, step, parameters, *others):
@@ -186,7 +184,7 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
 
 
 def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
-    """Those of version 0.1 with an optim had no plan; neither have those of PaperDPSVI."""
+    """States of PaperDPSVI and of version 0.1 with an optim have no plan."""
     data, optim = regression_data(), pyro.optim.Adam({"lr": 0.01})
     planned, settings = swapped(num_steps=5), dict(noise=1.0, num_steps=5)
     planned.step(*data)

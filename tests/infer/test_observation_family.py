@@ -154,7 +154,7 @@ def test_gradients_at_outcomes_of_the_model_have_mean_zero(name):
     ],
 )
 def test_symmetric_residuals(make, value, symmetric):
-    """They need no outcomes, whose noise can end a search that begins among outliers."""
+    """Symmetric residuals need no simulated outcomes."""
     assert read(lambda: observe(make(w()), value)).is_symmetric == symmetric
 
 
@@ -168,7 +168,7 @@ def test_a_broken_record_does_not_fail_the_others_outcomes(bad):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_broken_constant_ends_no_others_outcomes(bad):
-    """The draw of a binomial whose count is NaN never ends."""
+    """A draw from a binomial whose count is NaN never ends."""
     make, value, _ = FAMILIES["Binomial"]
     family, numbers, rest = check(lambda: observe(make(w()), value))
     counts = rest[0].clone()
@@ -291,7 +291,7 @@ def test_wrappers_and_handlers(model):
 
 
 def test_a_masked_element_does_not_matter():
-    """Not even one outside the support."""
+    """A masked value may even lie outside the support."""
     value = torch.where(BITS > 0, FRACTIONS, torch.nan)
 
     def model():

@@ -135,7 +135,7 @@ def test_public_generators_do_not_see_the_batch(monkeypatch, name):
 
 
 def test_streams_of_one_step_are_distinct(monkeypatch):
-    """Noise, sampling and local draws never come from one stream."""
+    """Noise, sampling and local draws come from different streams."""
     asked = []
     stream = Randomness.stream
 
@@ -244,11 +244,6 @@ def test_adaptive_clip(monkeypatch):
     assert fixture.svi.accountant.ledger[0].count == 60
 
 
-def test_evaluate_loss_is_refused(monkeypatch):
-    with pytest.raises(PrivacyError, match="Clip.loss"):
-        Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
-
-
 def test_prints_where_it_stands():
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise=1.5)
     svi.step(*regression_data())
@@ -258,7 +253,7 @@ def test_prints_where_it_stands():
 
 
 def test_threads_with_equal_seeds_draw_different_noise():
-    """They find the same position before, and not at the release."""
+    """Both threads read the same position first, but release at different ones."""
     accountant, gate, released = PrivacyAccountant(), threading.Barrier(2), []
 
     def work():
@@ -331,7 +326,7 @@ def test_cleared_parameter_store_is_noticed(monkeypatch):
     ],
 )
 def test_any_pyro_optimizer(optim):
-    """Also with parameters that get no gradient; and its state loads with weights only."""
+    """Some parameters get no gradient. The optimizer's state loads with weights_only."""
 
     def guide(x, y):
         pyro.param("unused", torch.ones(2))
@@ -373,12 +368,7 @@ def starting_at_nan(x, y):
     ("options", "words"),
     [
         ({"optim": pyro.optim.Adam({"lr": -1.0})}, "Invalid learning rate"),
-        ({"optim": pyro.optim.Adam({"nonsense": 1})}, "nonsense"),
         ({"optim": pyro.optim.Adam(lambda name: None)}, "dictionary"),
-        (
-            {"optim": pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})},
-            "LBFGS.step needs a closure",
-        ),
         ({"guide": starting_at_nan}, "'start' is NaN or infinite before"),
         ({"noise": 1e300}, "noise would have"),
         ({"noise": 1e40, "clip": 1e40}, "noise would have"),
@@ -408,7 +398,7 @@ def scheduled(name, **options):
     ],
 )
 def test_run_steps_a_scheduler(name, options):
-    """A run, also a resumed one, does so at each step. A loop over step() must do so itself."""
+    """A run steps the scheduler, resumed or not. A loop over step() must do so itself."""
 
     def make():
         pyro.clear_param_store()
@@ -444,7 +434,7 @@ def test_run_steps_a_scheduler(name, options):
 
 
 def test_a_scheduler_that_goes_by_a_loss():
-    """It gets the private one, or nothing is spent."""
+    """The scheduler gets the private loss. Without one, nothing is spent."""
 
     def make(**options):
         pyro.clear_param_store()

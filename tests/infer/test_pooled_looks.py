@@ -139,7 +139,7 @@ def test_biased_looks_count_less(rng):
 
 
 def test_a_direction_that_noise_hides_does_not_hide_the_others_error(rng):
-    """As that of a level that nobody has, beside three that clipping moves by two deviations."""
+    """Noise hides a level without records. Clipping moves three others by two deviations."""
     found = pooled(
         [look(torch.zeros(DIM), torch.zeros(DIM), precision(rng), torch.eye(DIM), rng)], 9, 0.0
     )

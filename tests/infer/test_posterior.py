@@ -168,7 +168,7 @@ def test_it_reads_as_a_table():
 
 @pytest.mark.parametrize("cause", REMEDIES)
 def test_the_next_step(cause):
-    """Level and cause decide it: one part may be published, another needs new budget."""
+    """Level and cause decide the advice: publish a part, or spend more budget."""
     assert Status().lines == ["status: ok"]
     assert Status("ok", "few have it", cause).lines == ["status: ok: few have it"]
     for level, published in (("check", "together with its"), ("do not publish", "not the interv")):
@@ -178,7 +178,7 @@ def test_the_next_step(cause):
 
 
 def test_an_interval_without_the_noise_has_no_share():
-    """As after gradient steps. Without any noise the share is zero."""
+    """Gradient steps give such intervals. Without noise the share is zero."""
     own = [real("w")], torch.zeros(1), torch.ones(1)
     shares = {
         status: repr(Posterior(*own, status=status)).splitlines()[1].split()[-1]

@@ -88,7 +88,7 @@ GAUSSIAN = {
 
 @pytest.mark.parametrize("latents", GAUSSIAN, ids=lambda latents: latents.__name__)
 def test_a_gaussian_prior_is_exact(latents):
-    """Wherever the posterior is."""
+    """The factor is exact wherever the posterior is."""
     prior, expected = prior_of(latents), Gaussian.from_moments(*GAUSSIAN[latents]())
     for scale in (1e-3, 1.0, 30.0):
         close(prior.factor(*posterior(len(expected.eta), scale)), expected)
@@ -206,7 +206,7 @@ def test_the_factor_is_proper_where_the_prior_is_not_log_concave():
 @pytest.mark.long
 @pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
 def test_it_does_not_depend_on_the_data(latents):
-    """Bitwise."""
+    """The factor is bitwise the same for other data."""
     factors, q = [], None
     for y in (torch.randn(6), 1e6 * torch.ones(6)):
         pyro.set_rng_seed(0)
@@ -245,7 +245,7 @@ def vague():
 
 
 def test_a_vague_gaussian_prior_is_exact():
-    """The floor is for priors that are not log-concave; this one's mean becomes 50."""
+    """The floor applies only to priors that are not log-concave."""
     expected = Gaussian.from_moments(*moments([5000.0], [[1e6]]))
     close(prior_of(vague).factor(*posterior(1)), expected)
 

@@ -59,7 +59,7 @@ def test_a_scheduler_has_stepped_when_callbacks_are_called():
 
 @pytest.mark.parametrize("make", [DPSVI, DPSEP, VIPS])
 def test_a_callback_that_holds_the_data_is_refused(make):
-    """It could stop the run by a number of the data. Inferences and released numbers it may use."""
+    """It could stop the run by the data. It may hold inferences and released numbers."""
     data, accountant, found = regression_data(), PrivacyAccountant(epsilon=5.0), []
     if make is VIPS:
         inference = VIPS(LogisticRegression(3), accountant=accountant, num_steps=3)
@@ -83,7 +83,7 @@ def test_a_callback_that_holds_the_data_is_refused(make):
 
 @pytest.mark.parametrize("stage", ["step", "step_scheduler"])
 def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
-    """Then parameters, history and step size are those of a run that nobody has interrupted."""
+    """Parameters, history and step size are those of an uninterrupted run."""
     data, original = regression_data(), getattr(PublicOptimizer, stage)
 
     def interrupted(*args, **kwargs):
@@ -110,6 +110,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
     assert same(*states)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     """The step is counted, the regression has its gradient, and the run goes on."""
@@ -130,7 +131,7 @@ def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
 
 @pytest.mark.long
 def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
-    """As one that has ended; and goes on from there."""
+    """The guide holds the result so far, and the run goes on from there."""
     data, guide = regression_data(), AutoMultivariateNormal(logistic)
     svi = DPSVI(
         logistic,
@@ -214,7 +215,7 @@ def test_without_matplotlib(monkeypatch):
 
 
 def test_a_second_ctrl_c_does_not_wait():
-    """Unless the work must be finished."""
+    """It waits only if the work must be finished."""
     interrupts, reached = Interrupts(), []
     with pytest.raises(KeyboardInterrupt), interrupts.within():
         ctrl_c()
@@ -246,7 +247,7 @@ def test_ctrl_c_comes_at_a_check():
 
 
 def test_a_large_delta_is_told_before_anything_is_released():
-    """1 / N: as much has a mechanism that publishes one record. In the report, too."""
+    """A mechanism that publishes one record has a delta of 1 / N. The report warns, too."""
     data = regression_data()
     size = len(data[0])
     accountant = PrivacyAccountant(delta=1.0 / size)

@@ -14,7 +14,7 @@ def control(num_steps=20, curved=False, floor=0.0):
 
 
 def test_a_gaussian_posterior_is_never_overshot():
-    """Newton's steps arrive at once; without noise nothing is averaged."""
+    """Newton's steps reach the optimum at once, and without noise nothing is averaged."""
     steps, mean, optimum = control(), torch.tensor([3.0, -1.0]), torch.tensor([0.5, 0.5])
     for _ in range(15):
         assert steps.accepts(mean, PRECISION * (optimum - mean), PRECISION, QUIET)

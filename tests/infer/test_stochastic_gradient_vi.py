@@ -295,7 +295,7 @@ def test_the_bound_follows_the_norms(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):
-    """So does a state of version 0.2.0, which kept more."""
+    """A state of version 0.2.0, which had more parts, loads, too."""
     data, options = regression_data(), dict(noise=0, sampling=FullBatch())
 
     def steps(svi, which):
@@ -356,7 +356,7 @@ def test_who_passes_an_optimizer_says_how_many_steps():
 
 
 def test_a_passed_optimizer_is_used_as_ever():
-    """The same numbers as before there was a choice: C = 1, the bit, no average of iterates."""
+    """The numbers are those of earlier versions: C = 1, the bit, no mean of iterates."""
     options = dict(noise=Noise(1.0, source=3), num_steps=20, sampling=0.5)
     optim = pyro.optim.Adam({"lr": 0.05})
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic), optim=optim, **options)

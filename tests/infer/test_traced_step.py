@@ -85,6 +85,7 @@ NOISELESS = dict(clip=Clip(AdaptiveClip(0.5), loss=2.0))
 NOISY = dict(noise=Noise(1.0, source=0))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.long
 @pytest.mark.parametrize(("place", "name"), list(enumerate(PROBLEMS)))
 def test_equals_pyro_code(place, name):
@@ -111,7 +112,7 @@ def test_other_settings(options):
 
 @pytest.mark.long
 def test_single_precision():
-    """Nothing but rounding differs, and the first steps let that pass."""
+    """Only rounding differs, and the checks of the first steps tolerate it."""
     torch.set_default_dtype(torch.float32)
     for name in ("VAE", "AutoMultivariateNormal"):
         svi = assert_same(PROBLEMS[name], tolerance=1e-3, steps=5, **NOISY)
@@ -170,7 +171,7 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
 
 @pytest.mark.long
 def test_particles_draw_on_their_own():
-    """Publicly and locally."""
+    """Particles differ in their public and in their local draws."""
     problem, svi = new(PROBLEMS["hierarchical"], "trace", noise=0.0)
     svi.loss.num_particles = 2
     svi._look_at(problem.data, {})
@@ -301,7 +302,7 @@ def prepared(make, **options):
     ],
 )
 def test_padding_adds_nothing(monkeypatch, size):
-    """In no block, be batches smaller than a pass, larger, or empty."""
+    """Padding adds to no block, whether batches are smaller than a pass, larger, or empty."""
     monkeypatch.setattr(RecordSampler, "usual_size", size)
     by_index(monkeypatch)
     _, svi = prepared(PROBLEMS["VAE"], **NOISELESS)
@@ -352,6 +353,7 @@ def test_sensitivity(monkeypatch, name, privatize):
         torch.testing.assert_close(nan, none)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
@@ -464,7 +466,7 @@ def test_a_draw_that_does_not_fit_the_graph():
 
 
 def test_a_support_that_moves_has_no_graph():
-    """It would be that of the first draw."""
+    """A graph would keep the support of the first draw."""
 
     def model(x, y):
         low = pyro.sample("low", dist.Normal(0.0, 1.0))
@@ -483,6 +485,7 @@ def test_a_support_that_moves_has_no_graph():
     assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_indices_of_another_plate_are_public_draws():
     def make():
@@ -492,7 +495,7 @@ def test_indices_of_another_plate_are_public_draws():
 
 
 def test_records_in_a_loop_are_not_traced():
-    """The warning about that is enough."""
+    """One warning says so."""
 
     def model(x):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
@@ -509,7 +512,7 @@ def test_records_in_a_loop_are_not_traced():
 
 
 def scaled(scale):
-    """A model whose prior is a value that sits where nobody looks for it."""
+    """A model that reads its scales from an array which no check inspects."""
 
     def model(x, y):
         spread, slope = float(scale[0]), float(scale[-1])
@@ -522,7 +525,7 @@ def scaled(scale):
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_state_is_noticed_in_the_first_steps(place):
-    """Before anything is spent, be it in a record's term or outside the plate."""
+    """It is noticed before anything is spent, in a record's term and outside the plate."""
     scale = np.array([1.0, 1.0])
     accountant = PrivacyAccountant()
     problem, svi = new(

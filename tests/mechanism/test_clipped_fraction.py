@@ -122,7 +122,7 @@ def test_standard_error(rate):
 
 
 def test_fraction_is_a_fraction():
-    """Noise may have carried the estimate beyond 0 or 1; what it hides is no number."""
+    """Noise may move the estimate beyond 0 or 1. If noise hides it, there is no number."""
     for total, fraction in ((700.0, 0.0), (-700.0, 1.0)):
         fractions = ClippedFractions(0.01)
         assert fractions.mean() is None
@@ -152,7 +152,7 @@ def test_a_share_of_one_per_cent(monkeypatch, sampling):
 
 
 def test_an_adaptive_bound_has_one_bit(monkeypatch):
-    """Its own serves; moving the bound is its business, and nothing is warned of."""
+    """An adaptive bound uses its own bit, and does not warn."""
     fixture = Fixture(
         monkeypatch, clip=AdaptiveClip(1e-3, learning_rate=1e-3, share=0.2), num_steps=2
     )

@@ -103,7 +103,7 @@ def test_sum_of_many_float32_records_is_exact_enough():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_other_records_do_not_round_a_norm(dtype):
-    """Bit for bit; a fourth of these norms would change if the batch chose the parts."""
+    """Norms agree bit for bit. A fourth would change if the batch chose the parts."""
     rows = torch.randn(60, 30_001, dtype=dtype)
     alone = torch.cat([Rows(row[None]).norms() for row in rows])
     assert torch.equal(Rows(rows).norms(), alone)
@@ -111,7 +111,7 @@ def test_other_records_do_not_round_a_norm(dtype):
 
 @pytest.mark.parametrize("block_count", [1, 3])
 def test_noise_has_the_right_scale(noise, block_count):
-    """And the test rejects two thirds and three halves of it. Blocks have noise of their own."""
+    """The test rejects two thirds and three halves of it. Blocks have independent noise."""
     blocks = [Block(20_000, 3.0 * (k + 1), 1 / block_count) for k in range(block_count)]
     released = made_public(sum_of(noise, blocks), 2.0, 0.1, noise=noise)
     of_each = [
@@ -180,7 +180,7 @@ def test_bounds_at_which_squares_underflow_are_refused():
 
 
 def test_parts_that_ask_for_gradients():
-    """As those of a model that captures a network without registering it."""
+    """A model may capture a network without registering it."""
     weight, total = torch.ones(3, requires_grad=True), ClippedSum([Block(5, 10.0)])
     total.add(Joined([Rows(torch.ones(4, 3) * weight), Rows(torch.ones(4, 2))]))
     (found,) = exact_sums(total)

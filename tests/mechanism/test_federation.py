@@ -179,7 +179,7 @@ class TestRunsOfShamirSums:
                 assert len(numbers) == 400 and kstest(numbers, "uniform").pvalue > 1e-8
 
     def test_nobody_changes_what_two_others_tell_each_other(self):
-        """Two that heard of different noise would add too little together."""
+        """Two holders that hear of different noise would add too little together."""
         heard = [each["heard"] for each in results()["shamir"]["sends"]]
         assert heard == [["of 0", "of 1", "of 2"], ["of 0", "of 1", "of ?"], heard[0]]
 
@@ -196,7 +196,7 @@ class TestRunsOfShamirSums:
 
 
 def test_nobody_finds_noise_of_equal_digests():
-    """These have the same CRC-32. A holder could tell one to each of two others."""
+    """These numbers have the same CRC-32: a holder could tell two others different ones."""
     texts = [repr(each).encode() for each in (10.63023464025943, 5.289628790395021)]
     one, other = (_digests([text], [b"0.1"], [b"1"]) for text in texts)
     assert len({*one, *other}) == 6
@@ -438,7 +438,7 @@ class TestFederation:
         ids=["after a release on a sample", "instead of one's own"],
     )
     def test_noise_is_not_chosen_by_another(self, method, noise, steps):
-        """Else it chose noise in view of releases, or less than is set here."""
+        """Otherwise another holder could choose noise after a release, or less than is set here."""
         line = Alone()
         federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(3.0)
@@ -492,7 +492,7 @@ class TestFederation:
         ],
     )
     def test_answers_of_an_aggregator_that_are_damaged(self, line, federation, answer, text):
-        """Also totals of too few holders, and reasons that are none."""
+        """These include totals of too few holders, and unknown reasons."""
         line.ask = lambda message: answer
         with pytest.raises(ClusterError, match=text):
             federation.add(UPLOAD)
@@ -520,7 +520,7 @@ class TestFederation:
         assert len(said) > 4 and not any(part in each for part in parts for each in said)
 
     def test_public_draws_are_chosen_by_nobody(self, line, federation):
-        """Half of the numbers are other ones, and so is the generator."""
+        """A draw depends on both holders' numbers, so neither can choose it."""
         line.other = said_by_other((5,))
         found = [federation.agreed_states()[0] for _ in range(3)]
         assert not any(torch.equal(found[i], found[i - 1]) for i in range(3))

@@ -59,7 +59,7 @@ def test_norms_that_are_rounded_to_the_bound(size):
 
 
 def test_the_order_of_records_is_no_part_of_the_sum():
-    """In floating point it is: rounding differs, and may tell who is there."""
+    """In floating point the order changes the rounding, which may tell who is there."""
     values = torch.randn(1000, 5)
     whole, parts = units(1.0, values)[0], FixedPointSum([Block(5, 1.0)])
     for part in values.flip(0).split(7):

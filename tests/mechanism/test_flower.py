@@ -183,7 +183,7 @@ def test_settings(address, wrong, said):
 
 
 def test_the_relay_needs_nothing_of_the_package():
-    """It is loaded alone, for each message."""
+    """The relay is loaded for each message, without the package."""
     code = (
         "import runpy, sys; runpy.run_path(sys.argv[1]); "
         "assert not {'torch', 'numpy', 'pyro_dp', 'flwr'} & sys.modules.keys()"

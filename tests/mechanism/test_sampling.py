@@ -109,7 +109,7 @@ def test_full():
 
 @pytest.mark.long
 def test_poisson_block_by_block(monkeypatch, source):
-    """The same law, whatever the blocks; a block too few, or one count for all, is found."""
+    """Blocks do not change the law. A missing block, or one count for all, is found."""
     monkeypatch.setattr(sampling, "BLOCK", 5)
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
     assert poisson_pvalue(drawn("poisson", size=10, source=source)[:, :_SIZE]) < _ALARM
@@ -217,7 +217,7 @@ def test_the_rows_of_a_step_are_among_those_that_are_held():
     ("asked", "drawn"), [([0, 0], [0, 1, 2, 0, 1, 2]), ([0, 2, 4], [0, 1, 2, 4, 5, 6])]
 )
 def test_nothing_is_used_that_was_drawn_for_another_try(asked, drawn):
-    """A step that begins again draws again. Positions that others took are left out."""
+    """A step that starts again draws again, and skips positions that others used."""
     draw = Draws()
     ahead = DrawnAhead(3, [Rows()])
     for position in asked:

@@ -67,7 +67,7 @@ def test_graphs_give_the_same_integers(monkeypatch, name, jit):
 
 
 def test_forked_processes_share_no_noise(monkeypatch):
-    """Nor do two that are made alike: nothing of a stream is in the process."""
+    """Two equal inferences share none either, because the process holds no stream."""
     data = regression_data()
     fixture = Fixture(monkeypatch, noise=Noise(1.0, source="system"), sampling=FullBatch())
     fixture.svi.step(*data)

@@ -208,6 +208,6 @@ def test_what_does_not_fit(who, own, text):
 
 
 def test_the_seed_is_not_shown():
-    """It tells the noise."""
+    """Anyone who knows the seed can compute the noise."""
     assert "7" not in repr(Noise(1.0, source=7))
     assert "7" not in repr(MAKE["DPSVI"](noise=Noise(source=7)))

@@ -102,7 +102,7 @@ def test_forked_rng_restores_after_an_error():
 
 
 def test_local_draws():
-    """In the order of use, and of the kind that is asked for."""
+    """Draws come in the order of use, and are of the requested kind."""
     stream = np.random.default_rng(0)
     normal, uniform, other = (
         drawn(stream, kind, (2000, 11), CPU) for kind in ("normal", "uniform", "normal")

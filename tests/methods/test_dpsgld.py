@@ -116,7 +116,7 @@ def test_chains_do_not_meet_in_the_parameter_store():
 
 
 def test_a_chain_that_diverges_says_so():
-    """Also where the position is finite, and its exponential is not."""
+    """A finite position may have an infinite exponential."""
     for size in (1e6, 1e40):
         sgld = chain(gamma_poisson, step_size=size, noise=Noise(1.0, source=0))
         with pytest.raises(ConfigurationError, match="step_size is too large"):

@@ -25,6 +25,7 @@ def module():
         yield importlib.import_module
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name, module, monkeypatch, tmp_path, capsys):
@@ -78,7 +79,7 @@ def test_the_swap_is_literal(name, module):
 
 
 def test_the_page_is_what_its_command_writes(module):
-    """Each example with its row, its picture, which is small, and words for it."""
+    """The page has a row, a small picture and a description of each example."""
     page = module("page")
     if not page.RESULTS.exists():
         pytest.skip("an sdist has no results")

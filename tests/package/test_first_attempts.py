@@ -40,6 +40,7 @@ def test_page_has_all_sections():
     assert titles == [f"## {group}" for group in errors.GROUPS]
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS, ids=errors.GROUPS)
 def test_section(section):

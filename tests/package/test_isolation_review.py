@@ -234,7 +234,7 @@ PLACES = {thing: functools.partial(within, thing) for thing in THINGS} | {
 
 
 def few():
-    """Enough, where the model sees one record at a time: with the row that the judge replaces."""
+    """Few rows, among them the row that the judge replaces: the loop over records is slow."""
     return tuple(x[:24] for x in patients())
 
 
@@ -246,6 +246,7 @@ def require_good(build, data=patients, *names):
     return verdict
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "fit"), [*((place, dpsvi) for place in PLACES), ("an array", dpsep)]
@@ -255,6 +256,7 @@ def test_what_is_kept_of_an_odd_record(place, fit):
     require_good(lambda x, y: fit(model_with(PLACES[place]()), None, x, y), few, *names)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_submodule_made_for_an_odd_record():
     class Regression(nn.Module):
@@ -538,6 +540,7 @@ def test_a_method_of_vips_that_is_replaced():
     assert require_good(build, points, "'counts'").kind == "refused"
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_distribution_that_would_see_several_records():
     class Scaled(dist.Normal):
@@ -578,7 +581,7 @@ CACHED = functools.cache(lambda: nn.Linear(3, 1))
 @pytest.mark.filterwarnings(r"ignore:step\(\) returns nan")
 @pytest.mark.filterwarnings("error")
 def test_a_network_from_a_cached_factory():
-    """It is the same one in each step, and learns."""
+    """The factory returns the same network in each step, and it learns."""
     x, y = patients()
     CACHED.cache_clear()
     trained(with_network(CACHED), x, y)

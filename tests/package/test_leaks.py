@@ -38,7 +38,7 @@ def command():
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", LEAKS)
 def test_no_leak(name):
-    """Its verdict is the kept one, too."""
+    """No case leaks, and its verdict is the documented one."""
     verdict = judge(LEAKS[name])
     assert verdict.good, f"{verdict.kind}: {verdict.figures or verdict.text}"
     _, kept = command()

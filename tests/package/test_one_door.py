@@ -201,7 +201,7 @@ def _text(node: ast.AST) -> str | None:
 
 
 def wrong(modules: dict[str, str]) -> list[str]:
-    """Uses that are not stated, or stated and not there."""
+    """Uses that USES does not list, or lists in vain."""
     found = sum((uses(source, module) for module, source in modules.items()), Counter())
     stated = Counter((name, place) for name, places in USES.items() for place in places.split())
     return [

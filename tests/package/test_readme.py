@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 NUMBER = r"-?\d+\.?\d*"
 # Effects of variance 1 flatten a logistic curve by this factor (Zeger, Liang & Albert 1988).
 WIDER = (1 + (16 * 3**0.5 / (15 * math.pi)) ** 2) ** 0.5
-pytestmark = pytest.mark.every_case
 # In reading order: all continue with the data of the first.
 PAGES = (
     "docs/dpsvi.md",
@@ -59,6 +58,7 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
         assert (w - truth).abs().max() < 0.3
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("page", ["README.md", FRAMES[0]])
 def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
     """With a seed for the noise; numbers may differ by a unit of their last digit."""
@@ -80,6 +80,7 @@ def test_no_example_is_left_out():
     assert with_code == {"README.md", *PAGES, *FRAMES, *with_tests}
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
     """It runs with the data and model of docs/dpsvi.md and the frame of docs/tabular.md."""
@@ -111,6 +112,7 @@ def test_examples_of_frames(tmp_path, monkeypatch, as_users_run_it):
     assert scope["schema"].max_rows == 5
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
 def test_links(text):
     targets = re.findall(r"\]\(([^)\s]+)\)", text.read_text())

@@ -149,7 +149,7 @@ def test_a_wrong_arrow_is_found(module, source, said):
 
 @pytest.mark.long
 def test_import_is_light():
-    """Libraries that take long to import wait until they are used."""
+    """Libraries with a slow import are imported when they are first used."""
     heavy = "scipy.special scipy.stats scipy.optimize scipy.signal pandas matplotlib autodp"
     heavy += " pyro_dp.teaching"
     code = f"import sys, pyro_dp; print([m for m in {heavy.split()} if m in sys.modules])"

@@ -29,7 +29,7 @@ def equal(found, expected):
 
 @pytest.mark.parametrize("name", [*MADE, "dpsgld"])
 def test_a_ledger_loads(name):
-    """Also that of a method which has left the package."""
+    """One ledger is of a method that has left the package."""
     accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
     accountant.load(FOLDER / f"{name}.ledger.json")
     assert accountant.num_releases == STEPS // 2 + (name == "vips")

@@ -66,7 +66,7 @@ def at(name):
 
 
 def test_all_that_is_public_has_its_place():
-    """Once, whatever the number of modules that export it, and under a name that exports it."""
+    """docs/api lists each public object once, under a name that exports it."""
     shown = [at(name) for name in DOCUMENTED]
     assert len({id(each) for each in shown}) == len(shown)
     known = dict(public_names())
@@ -78,7 +78,6 @@ def test_all_that_is_public_has_its_place():
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # by MPyC
 @pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_example(name):
     """Each by itself, after the first lines of the index."""
@@ -96,7 +95,7 @@ def test_example(name):
 
 
 def test_all_pages_can_be_reached():
-    """A page that no list names is one that nobody finds (and a warning of Sphinx)."""
+    """Nobody finds a page that no list names, and Sphinx warns of it."""
     pages = [*DOCS.glob("*.md"), *DOCS.glob("api/*.md"), *ROOT.glob("tutorials/*.ipynb")]
     listed = {(DOCS / "index").resolve()}
     for page in DOCS.rglob("*.md"):
@@ -269,7 +268,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_links_within_the_site(site):
-    """Sphinx checks those that it makes; this follows all that are in the pages, anchors, too."""
+    """Sphinx checks the links that it makes. This test follows all links and anchors."""
     pages = {page: page.read_text() for page in site.rglob("*.html")}
     anchors = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
     broken = []
@@ -295,7 +294,7 @@ def browser(tmp_path):
 
 @pytest.mark.slow
 def test_in_a_browser(site, address, browser):
-    """All pages on a desk; in the dark on a phone and a wide screen; colours on some of them."""
+    """Check all pages on a desktop, and some in the dark, on a phone and a wide screen."""
     paths = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
     paths.remove("index.html")  # leads to the first page
     assert len(paths) > 30

@@ -1,4 +1,4 @@
-"""A reader can hold classes and functions in mind. Sizes beyond the limits may only fall."""
+"""Classes and functions are small. Those above the limits may only become smaller."""
 
 import ast
 import functools

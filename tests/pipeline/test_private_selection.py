@@ -185,7 +185,7 @@ def test_a_trial_that_is_over_releases_nothing():
 
 
 def test_trials_leave_no_trace(capfd):
-    """Any number of them leaves generators, parameters, output and warnings alone."""
+    """Trials change no generator or parameter, print nothing and warn of nothing."""
 
     def run(setting, accountant):
         torch.randn(setting)
@@ -223,7 +223,7 @@ _FITTED = {SubsampledGaussian(2.0, 0.25): 2}
 
 @pytest.mark.long
 def test_no_progress_bar_counts_the_trials(monkeypatch):
-    """In a notebook bars do not go through standard output: there must be none."""
+    """A notebook's bars bypass standard output, so trials show none."""
     bars, x = [], torch.randn(200)
 
     class Bar(pyro_dp.mechanism.iterative.tqdm):
@@ -252,7 +252,7 @@ def with_layer(layer):
 
 @pytest.mark.parametrize("shared", ["guide", "optimizer", "module", "module of a candidate"])
 def test_trials_do_not_go_on_from_each_other(shared):
-    """Objects that outlive run make a chain of runs, and only one is charged."""
+    """Objects that outlive a trial would chain trials, while only one is charged."""
     x, guide, optim = torch.randn(200), AutoNormal(model), pyro.optim.Adam({"lr": 0.1})
     layer = torch.nn.Linear(1, 1)
 

@@ -8,13 +8,11 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
-import scipy.sparse
 import torch
 from problems import linear, logistic, logistic_whole, new_paper_dpsvi, regression_data
 from pyro.infer.autoguide import AutoNormal
 from test_columns import Items
 from torch.utils.data import (
-    DataLoader,
     Dataset,
     IterableDataset,
     StackDataset,
@@ -133,13 +131,13 @@ ODD = {
 
 @pytest.mark.parametrize("kind", ODD)
 def test_one_record_decides_no_dtype(kind):
-    """All others would be numbers of another kind, which decides how a model is fitted."""
+    """One record must not change the kind of all numbers, which decides how a model is fitted."""
     with pytest.raises(ModelError, match="for some records"):
         converted(ODD[kind], *([] if isinstance(ODD[kind], Items) else [Y]))
 
 
 def test_one_item_decides_no_dtype():
-    """Neither the first one nor another."""
+    """Neither the first item nor another one decides it."""
     for items in ([2.5, 1, 1, 1], [1, 1, 1, 2.5]):
         with pytest.raises(ModelError, match="kind of their numbers"):
             list(columns(Items(items.__getitem__, 4), "x").blocks())
@@ -215,11 +213,6 @@ def test_what_is_missing_becomes_nan(dtype):
         (pd.Series(pd.to_timedelta([1] * 4)), "time spans"),
         ([[1.0], [61.803, 2.0]] * 2, "different lengths.*pad_sequence"),
         ([torch.ones(2), torch.ones(3)] * 2, "different lengths"),
-        (np.ma.masked_array(X.numpy(), X.numpy() > 1), r"x\.filled\(0\)"),
-        (scipy.sparse.csr_array(X.numpy()), r"x\.toarray\(\)"),
-        (DataLoader(TensorDataset(X, Y)), r"svi.run\(x.dataset\)"),
-        (iter([1, 2]), r"svi.run\(list\(x\)\)"),
-        (dict(enumerate([61.803] * 4)), r"list\(x.values\(\)\)"),
         (dict(enumerate([None] + [61.803] * 3)), r"list\(x.values\(\)\)"),
         (dict(enumerate([(61.803, 1.0)] * 4)), "'x' has one element per record"),
         ([{"age": 61.803}] * 4, "'x' has one element per record"),
@@ -230,7 +223,7 @@ def test_what_is_missing_becomes_nan(dtype):
     ],
 )
 def test_refused_by_name(given, named):
-    """With what to write instead, and without a value."""
+    """The error says what to write instead, and shows no value."""
     with pytest.raises(ModelError, match=named) as caught:
         converted(given, Y)
     assert "'x'" in str(caught.value) and "61.8" not in str(caught.value)
@@ -383,7 +376,7 @@ def test_tensors_of_another_dtype_that_change():
     ],
 )
 def test_what_is_copied_may_change(given, change):
-    """The run goes on with its first arguments."""
+    """The run continues with its first arguments."""
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic))
     svi.step(given, Y)
     before = [torch.cat(list(column.blocks())) for column in svi._kept._first.columns]
@@ -402,7 +395,7 @@ def test_leaves_of_the_given():
 
 @pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.float])
 def test_captured_data_that_were_converted(convert):
-    """Also where what is captured has other memory than what the run computes with."""
+    """The captured data may lie in other memory than the converted ones."""
     x, labels = regression_data(4)[0], convert(Y.double())
     hidden = labels[None]
 
@@ -454,7 +447,7 @@ class Sums(LogisticRegression):
     "make", [DPSVI, DPSEP, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)]
 )
 def test_every_inference_takes_every_form(make, form):
-    """And releases the same numbers as for tensors of the default dtype."""
+    """The released numbers are those for tensors of the default dtype."""
     x, y = people()
     losses = []
     for data in ((x, y.double()), FORMS[form](x, y)):
@@ -492,6 +485,7 @@ def classes(x, y):
         pyro.sample("y", dist.Categorical(logits=logits), obs=y[idx])
 
 
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
 @pytest.mark.parametrize("labels", [torch.int64, torch.float32, torch.float64])
 @pytest.mark.parametrize("features", [torch.int64, torch.float64])

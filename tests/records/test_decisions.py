@@ -113,7 +113,7 @@ def test_equals_svi(model, jit):
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_graph_for_each(model):
-    """At least the records have one."""
+    """In each case the records have a graph."""
     svi = new_resting(model, execution=Execution(jit="trace"))
     svi.step(*make(model)().data)
     step = svi._kept.prepared.step
@@ -185,7 +185,7 @@ def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
 
 
 def catches(x):
-    """One of the records that run at once raises for all."""
+    """If records run at once, one of them raises for all."""
     w, v = weights()
     with pyro.plate("data", len(x)):
         try:
@@ -213,7 +213,7 @@ def test_an_error_that_the_model_catches_on_some_record_is_refused():
 
 
 def test_graphs_have_no_error_that_the_model_catches():
-    """A placeholder, of ones, decides for no record."""
+    """The branch of the placeholder, which is all ones, does not decide for records."""
 
     def model(x):
         w, v = weights()
@@ -231,7 +231,7 @@ def test_graphs_have_no_error_that_the_model_catches():
 
 @pytest.mark.filterwarnings(APART)
 def test_all_at_once_is_the_loop():
-    """The batch takes all branches."""
+    """The batch has records of all branches."""
     svi = new_resting(four_ways)
     (x,) = make(four_ways)().data
     term, particle = looked_at(svi, x)

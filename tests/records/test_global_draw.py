@@ -29,7 +29,7 @@ def of(data, model, reading=Reading.BY_INDEX):
     ("model", "reading"), [(logistic, Reading.BY_INDEX), (logistic_whole, Reading.WHOLE)]
 )
 def test_a_particle_does_not_depend_on_the_data(model, reading):
-    """It does not even if the guide reads them, because the guide gets placeholders."""
+    """The guide may read the data: it gets placeholders."""
     particles = []
     for scale in (1.0, 1e6):
         pyro.clear_param_store()
@@ -43,7 +43,7 @@ def test_a_particle_does_not_depend_on_the_data(model, reading):
 
 
 def test_initial_values_do_not_depend_on_the_data(monkeypatch):
-    """Not even if the check that compares them were blind."""
+    """They do not, even if the check that compares them fails."""
     monkeypatch.setattr(initial_values, "agree", lambda one, other: True)
     x, y = regression_data()
     initial_values.initialise(logistic, peeking_guide, of((1e6 * x, y), logistic))

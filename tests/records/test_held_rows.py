@@ -94,7 +94,7 @@ def test_other_methods(path, make):
 
 
 def test_a_step_that_is_undone(path):
-    """And one that was paid for and lost."""
+    """A step that was paid for and lost counts, too."""
     found = []
     for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
         svi = dpsvi()
@@ -117,6 +117,7 @@ def _fails(*_, **__):
     raise ZeroDivisionError
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_two_that_share_an_accountant(path):
     found = []

@@ -152,7 +152,7 @@ def model_of(name):
 
 @pytest.fixture(params=["none", pytest.param("trace", marks=pytest.mark.slow)], autouse=True)
 def _jit(request, monkeypatch):
-    """All tests run with Pyro's code, and with graphs."""
+    """Run all tests with Pyro's code and with graphs."""
     monkeypatch.setitem(SETTINGS, "execution", Execution(jit=request.param))
 
 
@@ -182,6 +182,7 @@ def rows(svi):
 # Which parameters are local
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", GUIDES)
 def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
     make, expected = GUIDES[name]
@@ -335,6 +336,7 @@ def test_a_record_sees_its_own_row_only():
 HOSTILE = [1e6, -1e300, math.nan, math.inf]
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
 def test_sensitivity_to_local_state(monkeypatch, name, privatize):
@@ -493,6 +495,7 @@ class _FixedDraws(TorchFunctionMode):
 _NORMALS = torch.linspace(-2, 2, SIZE, dtype=torch.float64)
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.long
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
@@ -597,7 +600,7 @@ def test_particles_are_averaged(monkeypatch):
 
 
 def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
-    """Moved to NaN, the record would be lost for good."""
+    """A row that became NaN would stay NaN."""
 
     def model(x):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
@@ -725,11 +728,12 @@ def require_same_by_graphs(monkeypatch, make, model, data, **options):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
-    """And the same globals, with noise and two particles; batches are padded."""
+    """Globals agree, too, with noise, two particles and padded batches."""
     by_index(monkeypatch)
     options = dict(noise=Noise(1.0, source=0), clip=Clip(0.5, of=privatize, loss=2.0))
     options["loss"], make = Trace_ELBO(num_particles=2), GUIDES[name][0]

@@ -196,7 +196,7 @@ def weighted_by_the_whole(model, guide, *args):
 
 @pytest.mark.parametrize("loss", [mean_over_records, squared, penalised])
 def test_a_loss_that_is_no_sum_is_refused(loss):
-    """Before anything is spent."""
+    """The error comes before anything is spent."""
     accountant = PrivacyAccountant(epsilon=1.0)
     svi = new_paper_dpsvi(logistic_whole, handwritten_guide, loss=loss, accountant=accountant)
     with pytest.raises(ModelError, match="Only a sum over sites can be clipped record by record"):
@@ -211,7 +211,7 @@ def test_several_runs_are_refused():
 
 
 def test_particles_of_an_own_subclass():
-    """Are taken one by one: K blocks of the release, as of Pyro's own."""
+    """They are taken one by one: a release has K blocks, as with Pyro's particles."""
     svi = new_paper_dpsvi(
         logistic, handwritten_guide, loss=Half(num_particles=3), sampling=FullBatch()
     )
@@ -256,7 +256,7 @@ def test_a_loss_may_hold_no_data():
 
 
 def test_a_loss_keeps_nothing_of_a_record():
-    """Its notes of one are put back, and only its notes of placeholders stay."""
+    """A loss may store something of placeholders. Its notes of a record are put back."""
     kept = []
 
     def notes(model, guide, *args):

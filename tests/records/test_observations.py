@@ -82,7 +82,7 @@ def test_observed_equals_svi(name, jit):
 
 @pytest.mark.parametrize("name", OBSERVED)
 def test_a_record_reads_its_own_outcome(name):
-    """And no other, however it is observed."""
+    """A record reads only its own outcome, however it is observed."""
     problem = OBSERVED[name]()
     (term, particle), chosen = looked_at(problem.paper_dpsvi(), *problem.data), torch.arange(30)
     x, y = problem.data

@@ -59,7 +59,7 @@ def test_vectorized_equals_loop(name):
 
 
 def test_a_term_stays_what_was_checked():
-    """Nobody can make it another one afterwards, or have it on other records."""
+    """A checked term cannot be changed, or used on other records."""
     svi, _ = prepared("AutoNormal")
     term = svi._kept.prepared.term
     assert term.records is svi._kept.prepared.records

@@ -43,7 +43,6 @@ from pyro_dp import (
     FullBatch,
     ModelError,
     PaperDPSVI,
-    PoissonSampling,
     PrivacyAccountant,
 )
 from pyro_dp.records import initial_values
@@ -130,19 +129,6 @@ def test_fixed_batch_of_nothing():
 # Plates and arguments
 
 
-def two_plates(x, y):
-    w = weights()
-    with pyro.plate("men", len(x)) as idx:
-        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-    with pyro.plate("women", len(x)) as idx:
-        pyro.sample("z", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
-
-
-def test_two_plates():
-    with pytest.raises(ModelError, match="'z' is observed outside the private plate 'men'"):
-        attempt(two_plates, handwritten_guide, sampling=PoissonSampling(plate="men"))
-
-
 def ridge_outside(x, y):
     w = weights()
     pyro.factor("ridge", -w.square().sum())
@@ -157,7 +143,7 @@ def ridge_inside(x, y):
 
 
 def test_a_factor_of_the_latents_may_stand_outside_the_plate():
-    """As one inside, divided by the plate's size."""
+    """It equals a factor inside the plate, divided by the plate's size."""
     attempt(ridge_outside)
     attempt(ridge_inside)
     x, y = regression_data()
@@ -169,7 +155,7 @@ def test_a_factor_of_the_latents_may_stand_outside_the_plate():
 
 @pytest.mark.parametrize("reads", ["x", "visits", "counts", "edges"])
 def test_a_factor_that_reads_arguments_may_not(reads):
-    """Not the records, and no other numbers that might be people's."""
+    """It may read neither the records nor other numbers that may be people's."""
     given = {
         "visits": torch.rand(7),
         "counts": torch.randint(5, (7,)),
@@ -326,7 +312,7 @@ def test_a_support_that_the_record_sets():
 
 @pytest.mark.parametrize("broken", [9, -1.0], ids=["index", "Cholesky factor"])
 def test_a_record_on_which_the_model_fails(broken):
-    """It is found, though no support depends on what fails, and a network costs nothing."""
+    """The record is found before anything is spent, though no support depends on it."""
     codes, y = torch.ones(600, dtype=torch.long), torch.ones(600)
     if isinstance(broken, int):
         codes[577] = broken
@@ -573,7 +559,7 @@ def test_global_site_without_reparameterisation():
 
 @pytest.mark.parametrize(("scale", "seed"), [(20.0, 16), (50.0, 13), (100.0, 17)])
 def test_outcomes_that_are_all_but_certain(scale, seed):
-    """In float32 little more than rounding is left of their gradients, however they are taken."""
+    """In float32 their gradients are little more than rounding errors."""
     generator = torch.Generator().manual_seed(seed)
     x = 20 * torch.rand(400, 3, generator=generator, dtype=torch.float32) - 10
     x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
@@ -620,7 +606,7 @@ def test_one_record_is_enough(name):
 
 
 def test_what_is_kept_but_not_used_is_no_harm():
-    """Such as a layer's last output, for plots. It is put back: of records nothing stays."""
+    """A model may keep a layer's last output for plots. Nothing of a record stays in it."""
     kept = {"last": None}
 
     def model(x, y):
@@ -635,7 +621,7 @@ def test_what_is_kept_but_not_used_is_no_harm():
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_handler_around_a_step_keeps_nothing_of_a_record(first):
-    """Also if there was none around the first step."""
+    """This holds even if the first step had no handler."""
 
     class Seen(pyro.poutine.messenger.Messenger):
         def __init__(self):
@@ -654,7 +640,7 @@ def test_a_handler_around_a_step_keeps_nothing_of_a_record(first):
 
 
 def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
-    """Its initial values are placeholders', and only the check of single sites shows it rows."""
+    """Its initial values come from placeholders, and only the check of sites shows it rows."""
     x, y = regression_data()
     total = x.sum().item()
 

@@ -73,7 +73,7 @@ def test_equals_one_record_after_the_other(function):
 
 
 def test_nothing_is_taken_one_record_after_the_other():
-    """Torch warns where it does so."""
+    """Torch warns of functions that it takes one record at a time."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(True)
     try:
         for function in FUNCTIONS:
@@ -86,7 +86,7 @@ def test_nothing_is_taken_one_record_after_the_other():
 @pytest.mark.parametrize("index", [3, 5, -4])
 @pytest.mark.parametrize("fill", [torch.index_fill, torch.Tensor.index_fill])
 def test_an_index_out_of_range_fills_no_other_record(fill, index):
-    """By torch's rule of vmap, it would point into the row before or after."""
+    """Under vmap the index would point into a neighbouring row."""
 
     def filled(indices):
         with all_at_once():
@@ -99,7 +99,7 @@ def test_an_index_out_of_range_fills_no_other_record(fill, index):
 @pytest.mark.parametrize("index", [3, 6, -1])
 @pytest.mark.parametrize("look_up", [functional.embedding, lambda i, x: torch.embedding(x, i)])
 def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index):
-    """Under vmap, another record's table follows."""
+    """Under vmap the index would read another record's table."""
 
     def looked_up(table, indices):
         with all_at_once():
@@ -115,7 +115,7 @@ def test_an_index_that_a_table_of_the_record_lacks_is_nan(look_up, index):
 
 @pytest.mark.parametrize("index", [3, 6, -1])
 def test_an_index_that_a_table_lacks_breaks_its_own_record(index):
-    """Under vmap, its gradient would be that of a row of another record."""
+    """Under vmap its gradient would go to a row of another record."""
 
     def loss(table, indices):
         with all_at_once():

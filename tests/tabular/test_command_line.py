@@ -122,7 +122,7 @@ def test_a_report_has_all_that_an_officer_asks_for(files, unit):
 
 @pytest.mark.parametrize("unit", [None, "person"])
 def test_what_a_journal_says_already_stands(files, unit):
-    """Only that it protects persons is left out, if the schema has none."""
+    """Only the unit is left out, if the schema has none."""
     written(unit)
     accountant = PrivacyAccountant(epsilon=1.0)
     journal = accountant.journal("ledger")
@@ -170,7 +170,7 @@ def test_cells_are_what_columns_declare(files):
     ],
 )
 def test_a_date_does_not_depend_on_how_another_is_written(tmp_path, time, day):
-    """A time to the nanosecond made far dates of other people missing."""
+    """A time with nanoseconds must not turn other people's far dates into missing ones."""
     schema = Schema({"born": Date("1900-01-01", "2000-12-31", missing=True)})
     (tmp_path / "dates.csv").write_text(f'born\n9999-12-31\n"{time}"\n0001-01-01\n')
     found = read_csv(tmp_path / "dates.csv", schema)["born"].dt.strftime("%Y-%m-%d")

@@ -39,7 +39,7 @@ def frame(units=400, seed=0):
 
 
 def test_rows_that_differ_have_what_the_first_one_has():
-    """No error, and nobody else's value; missing in the first row is missing in all."""
+    """The first row decides, without an error: missing there is missing in all rows."""
     data = pd.DataFrame(
         {
             "person": ["b", "a", "b", "a", "b", "b"],

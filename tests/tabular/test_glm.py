@@ -227,7 +227,7 @@ def test_levels_that_nobody_has():
 
 @pytest.mark.long
 def test_a_column_in_other_units():
-    """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
+    """Ages of 0.2 to 0.8 all become the lower bound, so only the prior informs the result."""
     data, columns = frame(), schema("age", "chronic", "visits")
     table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), data)
     assert table.status.is_ok and repr(table).endswith("\nstatus: ok")
@@ -415,7 +415,7 @@ def test_a_private_fit():
 
 @pytest.mark.long
 def test_a_report_names_it_whatever_the_column_is_called():
-    """A zero-width space cannot be printed, and 300 letters do not fit a line."""
+    """The name has a zero-width space and 300 letters."""
     name = "age\u200b" + 300 * "x"
     glm = without_noise(
         Schema({name: Number(20, 80), "visits": Count(0, 30)}),
@@ -458,7 +458,7 @@ SAVED = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", SAVED)
 def test_a_result_is_read_again_without_the_data(name, tmp_path):
-    """As another process has it: the same table and status, from released numbers alone."""
+    """Another process gets the same table and status, from released numbers alone."""
     other = {"chronic": Binary(missing=name == "incomplete")}
     columns, path = schema(*COLUMNS, **other), tmp_path / "result.json"
     data = frame(600)
@@ -551,14 +551,11 @@ MORE = {
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (dict(family="poisson"), "'any' is a Binary"),
         (dict(family="gamma"), "family"),
-        (dict(family="binomial"), "family='binomial' is family='logistic' here"),
         (COUNTS | dict(family="logistic"), "'visits' is a Count"),
         (COUNTS | dict(family="ordinal"), "'visits' is a Count"),
         (dict(formula="income ~ age", family="ordinal"), "ordered=True"),
         (dict(formula="severity ~ 0 + age", family="ordinal"), "intercept"),
-        (dict(formula="any ~ wealth"), "'wealth', which is no column"),
         (dict(group="wealth"), "group='wealth'"),
         (dict(group=["clinic"]), "group must be text, not list"),
         (dict(family=["logistic"]), "family must be text, not list"),

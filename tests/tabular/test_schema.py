@@ -87,7 +87,7 @@ MANY = Schema(COLUMNS, unit="person", max_rows=2)
 
 
 def test_bounds_beyond_the_dtype_are_refused_for_all_data():
-    """One infinite number would be refused later, and another data set not."""
+    """Otherwise the error would depend on whether the data reach the bound."""
     schema, own = Schema({"mass": Number(0, 1e39)}), pd.DataFrame({"mass": [1.0, 2.0]})
     schema.encode(own)  # in float64
     torch.set_default_dtype(torch.float32)
@@ -97,7 +97,7 @@ def test_bounds_beyond_the_dtype_are_refused_for_all_data():
 
 
 def test_numbers_with_moments_of_their_own():
-    """Those that are missing or infinite do not count, and bounds do not hide them."""
+    """Only finite numbers count, and bounds do not hide the moments."""
     age = np.linspace(20.0, 80.0, 500)
     scores = (age - age.mean()) / age.std()
     schema = Schema({"score": Number(-1, 1, missing=True)})
@@ -213,7 +213,7 @@ def test_whatever_the_data_are_records_lie_in_public_bounds(drawn):
 
 
 def test_shapes_and_dtypes_do_not_depend_on_values():
-    """No level that is missing, no bound that is not reached, no dtype that is wider."""
+    """They are the same for missing levels, bounds not reached and wider dtypes."""
     schema = Schema(COLUMNS)
     one = schema.encode(frame())
     other = schema.encode(

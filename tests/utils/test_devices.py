@@ -17,7 +17,7 @@ def test_what_is_sent_to_the_cpu_is_there():
 
 
 def test_passes_follow_from_the_whole_memory(monkeypatch):
-    """And not from what is free: that tells how large the batches before were."""
+    """Free memory would reveal how large the earlier batches were."""
     gigabytes, cuda = 80 * 10**9, torch.device("cuda", 0)
     found = []
     for free in (gigabytes, 1):

@@ -107,7 +107,7 @@ class Catches(Sums):
 
 @pytest.mark.parametrize("kind", [Sums, Loops, Centres, Remembers, Catches])
 def test_no_record_moves_another(kind):
-    """Not even where the checks were passed by."""
+    """This holds even if the checks are bypassed."""
     x, posterior = rows(), torch.zeros(2)
     other = x.clone()
     other[7] = 1e6
@@ -175,7 +175,7 @@ class HasAnotherShape(Sums):
 
 @pytest.mark.parametrize("kind", [Fails, CountsThrice, HasAnotherShape])
 def test_a_record_on_which_it_fails_counts_as_zero(kind):
-    """In every statistic of that release, and without a word."""
+    """It adds zero to every statistic of the release, without a warning."""
     x = rows()
     x[7] = 6.0
     rest = torch.cat([x[:7], x[8:]])
@@ -227,7 +227,7 @@ def test_data_held_by_the_model():
 
 
 def test_whole_runs_agree():
-    """With a model that was reviewed, which sees batches."""
+    """The model of the package, which sees batches, gives the same run."""
     ends = []
     for model in (Sums(), reviewed(type("Reviewed", (Sums,), {}))()):
         vips = VIPS(model, accountant=PrivacyAccountant(), num_steps=3, noise=Noise(1.0, source=0))

@@ -220,7 +220,7 @@ def test_calibrates_steps_and_static_release_to_the_budget():
 
 @pytest.mark.parametrize(("engine", "steps"), [("rdp", 4), ("pld", 1)])
 def test_calibrates_both_releases(engine, steps):
-    """And a state of before the first step changes nothing."""
+    """A state from before the first step changes nothing."""
     accountant = PrivacyAccountant(epsilon=1.0, engine=engine)
     vips = VIPS(Totals(), accountant=accountant, num_steps=steps)
     vips.load_state_dict(through_a_file(vips.state_dict()))
@@ -304,7 +304,7 @@ BAD_DATA = [
 
 @pytest.mark.parametrize(("name", "data", "said"), BAD_DATA)
 def test_bad_data(name, data, said):
-    """Refused before anything is spent, in words that show no value."""
+    """The error comes before anything is spent, and shows no value."""
     accountant = PrivacyAccountant(1.0)
     vips = VIPS(ALL[name][0](), accountant=accountant, num_steps=1)
     with pytest.raises(ModelError, match=said) as error:
@@ -342,7 +342,7 @@ def test_data_of_later_steps():
 
 
 def test_an_error_in_the_e_step_tells_no_value(monkeypatch):
-    """In that of a model of ours, which gets many records at a time and is not isolated."""
+    """The package's own models get many records at a time, without isolation."""
 
     def fail(self, posterior, draws, x, y):
         raise ValueError(f"the data are {y}")
