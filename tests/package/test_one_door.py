@@ -7,6 +7,7 @@ run time is not found.
 
 import ast
 import functools
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -291,3 +292,18 @@ def test_neither_twice_nor_left_out(module, old, new):
     assert modules[module].count(old) == 1
     double = f"{new}\n    {old}" if "_noisy" in old else new
     assert wrong(modules | {module: modules[module].replace(old, double)})
+
+
+def test_the_guarantee_lists_the_code_to_review():
+    """docs/guarantee.md names each file once, with its lines to the nearest hundred or so."""
+    root = Path(pyro_dp.__file__).parent
+    page = (root.parent / "docs" / "guarantee.md").read_text().replace(",", "")
+    named, stated = re.search(r"These (\d+) files .* about (\d+) lines", page).groups()
+    rows = re.findall(r"^\|.*\| `(\w+)` \| (.*) \| (\d+) \|$", page, re.MULTILINE)
+    sizes = {}
+    for room, files, lines in rows:
+        own = [root / room / f"{name}.py" for name in files.split()]
+        sizes |= {path: len(path.read_text().splitlines()) for path in own}
+        assert sum(map(sizes.get, own)) == pytest.approx(int(lines), abs=120), room
+    assert len(sizes) == int(named)
+    assert sum(sizes.values()) == pytest.approx(int(stated), abs=400)
