@@ -1,4 +1,4 @@
-"""Two pictures of a ledger: how epsilon grew, and the best attacker. By matplotlib, and as SVG."""
+"""Two pictures of a ledger, by matplotlib or as SVG: epsilon by release, and the best attacker."""
 
 import math
 from typing import Any
@@ -15,14 +15,14 @@ _MOST_POINTS, _FEWEST_POINTS = 30, 8
 
 
 def plot(accountant: Accountant) -> Any:
-    """Two panels: epsilon against the number of releases, and the trade-off curve.
+    """Plot epsilon against the number of releases, and the trade-off curve.
 
-    Epsilon is that of the first n releases in the order of the ledger. It lists equal ones
-    together. Any attacker who tests "without this record" against "with it" has error rates on or
-    above the trade-off curve (:func:`~pyro_dp.accounting.trade_off.trade_off`). If a look or a
-    release without noise leaves no guarantee, the curves end there. Nothing is spent.
+    Epsilon is the cost of the first n releases in the order of the ledger, which lists equal
+    releases together. Any attacker who tests "without this record" against "with it" has error
+    rates on or above the trade-off curve (:func:`~pyro_dp.accounting.trade_off.trade_off`). If a
+    look or a release without noise leaves no guarantee, the curves end there. Nothing is spent.
 
-    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
+    :returns: a ``matplotlib.figure.Figure`` without a window.
     :raises ConfigurationError: matplotlib is not installed.
     """
     found = figure("accountant.plot()", width=10.0)
@@ -35,14 +35,14 @@ def plot(accountant: Accountant) -> Any:
 def growth(accountant: Accountant) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
-    Reserved releases count as made. No epsilon is above the accountant's own, of them all.
+    Reserved releases count as made. No value exceeds the accountant's epsilon.
 
-    :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
+    :returns: the values of n, from 0, and of epsilon in nats; inf if there is no guarantee.
     """
     entries = accountant.counted
     total = sum(count for _, count in entries)
     ends = np.cumsum([0, *(count for _, count in entries)])
-    # Many kinds of sampled releases take seconds to compose.
+    # Many kinds of sampled releases take seconds to compose, so there are fewer points.
     sampled = sum(event.sample_rate < 1.0 for event, _ in entries)
     most = max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_POINTS * 4 // max(1, sampled)))
     numbers = np.linspace(0, total, min(most, total + 1)).round().astype(int)
@@ -62,14 +62,14 @@ def _plot_epsilon(axes: Any, accountant: Accountant) -> None:
     axes.plot(numbers[finite], epsilons[finite], color="C0", marker=".", label="spent")
     if accountant.epsilon is not None:
         axes.axhline(accountant.epsilon, color="C3", linestyle="--", label="budget")
-    shown = "no guarantee"
+    total = "no guarantee"
     if finite[-1]:
-        shown = f"epsilon = {spent(float(epsilons[-1]), accountant.epsilon)}"
+        total = f"epsilon = {spent(float(epsilons[-1]), accountant.epsilon)}"
     if not finite.all():
         looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.counted)
         end = "a look without noise" if looked else "no guarantee from here on"
         axes.axvline(numbers[np.argmin(finite)], color="black", linestyle=":", label=end)
-    axes.set(title=f"Privacy loss: {shown}", xlabel="number of releases")
+    axes.set(title=f"Privacy loss: {total}", xlabel="number of releases")
     axes.set_ylabel(f"epsilon (nats) at delta = {accountant.delta:.3g}")
     axes.set_xlim(-0.03 * max(numbers[-1], 1), 1.03 * max(numbers[-1], 1))
     highest = max(np.max(epsilons[finite]), accountant.epsilon or 0.0)
@@ -99,14 +99,17 @@ _MOST_TICKS = 6
 
 
 def pictures(accountant: Accountant) -> list[Pictures]:
-    """Epsilon against releases and the trade-off curve; none where no guarantee is left."""
+    """The same two pictures as SVG; none if nothing was released or no guarantee is left."""
     if accountant.get_epsilon() == math.inf or not accountant.counted:
         return []
     return [Pictures([_epsilon(accountant), _trade_off(accountant)])]
 
 
 class _Axes:
-    """From numbers to the view box."""
+    """Maps numbers to coordinates of the SVG.
+
+    :param x_end: the largest value on the axis, which begins at 0; likewise y_end.
+    """
 
     def __init__(self, x_end: float, y_end: float):
         self._ends = x_end, y_end
@@ -120,7 +123,7 @@ class _Axes:
         return "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in points)
 
     def ticks(self, *, whole: bool = False) -> tuple[Ticks, Ticks]:
-        """:param whole: x counts something."""
+        """:param whole: whether x must be integers."""
         x_end, y_end = self._ends
         x = [(self.at(value, 0.0)[0], f"{value:.6g}") for value in _round_numbers(x_end, whole)]
         y = [(self.at(0.0, value)[1], f"{value:.3g}") for value in _round_numbers(y_end)]
@@ -133,7 +136,7 @@ def _round_numbers(end: float, whole: bool = False) -> list[float]:
     steps = (each * power for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0))
     step = next(each for each in steps if end / each < _MOST_TICKS)
     step = max(step, 1.0) if whole else step
-    return [round(place * step, 12) for place in range(int(end / step * (1 + 1e-9)) + 1)]
+    return [round(number * step, 12) for number in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
 def _epsilon(accountant: Accountant) -> Picture:
@@ -142,15 +145,15 @@ def _epsilon(accountant: Accountant) -> Picture:
     axes = _Axes(1.02 * total, 1.08 * (max(last, budget or 0.0) or 1.0))
     paths, legend = [("curve", axes.path(numbers, epsilons))], [("curve", "spent")]
     after = "the only one" if total == 1 else f"all {total:,}"
-    shown = f"Epsilon after each release: {spent(last, budget)} after {after}"
+    caption = f"Epsilon after each release: {spent(last, budget)} after {after}"
     if budget is not None:
         paths.insert(0, ("limit", axes.path([0, 1.02 * total], [budget, budget])))
         legend.append(("limit", "budget"))
-        shown += f", of a budget of {of_budget(budget)}"
+        caption += f", of a budget of {of_budget(budget)}"
     return Picture(
         "picture-epsilon",
         "Epsilon against the number of releases",
-        f"{shown}. Releases of one kind are put together.",
+        f"{caption}. Releases of one kind are put together.",
         labels=("number of releases", f"epsilon (nats) at delta = {accountant.delta:.3g}"),
         ticks=axes.ticks(whole=True),
         paths=paths,

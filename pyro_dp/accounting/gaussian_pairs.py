@@ -1,8 +1,8 @@
-"""Dominating pairs of Gaussian sums: losses, grids and moments, and the exact profile of a release.
+"""Dominating pairs of Gaussian sums: privacy losses, their distribution on grids, and moments.
 
-Profiles are closed forms. Rényi divergences are autodp's. Masses of intervals come from normal
-distribution functions. (Second differences of delta, as in ``dp_accounting``, have an error of
-1e-16 / grid each, a false mass over many fine steps.)
+The privacy profile of one release has a closed form. Rényi divergences are autodp's. Probabilities
+on a grid come from normal distribution functions. (``dp_accounting`` takes second differences of
+delta instead. Each has an error of 1e-16 / grid, which adds up over many fine steps.)
 """
 
 import functools
@@ -18,8 +18,8 @@ from pyro_dp.accounting.pld import ORDERS, RATES, Distribution, Floats, cumulant
 from pyro_dp.utils.errors import PrivacyError
 from pyro_dp.utils.validation import LARGEST
 
-LARGEST_SAMPLED = 1e6  # noise beyond which the losses of a sampled step are not accurate
-_TAIL = math.log(1e-40)
+LARGEST_SAMPLED = 1e6  # for more noise, the losses of a sampled step are not accurate
+_TAIL = math.log(1e-40)  # log probability of outcomes that moments leave out
 
 
 @dataclass(frozen=True, order=True)
@@ -31,13 +31,14 @@ class DominatingPair:
     ``remove``: P = (1-q) N(0, s^2) + q N(1, s^2), Q = N(0, s^2); ``add`` is (Q, P).
 
     ``replace``: the same P against (1-q) N(0, s^2) + q N(-1, s^2), for Poisson sampling. It
-    dominates any two replacements a, b in the unit ball. Let alpha >= 1; for alpha < 1, exchange P
-    and Q. Then P - alpha Q = q N(a) - (alpha-1)(1-q) N(0) - alpha q N(b). Among the sets with the
-    same N(a), a half-space has the least N(0) and N(b). Both fall with the distances of 0 and b
-    from a, which are largest for a = -b of length 1.
+    dominates any two values a, b of the replaced record in the unit ball. For the proof, let
+    alpha >= 1; for alpha < 1, exchange both distributions. Then
+    P - alpha Q = q N(a) - (alpha-1)(1-q) N(0) - alpha q N(b). Among the sets with the same N(a), a
+    half-space has the smallest N(0) and N(b). Both fall with the distances of 0 and b from a, which
+    are largest for a = -b of length 1.
 
-    ``fixed``: ``remove`` for losses > 0, ``add`` for losses < 0, the remaining mass at loss 0. This
-    is the profile of sampling without replacement (Zhu, Dong & Wang 2022, Theorem 11).
+    ``fixed``: ``remove`` for losses > 0, ``add`` for losses < 0, and the remaining probability at
+    loss 0. This is the profile of sampling without replacement (Zhu, Dong & Wang 2022, Theorem 11).
     """
 
     kind: str
@@ -45,18 +46,18 @@ class DominatingPair:
     rate: float  # q
 
     most: ClassVar[float] = math.inf  # the largest loss
-    on_grids: ClassVar[bool] = True  # it has a distribution, and not moments alone
+    on_grids: ClassVar[bool] = True  # False for a pair that has only moments
 
     @classmethod
     def together(
         cls, counts: Mapping["DominatingPair", int], neighboring: str
     ) -> list[tuple["DominatingPair", int]]:
-        """The pairs to be composed for these, in a canonical order.
+        """The pairs to compose instead of these, in a canonical order.
 
-        n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su
-        2022).
+        Full batches merge: n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2
+        (Dong, Roth & Su 2022).
 
-        :raises PrivacyError: full batches are of a kind that may not be Gaussian.
+        :raises PrivacyError: a full batch has a kind that is not Gaussian.
         """
         merged = sorted((pair, n) for pair, n in counts.items() if pair.rate < 1.0)
         full = sorted((pair.noise, n) for pair, n in counts.items() if pair.rate == 1.0)
@@ -65,7 +66,7 @@ class DominatingPair:
             if others := {pair.kind for pair in counts if pair.rate == 1.0} - {kind}:
                 raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not Gaussians.")
             noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
-            if merged:  # rounded down, as in each pair
+            if merged:  # the limit of sampled pairs also applies here
                 noise = min(noise, LARGEST_SAMPLED)
             merged.append((cls(kind, noise, 1.0), 1))
         return merged
@@ -75,15 +76,18 @@ class DominatingPair:
         return replace(self, kind="add")
 
     def span(self, tail: float) -> Floats:
-        """The losses between which all but ``exp(tail)`` of P and Q lies."""
+        """An interval of losses. On each side of it, P and Q have at most ``exp(tail)``."""
         return self.losses(self.outcomes_within(tail))
 
     def moments(self) -> tuple[Floats, float]:
-        """Upper bounds of log E_P exp(rate * loss) at :data:`RATES`, and the mass left out."""
+        """Upper bounds of log E_P exp(rate * loss) at :data:`RATES`, for finite losses.
+
+        The second result is the probability of infinite losses.
+        """
         return _moments(self)
 
     def on_grid(self, least: float, most: float, gap: float) -> Distribution:
-        """The distribution on multiples of ``gap``, with a delta that is nowhere below."""
+        """A distribution of losses on multiples of ``gap``, whose delta is never too small."""
         first = 0 if self.kind == "fixed" else math.floor(least / gap)
         losses = np.arange(first, math.ceil(most / gap) + 1, dtype=np.float64) * gap
         return connect_dots(self, losses, np.maximum.accumulate(self.outcomes(losses)))
@@ -105,7 +109,7 @@ class DominatingPair:
             return s2 * losses / 2.0 if self.kind == "replace" else s2 * losses + 0.5
         with np.errstate(divide="ignore"):  # log 0 at loss 0 and below the smallest loss
             if self.kind == "replace":
-                # y = exp(x/s2) solves c y^2 + (1 - e^l) y - c e^l = 0, so that
+                # y = exp(x/s2) solves c y^2 + (1 - e^l) y - c e^l = 0, so
                 # log y = l/2 + asinh(sinh(l/2)/c).
                 half = np.abs(losses) / 2.0
                 log_c = math.log(q) - math.log1p(-q) - 0.5 / s2
@@ -118,7 +122,7 @@ class DominatingPair:
             return s2 * (np.where(losses > 0.0, above, below) - math.log(q)) + 0.5
 
     def masses(self, x: Floats) -> tuple[Floats, Floats]:
-        """P and Q of (-inf, x_0], (x_0, x_1], ..., (x_n, inf), to relative accuracy."""
+        """P and Q of (-inf, x_0], (x_0, x_1], ..., (x_n, inf), with small relative errors."""
         edges = np.concatenate(([-np.inf], x, [np.inf]))
 
         def normal(mean: float) -> Floats:
@@ -133,17 +137,17 @@ class DominatingPair:
         return p, (1.0 - q) * centre + q * normal(-1.0) if self.kind == "replace" else centre
 
     def outcomes_within(self, tail: float) -> Floats:
-        """The outcomes between which all but ``exp(tail)`` of P and Q lies, on either side."""
+        """An interval of outcomes. On each side of it, P and Q have at most ``exp(tail)``."""
         reach = -float(scipy.special.ndtri_exp(tail)) * self.noise
         left = {"fixed": 0.5, "replace": -1.0 - reach}.get(self.kind, -reach)
         return np.array([left, 1.0 + reach])
 
     def delta(self, eps: float) -> float:
-        """The exact profile at eps >= 0, where ``remove`` is not below ``add``.
+        """The exact privacy profile at eps >= 0, in the worse direction of the relation.
 
-        Both are max_A w N_0(A) - v N_1(A) with v - w = e^eps - 1 >= 0. For ``remove``, w = q. For
-        ``add``, w and v are less by t = (e^eps - 1)(1 - q). Raising both by t raises the maximum by
-        t (N_0 - N_1)(A) >= 0.
+        For eps >= 0, ``remove`` is not below ``add``. Both are max_A w N_0(A) - v N_1(A) with
+        v - w = e^eps - 1 >= 0. For ``remove``, w = q. For ``add``, w and v are smaller by
+        t = (e^eps - 1)(1 - q). Raising both by t raises the maximum by t (N_0 - N_1)(A) >= 0.
         """
         q = self.rate
         if self.kind != "replace":
@@ -168,14 +172,14 @@ class DominatingPair:
         return root * (1.0 + 1e-9) + 1e-11
 
     def renyi_moments(self) -> Floats:
-        """Log moments at :data:`ORDERS` - 1, by autodp."""
+        """Log moments at the rates :data:`ORDERS` - 1, by autodp."""
         return step_divergences(self) * (ORDERS - 1.0)
 
 
 def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distribution:
-    """Move the mass between neighbouring losses onto them so that P and Q both keep theirs.
+    """Move the probability between neighbouring losses onto them. P and Q both keep their mass.
 
-    Mass below the first loss is moved up to it, mass above the last one to infinity.
+    Probability below the first loss is moved up to it, and above the last loss to infinity.
 
     :param losses: those of the ``remove`` or ``replace`` pair, ascending; from 0 for ``fixed``.
     :param x: the outcomes that have these losses, ascending.
@@ -200,8 +204,9 @@ def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distributio
 
 @functools.lru_cache(maxsize=4096)
 def _moments(step: DominatingPair) -> tuple[Floats, float]:
-    """Connect-the-Dots on outcomes s/40 apart: any grid gives an upper bound, as exp(rate * loss)
-    is convex in Q's density over P's.
+    """Moments of the distribution on a grid of outcomes s/40 apart, by Connect-the-Dots.
+
+    Any grid gives an upper bound, because exp(rate * loss) is convex in Q's density over P's.
     """
     ends = step.outcomes_within(_TAIL)
     near = np.arange(-13.5, 13.5, 1 / 40) * step.noise
@@ -217,9 +222,10 @@ def _moments(step: DominatingPair) -> tuple[Floats, float]:
 
 
 def gaussian_delta(mu: float, eps: float) -> float:
-    """Balle & Wang 2018, Theorem 8, with ``mu`` = sensitivity / noise.
+    """Delta of the Gaussian mechanism with ``mu`` = sensitivity / noise.
 
-    exp(eps) * ndtr(-b) = density(a) / density(b) * ndtr(-b), so that only Mills ratios differ.
+    It is Balle & Wang 2018, Theorem 8. Here exp(eps) = density(a) / density(b), so it is a
+    difference of Mills ratios.
     """
     if mu == 0.0:
         return 0.0
@@ -231,6 +237,7 @@ def gaussian_delta(mu: float, eps: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The inverse of :func:`gaussian_delta` in eps, rounded up."""
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta))
@@ -239,7 +246,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     root: float = scipy.optimize.brentq(
         lambda e: gaussian_delta(mu, e) - delta, 0.0, high, rtol=1e-14
     )
-    return min(high, root * (1.0 + 1e-12) + 4e-12)  # at or above the root, whatever brentq left
+    return min(high, root * (1.0 + 1e-12) + 4e-12)  # brentq may stop below the root
 
 
 @functools.lru_cache(maxsize=4096)
@@ -255,14 +262,14 @@ def step_divergences(step: DominatingPair) -> Floats:
         if step.rate < 1.0:
             poisson = step.kind == "remove"
             mechanism.neighboring = "add_remove" if poisson else "replace_one"
-            # A new one for every step: autodp caches on (function, rate) only.
+            # A new object for every step, because autodp's cache ignores the mechanism.
             amplify = transformer_zoo.AmplificationBySampling(PoissonSampling=poisson)
             # A Gaussian meets the conditions of both sharper theorems: Zhu & Wang 2019,
             # Theorem 8, and Wang, Balle & Kasiviswanathan 2019, Theorem 27.
             mechanism = amplify(mechanism, step.rate, improved_bound_flag=True)
         found = np.array([float(mechanism.get_RDP(order)) for order in ORDERS])
-    # The theorem for subsets is not tight near rate 1. Sampling never costs more than all records
-    # do, as the divergence of mixtures is at most the largest of its parts (quasi-convexity).
+    # The theorem for subsets is not tight near rate 1. A sample never costs more than all records,
+    # because the divergence of mixtures is at most that of the worst component (quasi-convexity).
     bounded: Floats = np.minimum(found, ORDERS / (2.0 * noise**2))
     return bounded
 
@@ -270,13 +277,13 @@ def step_divergences(step: DominatingPair) -> Floats:
 def replacement_divergence(step: DominatingPair, order: float) -> float:
     """Rényi divergence of the Poisson replace-one pair (-C, +C), by the trapezoidal rule.
 
-    The integrand is a bump of width s between -1 and its peak for q = 1. It is analytic in a strip
+    The integrand is a bump of width s, between -1 and its peak for q = 1. It is analytic in a strip
     of width pi s^2. So nodes a fraction of s and s^2 apart leave a negligible error.
     """
     s, reach = step.noise, 1.0 + 12.0 * step.noise
     spacing = min(s, s * s) / 16.0
     if (2.0 * reach + 2.0 * order) / spacing > 4e5:
-        return 2.0 * order / s**2  # the full batch's cost: sampling never costs more
+        return 2.0 * order / s**2  # the cost of a full batch, which is an upper bound
     x = np.arange(-reach, reach + 2.0 * order, spacing)
     centre = -0.5 * (x / s) ** 2 - math.log(s * math.sqrt(2.0 * math.pi))
     upper = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + (x - 0.5) / s**2)

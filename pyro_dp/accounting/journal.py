@@ -1,27 +1,27 @@
-"""The ledger on disk, ahead of every release.
+"""The ledger on disk, written before every release.
 
-A journal is a text file that is only ever appended to. Its first line holds the accountant's
-settings. Each later line holds one call's entry: a release, a run's reservation, a note, or a
-remark for the report. A remark describes the data or a release: its run, the fraction of records
-clipped, and whether the result can be published. A line is a digest and a JSON value; the digest
-covers the line and, through the digest before it, all lines above.
+A journal is a text file to which lines are appended. Its first line has the accountant's settings.
+Each later line has one entry: a release, a run's reservation, a note, a description of the data, or
+a fact about a run's result. A line consists of a digest and a JSON value. The digest covers the
+line and the digest before it, and so all lines above.
 
-**Why a killed process never counts less than it released.** ``record`` returns, and a value can be
-released, only after the whole line, its newline last, was written and ``fsync`` has returned. So
-the lines of all releases that happened are complete. A process that dies in between leaves at most
-one line that is not: the last one, without its newline. Its ``record`` had not returned and nothing
-was released. That line may be dropped at the next opening of the journal. (If only the newline is
-missing, it stays: counting too much is safe.) A complete line counts whether or not its release
-still happened. Any other fault is damage and refused, in the last line too. If a complete line does
-not match its digest, its release may have happened.
+**Why a killed process never counts less than it released.** A value is released only after
+``record`` has returned. ``record`` returns only after the whole line was written, with its newline
+last, and ``fsync`` has returned. So the lines of all releases that happened are complete. A process
+that dies while it writes leaves at most one incomplete line: the last one, without its newline. Its
+``record`` had not returned, so nothing was released, and the next opening of the journal may drop
+the line. (If only the newline is missing, the line stays: counting too much is safe.) A complete
+line counts, even if its release did not happen. Any other fault is damage and refused, in the last
+line too. If a complete line does not match its digest, its release may have happened.
 
-**What the file cannot know** is that later lines were cut off cleanly: an older copy of a journal
-is a journal. It is noticed where something else counts more: a state that is loaded, or the process
-that has the file open.
+**What the file cannot detect.** If later lines were cut off cleanly, the file is still a journal,
+as an older copy is. This is detected only if something else counts more: a state that is loaded, or
+the process that has the file open.
 
-**Why lines, and no database.** sqlite3 loses its lock when code of the process opens and closes the
-file, as a backup does. A second writer gets in, and one of two releases is lost. With rollback
-journals a release takes three times as long. A write-ahead log leaves an older ledger in the file.
+**Why not a database.** sqlite3 loses its lock when other code in the process opens and closes the
+file, as a backup does. Then a second process can write, and one of two releases is lost. With
+rollback journals a release takes three times as long. With a write-ahead log, the main file holds
+an older ledger.
 """
 
 import os
@@ -48,7 +48,7 @@ VERSION = 1
 
 
 class _Lines:
-    """A journal's lines, read and written. Events and runs are numbered by their first lines."""
+    """The meaning of a journal's lines. Events and runs are numbered in order of appearance."""
 
     def __init__(self, found: Ledger, neighboring: str) -> None:
         self._found, self._neighboring = found, neighboring
@@ -57,23 +57,26 @@ class _Lines:
         self._numbers: dict[Event | Origin, int] = {}
 
     def number(self, of: Event | Origin) -> int | None:
-        """None before its first line."""
+        """The number of an event or run; None before its first line."""
         return self._numbers.get(of)
 
     def name(self, origin: Origin) -> int | dict[str, str]:
-        """As a line names it: its number, or its description in its first line."""
+        """A run's number, or in its first line its description."""
         return self._numbers[origin] if origin in self._numbers else origin.saved()
 
     def take(self, value: Any, origin: Origin | None = None) -> None:
-        """:param origin: the run that the line describes; None: it is made from the line."""
+        """Enter a line into the ledger.
+
+        :param origin: the run that the line names; None: it is read from the line.
+        """
         if isinstance(value, str):
             self._found.notes[ledger.current_note(value)] = None
         elif isinstance(value, list):
-            index, count, *said = value
-            if len(said) > 2:
+            index, count, *source = value
+            if len(source) > 2:
                 raise ValueError("it has too many values")
             event = self._events[require_count("event", index, least=0)]
-            self._enter(event, count, [*said, None, None][:2], origin)
+            self._enter(event, count, [*source, None, None][:2], origin)
         elif "clipped" in value:
             number, *pair = value["clipped"]
             self._found.origins.note_result(self._run(number), clipped_of(pair), None)
@@ -89,10 +92,10 @@ class _Lines:
             event, count = ledger.from_line(value, self._neighboring)
             self._enter(event, count, [value.get("run"), value.get("bound")], origin)
 
-    def _enter(self, event: Event, count: Any, said: list[Any], origin: Origin | None) -> None:
-        run, bound = said
-        source = None if run is None else Source(self._named(run, origin), bound_of(bound))
-        self._found.enter(event, require_count("count", count), source)
+    def _enter(self, event: Event, count: Any, source: list[Any], origin: Origin | None) -> None:
+        run, bound = source
+        by = None if run is None else Source(self._named(run, origin), bound_of(bound))
+        self._found.enter(event, require_count("count", count), by)
         if event not in self._numbers:
             self._numbers[event] = len(self._events)
             self._events.append(event)
@@ -110,23 +113,24 @@ class _Lines:
 
 
 class Journal:
-    """An open journal, of one accountant in one process; ``accountant.journal(path)`` opens it.
+    """An open journal of one accountant in one process. ``accountant.journal(path)`` opens it.
 
-    The file stays locked until :meth:`close`, the end of a ``with`` block or of the process. After
-    that the accountant records nothing more.
+    The file stays locked until :meth:`close`, the end of a ``with`` block, or the end of the
+    process. After that, the accountant refuses to record.
 
-    **Guarantee.** Opened again, it counts every value that was released, at whatever moment the
-    process was killed or the power failed.
+    **Guarantee.** A journal that is opened again counts every value that was released, no matter
+    when the process was killed or the power failed.
 
-    **Not protected.** An older copy that replaces the file; deliberate edits, as the digests have
-    no key. A power failure, if a disk, network folder or system returns from ``fsync`` before the
-    data are safe. (On macOS they may still be in the drive's cache.)
+    **Not protected.** An older copy that replaces the file. Deliberate edits, because the digests
+    have no key. A power failure, if a disk, network folder or system returns from ``fsync`` before
+    the data are safe. (On macOS they may still be in the drive's cache.)
 
-    :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
-    :param ours: the accountant's ledger, which the file's must contain. It gets missing notes.
-    :ivar digest: that of the last line, and through it of the whole file.
+    For arguments and exceptions, see :meth:`PrivacyAccountant.journal`.
+
+    :param ours: the accountant's ledger. The file must contain its releases, and gets its notes.
+    :ivar digest: the last line's digest, which covers the whole file.
     :ivar ledger: the content of the file.
-    :ivar resumed: whether there was a file.
+    :ivar resumed: whether the file existed.
     """
 
     def __init__(
@@ -134,23 +138,23 @@ class Journal:
     ) -> None:
         if fcntl is None:
             raise ConfigurationError(
-                "journal: this system has no POSIX file locks, which keep a second process out. "
-                "Use save() after every step instead."
+                "journal: this system has no POSIX file locks, but they must keep a second process "
+                "out. Use save() after every step instead."
             )
         self.path = Path(os.path.abspath(path))
         self.ledger = Ledger()
         self._lines = _Lines(self.ledger, settings["neighboring"])
-        self.digest, self._size = "", 0  # the last line's, and where it ends
-        self._problem: str | None = None  # why nothing can be recorded any more
+        self.digest, self._size = "", 0  # digest and end of the last line
+        self._problem: str | None = None  # why the journal refuses further lines
         self.resumed = True
         if not self.path.exists():
             self._require_contained(ours.counts)
             self.resumed = not _create(self.path, {"journal": VERSION, **settings})
         self._file = _locked(self.path)
-        # Also where the journal is forgotten without close(): an open file would stay locked.
+        # Unlock the file even if the journal is garbage-collected without close().
         self._finalizer = weakref.finalize(self, os.close, self._file)
         try:
-            sync_folder(self.path)  # even if the process that made the file was killed before
+            sync_folder(self.path)  # the process that created the file may have been killed before
             self._identity = os.fstat(self._file).st_ino
             torn = self._read(settings)
             self._require_contained(ours.counts)
@@ -166,29 +170,30 @@ class Journal:
         """Write a release. When this returns, it is on the disk.
 
         :raises PrivacyError: see :meth:`require_usable`.
-        :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
+        :raises OSError: writing failed, and the line may be on the disk or not. After that, nothing
+            can be recorded.
         """
-        said: dict[str, Any] = {}
+        by: dict[str, Any] = {}
         if source is not None:
-            said["run"] = self._lines.name(source.origin)
+            by["run"] = self._lines.name(source.origin)
             if source.bound is not None:
-                said["bound"] = bound_of(source.bound)
+                by["bound"] = bound_of(source.bound)
         number = self._lines.number(event)
         first = number is None
-        line = ledger.to_line(event, count) | said if first else [number, count, *said.values()]
+        line = ledger.to_line(event, count) | by if first else [number, count, *by.values()]
         self._append(line, source and source.origin)
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        """Write a run's reservation from here on; otherwise as :meth:`enter`."""
+        """Write a run's reservation from here on; errors as for :meth:`enter`."""
         reserved = {"reserved": ledger.to_lines(releases), "run": self._lines.name(origin)}
         self._append(reserved, origin)
 
     def note_result(
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
-        """Write facts about a run's result; otherwise as :meth:`enter`."""
+        """Write facts about a run's result; errors as for :meth:`enter`."""
         number = self._lines.number(origin)
-        if number is None:  # it released all before there was a journal
+        if number is None:  # the run's releases were made before there was a journal
             return
         if clipped is not None:
             self._append({"clipped": [number, *clipped_of(clipped)]})
@@ -196,19 +201,19 @@ class Journal:
             self._append({"status": [number, status]})
 
     def describe(self, about: Description) -> None:
-        """Write the ledger's subject, if it differs; otherwise as :meth:`enter`."""
+        """Write the description of the data, if it has changed; errors as for :meth:`enter`."""
         if about != self.ledger.description:
             self._append({"description": about.stated()})
 
     def note(self, text: str) -> None:
-        """Write a note, once; otherwise as :meth:`enter`."""
+        """Write a note, once; errors as for :meth:`enter`."""
         if text not in self.ledger.notes:
             self._append(text)
 
     def require_usable(self) -> None:
         """
         :raises PrivacyError: the journal is closed, belongs to the process that forked this one, or
-            failed to write a line. Or something else changed or replaced the file.
+            failed to write a line. Or something else has changed or replaced the file.
         """
         if self._problem is None:
             try:
@@ -238,8 +243,8 @@ class Journal:
     def _append(self, value: Any, origin: Origin | None = None) -> None:
         self.require_usable()
         line, digest = line_of(value, self.digest)
-        # If anything ends this early, nothing may be appended: the line may be only begun, and
-        # later ones refer to its number.
+        # If an exception ends this early, no line may follow. This one may be incomplete, and later
+        # lines refer to its number.
         self._problem = "could not be written"
         _write(self._file, line)
         self.digest, self._size = digest, self._size + len(line)
@@ -247,7 +252,7 @@ class Journal:
         self._problem = None
 
     def _read(self, settings: Mapping[str, Any]) -> bytes:
-        """Take all complete lines, and return the bytes after the last one."""
+        """Enter all complete lines into the ledger. Returns the bytes after the last one."""
         with open(self._file, "rb", closefd=False) as file:
             *lines, torn = file.read().split(b"\n")
         if not lines:
@@ -258,7 +263,7 @@ class Journal:
                 if number > 1:
                     self._lines.take(value)
                 elif value.pop("journal") != VERSION or set(value) != set(settings):
-                    raise ConfigurationError("it is of another version")
+                    raise ConfigurationError("it has an unknown version")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise self._damaged(number, str(error)) from None
             if number == 1:
@@ -267,7 +272,7 @@ class Journal:
         return torn
 
     def _mend(self, torn: bytes) -> None:
-        """Cut off a line that was only begun; finish one that lacks no more than its newline."""
+        """Cut off an incomplete last line. If only its newline is missing, write it again."""
         if not torn:
             return
         os.ftruncate(self._file, self._size)
@@ -300,7 +305,10 @@ class Journal:
 
 
 def _create(path: Path, header: dict[str, Any]) -> bool:
-    """A file with its header from the moment it can be seen; False if there is one meanwhile."""
+    """Create a journal that has its header as soon as the file is visible.
+
+    :returns: False if another process has created the file meanwhile.
+    """
     line, _ = line_of(header, "")
     file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -339,7 +347,7 @@ _OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Close the journal in a forked process. Otherwise the child's files would stay locked."""
+    """Close the journals in a forked process. Otherwise its copies would keep the files locked."""
     for journal in list(_OPEN):
         journal._problem = "belongs to the process that forked this one"
         journal.close()

@@ -1,4 +1,4 @@
-"""The ledger and the description of its study: saved, read again, and as a table for people."""
+"""The ledger and the description of its study: their saved form, and a table for display."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,9 +25,10 @@ LONGEST = 1000  # characters of a text
 
 @dataclass(frozen=True)
 class Description:
-    """The arguments of :meth:`PrivacyAccountant.describe`: public texts, on which no cost depends.
+    """The arguments of :meth:`PrivacyAccountant.describe`: public texts that affect no cost.
 
-    :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is none.
+    :raises ConfigurationError: a text is not one line of at most 1000 characters, or ``units`` is
+        not a whole number > 0.
     """
 
     title: str = ""
@@ -45,29 +46,32 @@ class Description:
             vars(self).update(units=require_count("units", self.units))
 
     def stated(self) -> dict[str, Any]:
-        """The filled-in fields, by name: the saved form."""
+        """The fields that are not empty, by name: the saved form."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
 
-def described(said: Any) -> Description:
-    """:raises ConfigurationError: it is damaged. Fields of later versions are ignored."""
-    if not isinstance(said, Mapping):
+def described(saved: Any) -> Description:
+    """Read a saved description. Fields of later versions are ignored.
+
+    :raises ConfigurationError: it is damaged.
+    """
+    if not isinstance(saved, Mapping):
         raise ConfigurationError("description must be a dictionary.")
-    known = {each.name for each in fields(Description)}
-    return Description(**{name: value for name, value in said.items() if name in known})
+    names = {each.name for each in fields(Description)}
+    return Description(**{name: value for name, value in saved.items() if name in names})
 
 
 VERSION = 1
-MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
+MOST = 10**12  # releases of a kind; with more, rounding errors of a step's cost would matter
 _HEAD = ("release", "sample rate", "noise multiplier", "count")
-# Spelt out: "Gaussian, poisson" was read as the family of the model.
+# Spelt out, because readers took "Gaussian, poisson" for the family of the model.
 _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "full": "all records"}
-_MOST_ALONE = 3  # kinds of sums over all records that have rows of their own
-_RETIRED = ("advanced", "basic")  # engines of older versions: the others are bounds, too
+_MOST_ALONE = 3  # kinds of sums over all records that have separate rows in a table
+_RETIRED = ("advanced", "basic")  # engines of older versions; any engine may replace them
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
-# Remarks about the guarantee that a report reads again.
+# Notes about the guarantee that a report looks for.
 SEEDED = (
     "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
     "the seed. Nor is it if results of other data with that seed are published: these may have the "
@@ -78,7 +82,7 @@ SECURE = (
     "cryptographic generator, and its sums and noise are integers. Other runs in a shared "
     "ledger may not."
 )
-_FORMER = {  # as older versions wrote these remarks
+_FORMER = {  # the same notes in older versions
     "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
     "the seed. Leave the seed out of runs whose results you publish.": SEEDED,
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
@@ -90,7 +94,7 @@ _FORMER = {  # as older versions wrote these remarks
 
 
 def current_note(text: str) -> str:
-    """The same remark in the words of this version."""
+    """A note in the words of this version."""
     return _FORMER.get(text, text)
 
 
@@ -103,28 +107,28 @@ class LedgerEntry(NamedTuple):
 
 @dataclass
 class Ledger:
-    """All that an accountant saves, beside its settings."""
+    """The saved content of an accountant, without its settings."""
 
-    counts: dict[Event, int] = field(default_factory=dict)  # in the order of the first releases
-    notes: dict[str, None] = field(default_factory=dict)  # in their order
-    origins: Origins = field(default_factory=Origins)  # which run released and reserved what
+    counts: dict[Event, int] = field(default_factory=dict)  # in the order of first releases
+    notes: dict[str, None] = field(default_factory=dict)  # an ordered set
+    origins: Origins = field(default_factory=Origins)  # releases and reservations of each run
     description: Description = Description()
 
     def enter(self, event: Event, count: int, source: Source | None) -> None:
-        """Count a release, also for its run."""
+        """Count a release, in total and for its run."""
         self.counts[event] = self.counts.get(event, 0) + count
         if source is not None:
             self.origins.add(source, event, count)
 
     def counted(self, beside: str | None = None) -> Counter[Event]:
-        """Releases, and the rest of all reservations but the one named ``beside``."""
+        """The releases and all reservations, without the reservation named ``beside``."""
         counts = Counter(self.counts) + self.origins.all_reserved()
         return counts - self.origins.reserved_as(beside)
 
 
 def to_state(settings: Mapping[str, Any], saved: Ledger) -> dict[str, Any]:
-    """Everything as plain numbers, strings and lists; the accountant's settings by name."""
-    places = {origin: place for place, origin in enumerate(saved.origins)}
+    """The saved form of settings and ledger: plain numbers, strings and lists, by name."""
+    indices = {origin: index for index, origin in enumerate(saved.origins)}
     return {
         "version": VERSION,
         **settings,
@@ -132,7 +136,7 @@ def to_state(settings: Mapping[str, Any], saved: Ledger) -> dict[str, Any]:
         "notes": list(saved.notes),
         "runs": saved.origins.state(list(saved.counts)),
         "reserved": [
-            {"run": places[origin], "releases": to_lines(left)}
+            {"run": indices[origin], "releases": to_lines(left)}
             for origin, left in saved.origins.reserved()
         ],
         "description": saved.description.stated(),
@@ -140,12 +144,12 @@ def to_state(settings: Mapping[str, Any], saved: Ledger) -> dict[str, Any]:
 
 
 def to_lines(counts: Mapping[Event, int]) -> list[dict[str, Any]]:
-    """Events as plain numbers and strings."""
+    """The saved form of events and their counts: plain numbers and strings."""
     return [to_line(event, count) for event, count in counts.items()]
 
 
 def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[Event]:
-    """Raises what :func:`from_line` does, and TypeError."""
+    """Read events and their counts. Raises TypeError, or as :func:`from_line`."""
     found: Counter[Event] = Counter()
     for line in lines:
         event, count = from_line(line, neighboring)
@@ -158,9 +162,11 @@ def to_line(event: Event, count: int) -> dict[str, Any]:
 
 
 def from_line(line: Mapping[str, Any], neighboring: str) -> tuple[Event, int]:
-    """
-    :raises KeyError: something is missing.
-    :raises ConfigurationError: something is unknown or out of range, or not of this relation.
+    """Read an event and its count.
+
+    :raises KeyError: a field is missing.
+    :raises ConfigurationError: a field is unknown or out of range, or the event does not fit the
+        relation.
     """
     mechanism = line["mechanism"]
     if not isinstance(mechanism, str) or mechanism not in KINDS:
@@ -175,9 +181,10 @@ def from_line(line: Mapping[str, Any], neighboring: str) -> tuple[Event, int]:
 
 
 def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
-    """
-    :param state: from :func:`to_state`, also of an older version.
-    :raises ConfigurationError: if the state is damaged or has other settings.
+    """Read a ledger.
+
+    :param state: from :func:`to_state`, possibly of an older version.
+    :raises ConfigurationError: the state is damaged, or has other settings.
     """
     if not isinstance(state, Mapping):
         raise ConfigurationError(_DAMAGED + "it is not a dictionary.")
@@ -209,11 +216,14 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Ledger:
 
 
 def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:
-    """:raises ConfigurationError: it is damaged."""
-    known = list(runs)
+    """Read the reservations of these runs.
+
+    :raises ConfigurationError: they are damaged.
+    """
+    by_index = list(runs)
     try:
         for each in saved:
-            origin = known[require_count("run", each["run"], least=0)]
+            origin = by_index[require_count("run", each["run"], least=0)]
             runs.reserve(origin, from_lines(each["releases"], neighboring))
     except (TypeError, LookupError):
         raise ConfigurationError("reserved: it is not as it was saved.") from None
@@ -232,12 +242,16 @@ def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], wher
 
 
 def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event | None:
-    """An event that ``of`` counts less often; None if it contains these counts."""
+    """An event that ``of`` counts less often than ``counts``; None if there is none."""
     return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
 
 
 def table(counts: Mapping[Event, int]) -> Table:
-    """Many kinds of sums over all records have one row, of the Gaussian they compose to."""
+    """The releases as a table.
+
+    If there are many kinds of sums over all records, they share a row, with the noise of the
+    Gaussian to which they compose.
+    """
     whole = {event: count for event, count in counts.items() if is_whole(event)}
     if len(whole) <= _MOST_ALONE:
         whole = {}

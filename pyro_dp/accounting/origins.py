@@ -1,11 +1,10 @@
-"""Each run's releases and its reservation.
+"""The releases and the reservation of each run.
 
-A ledger merges equal events of different runs. This module separates them by run. A run has a
-method, a generator, a beginning and clipping bounds. If it released the fraction of clipped
-records, it has that, too.
+A ledger merges equal events of different runs, and this module separates them. For each run it also
+stores the method, the generator, the start, clipping bounds, and facts about the result.
 
-A run may reserve releases before it makes them. Each of its releases uses up one that is equal. A
-reservation has a name. With it, a run that goes on from a saved state takes the reservation over.
+A run may reserve releases before it makes them. Each of its releases uses up an equal reserved one.
+A reservation has a name, by which a run that goes on from a saved state takes it over.
 """
 
 import secrets
@@ -19,27 +18,28 @@ from pyro_dp.accounting.events import Event, require_short_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
-# How a run's releases follow from each other. Planned ones are fixed beforehand. Adaptive ones are
-# Gaussian sums over all records that share a fixed mu^2. The number of open ones is not fixed.
+# The plan of a run's releases. Planned releases are fixed beforehand. Adaptive releases are
+# Gaussian sums over all records that share a fixed mu^2. The number of open releases is not fixed.
 PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
 _LONGEST_STATUS = 1000
 
 
 def new_name() -> str:
+    """A random name for a reservation."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """A run. No two are equal, whatever they say.
+    """A run. Two runs are never equal, even if their fields are.
 
-    :param method: method of the release, as ``"DPSVI"``: a short text. It is public.
+    :param method: the inference's name, such as ``"DPSVI"``: a short public text.
     :param generator: "secure" (the operating system's, and integers), "seeded", or "ordinary".
-    :param time: time of its beginning (UTC, ISO 8601, to the minute).
-    :param reservation: name of its reservation. Runs that go on from each other share it.
-    :param plan: "planned", "adaptive" or "open": see above.
-    :raises ConfigurationError: a text is not a short line, or there is no such generator.
+    :param time: the time of its start (UTC, ISO 8601, to the minute).
+    :param reservation: name of its reservation. Runs that continue each other share it.
+    :param plan: "planned", "adaptive" or "open": see :data:`PLANNED`.
+    :raises ConfigurationError: a text is not a short line, or generator or plan is unknown.
     """
 
     method: str
@@ -63,7 +63,7 @@ class Origin:
         reservation: str | None = None,
         plan: str = PLANNED,
     ) -> "Origin":
-        """A run that begins."""
+        """A run that begins now."""
         generator = "secure" if secure else "seeded" if seeded else "ordinary"
         return Origin(method, generator, _minute(), reservation or new_name(), plan)
 
@@ -83,21 +83,22 @@ class Source(NamedTuple):
 
     origin: Origin
     bound: float | None = None  # C, to which records were clipped
-    reserves: Mapping[Event, int] | None = None  # all that it makes from here on; None: nothing new
+    # All releases of the run from here on, to be reserved. None: the reservation does not change.
+    reserves: Mapping[Event, int] | None = None
 
 
 @dataclass
 class Part:
-    """The releases of one run."""
+    """The releases of one run, and facts about its result."""
 
     counts: Counter[Event] = field(default_factory=Counter)
-    bounds: dict[Event, tuple[float, float]] = field(default_factory=dict)  # least C and largest
+    bounds: dict[Event, tuple[float, float]] = field(default_factory=dict)  # smallest, largest C
     clipped: tuple[float, float] | None = None  # released fraction of records, and standard error
-    status: str | None = None  # whether the result can be published, in a line
+    status: str | None = None  # a line that says whether the result can be published
 
 
 class Origins(dict[Origin, Part]):
-    """The releases of a ledger, run by run, in the order of their first release."""
+    """The releases of a ledger by run, in the order of the runs' first releases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,29 +113,31 @@ class Origins(dict[Origin, Part]):
         return found
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        """Replace the reservation under this run's name."""
+        """Replace this run's reservation."""
         self.setdefault(origin, Part())
         self._reserved[origin.reservation] = Counter(releases)
 
     def reserved_as(self, name: str | None) -> Counter[Event]:
+        """The rest of the reservation with this name."""
         return Counter(self._reserved.get(name, {})) if name else Counter()
 
     def all_reserved(self) -> Counter[Event]:
         return sum(self._reserved.values(), Counter())
 
     def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
-        """The rest of each reservation that is not used up, and its latest run."""
+        """The latest run and the rest of each reservation that is not used up."""
         latest = {origin.reservation: origin for origin in self}
         return [(latest[name], Counter(left)) for name, left in self._reserved.items() if left]
 
     def keep_reserved(self, earlier: "Origins") -> None:
-        """Take over the reservations of runs that are missing here."""
-        known = {origin.reservation for origin in self}
+        """Also keep those earlier reservations whose names no run here has."""
+        names = {origin.reservation for origin in self}
         for origin, left in earlier.reserved():
-            if origin.reservation not in known:
+            if origin.reservation not in names:
                 self.reserve(origin, left)
 
     def add(self, source: Source, event: Event, count: int) -> None:
+        """Add releases of a run. They use up its reservation."""
         origin, bound = source.origin, source.bound
         part = self.setdefault(origin, Part())
         part.counts[event] += count
@@ -154,9 +157,9 @@ class Origins(dict[Origin, Part]):
         part.clipped, part.status = clipped or part.clipped, status or part.status
 
     def require_provable(self, origin: Origin, event: Event) -> None:
-        """No theorem covers adaptive noise beside a number of samples that is left open.
+        """Refuse a run with adaptive noise beside an open loop on samples: no theorem covers both.
 
-        :raises PrivacyError: this release would bring both into the ledger.
+        :raises PrivacyError: with this release, the ledger would have both.
         """
         for each, part in self.items():
             plans = origin.plan, each.plan
@@ -176,20 +179,26 @@ class Origins(dict[Origin, Part]):
                 )
 
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
-        """Releases of the ledger that belong to no run."""
+        """The releases of the ledger that belong to no run.
+
+        :param counts: the ledger's.
+        """
         left = Counter(dict(counts))
         for part in self.values():
             left.subtract(part.counts)
         return dict(left)
 
     def state(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        """:param events: the ledger's events. Their indices are saved."""
-        places = {event: place for place, event in enumerate(events)}
+        """The saved form: plain numbers, strings and lists.
+
+        :param events: the ledger's events. Their indices are saved.
+        """
+        indices = {event: index for index, event in enumerate(events)}
         return [
             {
                 **origin.saved(),
                 "releases": [
-                    [places[event], count, *part.bounds.get(event, ())]
+                    [indices[event], count, *part.bounds.get(event, ())]
                     for event, count in part.counts.items()
                 ],
                 **({} if part.clipped is None else {"clipped": list(part.clipped)}),
@@ -200,17 +209,18 @@ class Origins(dict[Origin, Part]):
 
 
 def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event]) -> Origins:
-    """
-    :param state: from :meth:`Origins.state`, of the same events.
+    """Read the releases of each run.
+
+    :param state: from :meth:`Origins.state`, with the same events.
     :param counts: the ledger's, which must contain all releases of the runs.
-    :raises ConfigurationError: it is damaged.
+    :raises ConfigurationError: the state is damaged.
     """
     found = Origins()
     try:
         for run in state:
             origin = origin_of(run)
-            for place, count, *bounds in run["releases"]:
-                event = events[require_count("place", place, least=0)]
+            for index, count, *bounds in run["releases"]:
+                event = events[require_count("index", index, least=0)]
                 count = require_count("count", count)
                 for number, bound in enumerate(bounds or [None]):
                     found.add(Source(origin, bound_of(bound)), event, 0 if number else count)
@@ -224,19 +234,24 @@ def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event])
 
 
 def origin_of(saved: Mapping[str, Any]) -> Origin:
-    """:raises KeyError: something is missing; ConfigurationError: it is not as it was saved."""
+    """Read a run. Older versions saved neither ``reservation`` nor ``plan``.
+
+    :raises KeyError: a field is missing.
+    :raises ConfigurationError: a field is damaged.
+    """
     method, generator, time = saved["method"], saved["generator"], saved["time"]
-    later = saved.get("reservation", new_name()), saved.get("plan", PLANNED)  # than the others
-    return Origin(method, generator, time, *later)
+    return Origin(
+        method, generator, time, saved.get("reservation", new_name()), saved.get("plan", PLANNED)
+    )
 
 
 def bound_of(value: Any) -> float | None:
-    """:raises ConfigurationError: it is no bound."""
+    """Read a clipping bound. :raises ConfigurationError: it is not a number > 0."""
     return None if value is None else require_number("bound", value, above=0.0)
 
 
 def clipped_of(pair: Any) -> tuple[float, float]:
-    """:raises ValueError: it is no fraction with its standard error."""
+    """Read a fraction and its standard error. :raises ValueError: they are damaged."""
     fraction, error = pair
     return (
         require_number("fraction", fraction, above=0.0, below=1.0, closed=True, or_equal=True),

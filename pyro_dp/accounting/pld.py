@@ -1,16 +1,17 @@
-r"""Privacy loss distributions: on a grid of losses, and of many steps by FFT.
+r"""Privacy loss distributions on a grid, and their composition by FFT.
 
 A pair (P, Q) of output distributions has delta(epsilon) = sup_A P(A) - e^epsilon Q(A). It dominates
-a mechanism if that is at least the mechanism's for every epsilon. Pairs of steps compose as
-products. A step may depend on earlier outputs if its pair does not (Zhu, Dong & Wang 2022, Theorem
-10). With the loss L = log(P/Q) under P, delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)).
+a mechanism if delta(epsilon) is at least the mechanism's for every epsilon. Pairs of steps compose
+as products. A step may depend on earlier outputs if its pair does not (Zhu, Dong & Wang 2022,
+Theorem 10). With the loss L = log(P/Q) under P, delta(epsilon) = E max(0, 1 - e^(epsilon - L)).
 
-Connect-the-Dots (Doroshenko et al. 2022, Algorithm 1) splits the mass between two grid points so
-that P and Q both keep theirs. That only spreads P/Q, so delta(epsilon) rises everywhere.
+Connect-the-Dots (Doroshenko et al. 2022, Algorithm 1) moves the probability between two grid points
+onto them. The total masses of P and Q stay the same. This only spreads P/Q, so delta(epsilon) never
+falls.
 
-The distribution is tilted by e^(rate * loss) before the FFT, ``rate`` + 1 being the Rényi order
-that is best for the delta asked for. The losses that decide epsilon then hold the bulk: a window
-of few standard deviations is enough, and rounding errors are relative to delta.
+Before the FFT, the distribution is tilted by e^(rate * loss), where ``rate`` + 1 is the Rényi order
+that is best for the wanted delta. Most of the tilted mass is at the losses that determine epsilon.
+So a window of few standard deviations suffices, and rounding errors are small relative to delta.
 """
 
 import math
@@ -31,15 +32,18 @@ class Distribution(NamedTuple):
     infinity: float
 
 
-Side = tuple[tuple[Any, int], ...]  # pairs, also of ``bounded_pairs``, with their counts
+Side = tuple[tuple[Any, int], ...]  # pairs for one direction of the relation, with their counts
 
 
 def onto_dots(losses: Floats, p: Floats, q: Floats) -> Floats:
-    """P's mass on the losses, if P and Q have the masses p and q between each two of them."""
+    """P's probabilities of the grid's losses, by Connect-the-Dots.
+
+    :param p: P's probabilities between neighbouring losses; likewise q.
+    """
     gap = np.diff(losses)
     with np.errstate(over="ignore", invalid="ignore"):
         lower = (q * np.exp(losses[:-1]) - p * np.exp(-gap)) / -np.expm1(-gap)
-    # If exp overflows, moving all of the mass up is the safe side.
+    # If exp overflows, moving all probability up is safe.
     lower = np.clip(np.nan_to_num(lower, nan=0.0, posinf=0.0), 0.0, p)
     probs = np.zeros_like(losses)
     probs[:-1] += lower
@@ -51,7 +55,8 @@ RATES = np.geomspace(1e-2, 1e7, 91)  # Rényi order - 1
 
 
 def cumulant(grid: Distribution, rates: Floats) -> Floats:
-    # By hand, without copies: a ledger of many kinds spends most of its time here.
+    """log E_P exp(rate * loss) of the finite losses."""
+    # logsumexp without copies: a ledger of many kinds spends most of its time here.
     some = grid.probs > 0.0
     terms: Floats = np.multiply.outer(rates, grid.losses[some])
     terms += np.log(grid.probs[some])
@@ -62,6 +67,10 @@ def cumulant(grid: Distribution, rates: Floats) -> Floats:
 
 
 def log_moments(side: Side) -> tuple[Floats, float]:
+    """Bounds of log E_P exp(rate * loss) of a composition at :data:`RATES`.
+
+    The second result bounds the probability of losses that these moments leave out.
+    """
     parts = [(step.moments(), count) for step, count in side]
     moments = sum((n * k for (k, _), n in parts), np.zeros_like(RATES))
     return moments, sum((n * lost for (_, lost), n in parts), 0.0)
@@ -71,7 +80,9 @@ ORDERS = np.array([*range(2, 65), *(round(64 * 1.15**k) for k in range(1, 25))],
 
 
 def renyi_epsilon(rates: Floats, moments: Floats, delta: float) -> float:
-    """Canonne, Kamath & Steinke 2020, Proposition 12, with order = 1 + rate.
+    """The smallest epsilon at this delta that these log moments imply.
+
+    It is Canonne, Kamath & Steinke 2020, Proposition 12, with order = 1 + rate.
 
     :param rates: (k,), > 0.
     :param moments: (k,) upper bounds of log E exp(rate * loss).
@@ -84,26 +95,27 @@ def renyi_epsilon(rates: Floats, moments: Floats, delta: float) -> float:
 
 
 def renyi_delta(rates: Floats, moments: Floats, eps: float) -> float:
+    """The smallest delta at this epsilon; otherwise as :func:`renyi_epsilon`."""
     order = 1.0 + rates
     logs = moments - rates * eps - np.log(order) - rates * np.log1p(1.0 / rates)
     return float(np.exp(min(0.0, np.min(logs))))
 
 
 _LARGEST = 1 << 21  # grid points: about 0.5 GiB at the peak
-_NEGLIGIBLE = math.log(1e-7)  # a share of delta, to cut off and put at infinity
-_BLOCK = 30.0  # nats: powers of e that lose no digits
+_NEGLIGIBLE = math.log(1e-7)  # log share of delta that is cut off and counted at infinity
+_BLOCK = 30.0  # nats, over which powers of e lose no digits
 
 
 class Curve(NamedTuple):
-    """delta of a composition at the losses ``gap * (low + i)``; it is undefined below them.
+    """delta of a composition at the losses ``gap * (low + i)``. It is undefined below them.
 
-    All of the mass lies on the grid, so between its points delta is linear in exp(epsilon).
+    All probability is on the grid, so delta is linear in exp(epsilon) between its points.
     """
 
     gap: float
     low: int
-    above: Floats  # P's mass from this loss on
-    hockey: Floats  # delta, both without ``infinity`` and in units of exp(log_unit)
+    above: Floats  # P's probability of at least this loss, without infinity, over exp(log_unit)
+    hockey: Floats  # delta, without infinity, over exp(log_unit)
     log_unit: float
     infinity: float
     finest: bool  # no finer grid is affordable
@@ -135,22 +147,22 @@ class Curve(NamedTuple):
 
 
 def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
-    """Tilt, convolve, tilt back.
+    """Compose pairs: tilt their distributions, convolve them, and tilt back.
 
-    :param rate: the tilt's, Rényi order - 1.
-    :param log_delta: to order of magnitude: what may be cut off is relative to it.
-    :param spread: relative rise of delta that the grid may cause, about.
-    :returns: an upper bound of delta at the losses that decide epsilon.
+    :param rate: the tilt's, a Rényi order - 1.
+    :param log_delta: log of the wanted delta, roughly. It limits the probability that is cut off.
+    :param spread: approximate relative rise of delta that the grid may cause.
+    :returns: an upper bound of delta, at the losses that determine epsilon.
     """
     counts = [count for _, count in side]
     log_cut = log_delta + _NEGLIGIBLE
     tail = log_cut - math.log(sum(counts))
     ranges = [step.span(tail) for step, _ in side]
     # Connect-the-Dots spreads a loss over a grid cell, a variance of gap^2/6 on average. That
-    # raises the log moment, hence log(delta), by rate (rate + 1) / 2 times as much per step.
+    # raises the log moment, and so log(delta), by rate (rate + 1) / 2 times as much per step.
     wanted = math.sqrt(12.0 * spread / (sum(counts) * rate * (rate + 1.0)))
     widest = float(max(map(np.ptp, ranges)))
-    # Two grids without a point inside the losses of any step could agree, and both be wrong.
+    # Otherwise two grids without a point among the losses of a step could agree on a wrong result.
     wanted = min(wanted, widest / 1024.0)
     gap = max(wanted, 2.0 * widest / _LARGEST)
     while True:
@@ -174,8 +186,8 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         offset += round(grid.losses[0] / gap) * count
         log_scale += scale * count
         log_finite += count * math.log1p(-grid.infinity)
-    # The FFT is circular: what lay outside the window is added inside, which is pessimistic. Mass
-    # above is also counted at infinity; mass below matters to no epsilon in the window.
+    # The FFT is circular, so probability outside the window is added inside, which is pessimistic.
+    # That above the window is also counted at infinity. That below does not change delta there.
     tilted = np.maximum(np.roll(scipy.fft.irfft(spectrum, size), offset - first), 0.0)
     probs = tilted * np.exp(-np.minimum(rate * gap * np.arange(size), 700.0))  # never underflows
     above = np.cumsum(probs[::-1])
@@ -205,9 +217,9 @@ def _hockey_sticks(above: Floats, gap: float) -> Floats:
     """delta at each loss of the grid, from the highest to the lowest.
 
     hockey_i = e^-gap hockey_(i-1) + (1 - e^-gap) above_(i-1), with hockey_0 = 0. All terms are
-    positive, so no like numbers are subtracted. In a block, hockey_i e^(i gap) is a cumulative sum.
+    positive, so nothing cancels. In a block, hockey_i e^(i gap) is a cumulative sum.
 
-    :param above: P's mass above each loss, in the same order.
+    :param above: P's probability of at least each loss, in the same order.
     """
     hockey, last = np.zeros_like(above), 0.0
     size = max(1, min(len(above), int(_BLOCK / gap)))
@@ -223,7 +235,10 @@ def _hockey_sticks(above: Floats, gap: float) -> Floats:
 def _window(
     grids: list[Distribution], counts: list[int], rate: float, log_cut: float
 ) -> tuple[float, float]:
-    """Chernoff bounds: at most exp(log_cut) of P is above, little of the tilted mass outside."""
+    """An interval of losses of the composition, by Chernoff bounds.
+
+    P has at most exp(log_cut) above it, and the tilted distribution little outside of it.
+    """
     below, above = rate * np.array([-1.0, 0.0, 0.5, 0.8]), rate * np.array([1.25, 1.6, 2.5, 4.0])
     rates = np.concatenate((below, above, [rate]))
     parts = (n * cumulant(grid, rates) for grid, n in zip(grids, counts, strict=True))

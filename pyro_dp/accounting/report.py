@@ -1,4 +1,4 @@
-"""A ledger's guarantee in words, for the person who decides on publication."""
+"""A report on a ledger's guarantee, for the person who decides on publication."""
 
 import functools
 import importlib.metadata
@@ -37,8 +37,8 @@ from pyro_dp.utils.display import (
     up,
 )
 
-_MOST_SUMS = 40  # rows, each composed with all above it
-_MOST_KINDS = 12  # kinds that sample records: many take seconds to compose
+_MOST_SUMS = 40  # rows up to which each is composed with all rows above it
+_MOST_KINDS = 12  # kinds of sampled releases up to which this takes little time
 _UNKNOWN = "not recorded"
 _SAMPLING = {
     "poisson": "each record on its own, rate {rate:.6g}",
@@ -53,6 +53,7 @@ _HEAD += ("epsilon alone", "epsilon so far", "began (UTC)", "generator", "clippe
 
 @functools.cache
 def _words() -> dict[str, list[str]]:
+    """The paragraphs under each heading of ``words.md``."""
     page = importlib.resources.files("pyro_dp.accounting") / "pages" / "words.md"
     _, *parts = page.read_text(encoding="utf-8").split("\n## ")
     found = ([" ".join(each.split()) for each in part.split("\n\n")] for part in parts)
@@ -60,7 +61,7 @@ def _words() -> dict[str, list[str]]:
 
 
 def words(name: str, **values: Any) -> str:
-    """The one paragraph under a heading of ``words.md``, with these values filled in."""
+    """The paragraph under a heading of ``words.md``, formatted with these values."""
     [text] = _words()[name]
     return text.format(**values)
 
@@ -75,7 +76,7 @@ class Row:
     bounds: tuple[float, float] | None = None
     clipped: tuple[float, float] | None = None
     planned: bool = False
-    looks: int = 0  # sums that cost as much as one together
+    looks: int = 0  # number of sums with different noise that share this row; 0: they are equal
 
     @property
     def times(self) -> int:
@@ -93,7 +94,7 @@ class Row:
 
 
 def rows_of(accountant: Accountant) -> list[Row]:
-    """All but the looks at the data without noise; planned releases come last."""
+    """The rows of the table of releases. Planned releases come last, and looks are left out."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
         Row(origin, event, count, planned=True)
@@ -105,12 +106,11 @@ def rows_of(accountant: Accountant) -> list[Row]:
 
 
 def _of_run(origin: Origin | None, part: Part) -> list[Row]:
-    """One for each kind of release; the looks of a run that chose their noise are one kind."""
+    """A row for each kind of release of a run. Looks with adaptive noise share one row."""
     counts = {e: n for e, n in part.counts.items() if not isinstance(e, NonPrivateLook)}
     adaptive = origin is not None and origin.plan == ADAPTIVE and all(map(is_whole, counts))
-    if not adaptive or not counts:  # a plan may lack its first release
-        found = counts.items()
-        return [Row(origin, event, n, part.bounds.get(event), part.clipped) for event, n in found]
+    if not adaptive or not counts:  # a run with a reservation may have no release yet
+        return [Row(origin, e, n, part.bounds.get(e), part.clipped) for e, n in counts.items()]
     ends = [end for bounds in part.bounds.values() for end in bounds]
     bounds = (min(ends), max(ends)) if ends else None
     looks = sum(counts.values())
@@ -118,6 +118,7 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
 
 
 def releases(accountant: Accountant) -> list[Block]:
+    """The section on releases: a table with their cost, and what runs have planned."""
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]
@@ -137,7 +138,10 @@ def releases(accountant: Accountant) -> list[Block]:
 
 
 def _so_far(accountant: Accountant, rows: Sequence[Row]) -> list[str]:
-    """The cost of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
+    """The cost of each row together with all rows above it, or "" if that would take long.
+
+    The last row always has the total, as in :meth:`PrivacyAccountant.get_epsilon`.
+    """
     counts: dict[Event, int] = {}
     found = []
     kinds = {row.event for row in rows if row.event.sample_rate < 1.0}
@@ -151,12 +155,15 @@ def _so_far(accountant: Accountant, rows: Sequence[Row]) -> list[str]:
 
 
 def _cost(accountant: Accountant, counts: dict[Event, int] | None = None) -> str:
-    """Never more than that of the whole ledger, which the budget's plan may know better."""
+    """Epsilon of these releases in words; of the whole ledger if None.
+
+    It is at most that of the whole ledger, for which the budget's plan may have a better bound.
+    """
     found, how = accountant.get_epsilon(), (accountant.neighboring, accountant.engine)
     if counts is not None:
         found = min(composition.epsilon(counts, accountant.delta, *how), found)
-    shown = spent(found, accountant.epsilon)
-    return "no guarantee" if shown == "inf" else shown
+    text = spent(found, accountant.epsilon)
+    return "no guarantee" if text == "inf" else text
 
 
 def _cells(row: Row, alone: str, so_far: str) -> tuple[str, ...]:
@@ -204,11 +211,11 @@ _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", 
 def report(accountant: Accountant, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
     entries, title = accountant.counted, accountant.description.title
-    notes, shown = accountant.notes, pictures(accountant) if format == "html" else []
+    notes, images = accountant.notes, pictures(accountant) if format == "html" else []
     sections: dict[str, Sequence[Block]] = {
         "What this report is about": [_about(accountant)],
         "The guarantee": _summary(accountant, entries),
-        "What the guarantee means": [*_meaning(accountant), *shown],
+        "What the guarantee means": [*_meaning(accountant), *images],
         "Looks at the data without noise": _looks(entries),
         "What was released": releases(accountant),
         "Quality of the result": _quality(accountant),
@@ -274,7 +281,7 @@ def _second_opinion(
 def _third_opinion(
     accountant: Accountant, entries: Sequence[LedgerEntry], epsilon: float
 ) -> list[Block]:
-    """An opinion by the engine "rdp" on the other one."""
+    """Compare the engine "pld" with the engine "rdp"."""
     found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None or accountant.engine != "pld":
         return []
@@ -329,7 +336,7 @@ def _quality(accountant: Accountant) -> list[Block]:
 
 
 def _methods(accountant: Accountant, entries: Sequence[LedgerEntry]) -> list[Block]:
-    """The sentence that a methods section needs, with its numbers."""
+    """The sentence for a paper's methods section; none without a guarantee."""
     epsilon, unit = accountant.get_epsilon(), accountant.description.unit
     if not entries or epsilon == math.inf:
         return []

@@ -1,15 +1,16 @@
-"""A second opinion on epsilon, by ``dp_accounting``: another implementation, by other people.
+"""A second opinion on epsilon, by the independent implementation ``dp_accounting``.
 
-It reads the ledger, not the output of :mod:`pyro_dp.accounting.composition`, and so it also notices
-a release that is misread there. Its PLD accountant composes Gaussian sums (of all records or
-Poisson samples), Laplace noise, and releases that are (epsilon, delta)-DP by themselves. It is
-pessimistic, and tight. Only its RDP accountant handles random subsets of fixed size, with a loose
-bound. A third opinion is that of autodp's Rényi divergences, which are loose as well.
+It reads the ledger, not the output of :mod:`pyro_dp.accounting.composition`. So it also detects a
+release that is misread there. Its PLD accountant composes Gaussian sums (of all records or Poisson
+samples), Laplace noise, and releases that are (epsilon, delta)-DP by themselves. Its bound is
+tight. Only its RDP accountant supports random subsets of fixed size, with a loose bound. Autodp's
+Rényi divergences give a third opinion, which is also loose.
 
-Under ``replace_one`` the sums are 2C apart. The PLD accountant takes their noise in units of C, as
-the ledger does. The RDP accountant takes it in units of 2C.
+Under ``replace_one`` the sums of neighbours are 2C apart. The PLD accountant takes their noise in
+units of C, as the ledger does, and the RDP accountant in units of 2C.
 
-How long it takes is decided by sizes alone: the same ledger always gets the same opinion.
+If a computation would take too long, there is no opinion. This depends on sizes, not on measured
+times, so the same ledger always gets the same opinion.
 """
 
 import functools
@@ -22,47 +23,48 @@ import numpy as np
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian, together
 
-TOLERANCE = 0.005  # relative: four times the effect of grids and rounding
+TOLERANCE = 0.005  # relative difference, four times the effect of grids and rounding
 
-_FINENESS = 1e-3  # relative rise of epsilon that the grid may cause, about
-_LARGEST = 700.0  # epsilon: exp(-epsilon) must be a number
+_FINENESS = 1e-3  # approximate relative rise of epsilon that the grid may cause
+_LARGEST = 700.0  # epsilon, for which exp(-epsilon) does not underflow
 _MOST_KINDS = 30  # kinds of releases
 _MOST_STEPS = 500_000
-_MOST_POINTS = 250_000  # on the grids of single releases, and on part of those of their sums
-_LEAST_DELTA = 1e-10  # its rounding errors in delta are below a hundredth of these two
+_MOST_POINTS = 250_000  # approximate number of grid points in all
+# For larger delta, the rounding errors of dp_accounting are below a hundredth of delta.
+_LEAST_DELTA = 1e-10
 _LEAST_DELTA_PER_STEP = 2e-14
 
-# An empty record that replaces a record is "special" in the words of ``dp_accounting``.
+# dp_accounting calls the empty record, which may replace a record, "special".
 _RELATIONS = {"add_or_remove_one": "REPLACE_SPECIAL", "replace_one": "REPLACE_ONE"}
 
 
 class SecondOpinion(NamedTuple):
-    """An upper bound of the ledger's epsilon in nats; None: there is none."""
+    """An upper bound of the ledger's epsilon in nats; None: there is no opinion."""
 
     epsilon: float | None
-    source: str  # the accountant that found it, or the reason why there is none
+    source: str  # the accountant that computed it, or the reason why there is no opinion
 
 
 def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
-    """The result of ``dp_accounting``. Nothing is raised if it fails or is missing."""
+    """The bound of ``dp_accounting``. It raises no error if that fails or is not installed."""
     try:
         with np.errstate(all="ignore"):
             return _opinion(ledger, delta, neighboring)
     except ImportError:
         return SecondOpinion(None, "it is not installed")
-    except Exception as error:  # whatever goes wrong there, a report is written
+    except Exception as error:  # a report must be written after any error
         return SecondOpinion(None, f"it failed ({type(error).__name__})")
 
 
 def third_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> float | None:
-    """A bound by autodp's Rényi divergences; None: it has none, or not in a short time."""
+    """The bound from autodp's Rényi divergences; None: there is none, or it would take long."""
     sums = [event for event in ledger if isinstance(event, SubsampledGaussian)]
     on_samples = any(e.sample_rate < 1.0 and e.sampling == "poisson" for e in sums)
     if len(ledger) > _MOST_KINDS or (neighboring == "replace_one" and on_samples):
         return None
     try:
         found = composition.epsilon(ledger, delta, neighboring, "rdp")
-    except Exception:  # whatever goes wrong there, a report is written
+    except Exception:  # a report must be written after any error
         return None
     return found if found < math.inf else None
 
@@ -70,8 +72,8 @@ def third_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -
 def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
     sums = {event: n for event, n in ledger.items() if isinstance(event, SubsampledGaussian)}
     looks = [event for event in ledger if isinstance(event, NonPrivateLook)]
-    own = {event: n for event, n in ledger.items() if event not in sums and event not in looks}
-    if any(event.dots is None for event in own):
+    others = {event: n for event, n in ledger.items() if event not in sums and event not in looks}
+    if any(event.dots is None for event in others):
         return SecondOpinion(None, "it is not asked about releases of such a kind")
     if looks or not all(event.noise_multiplier for event in sums):
         return SecondOpinion(math.inf, "PLD")
@@ -79,12 +81,12 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
         return SecondOpinion(None, f"there are more than {_MOST_KINDS} kinds of releases")
     sampled = {event.sampling for event in sums if event.sample_rate < 1.0}
     if "fixed" in sampled:
-        if own or len(sampled) > 1:
+        if others or len(sampled) > 1:
             reason = "it cannot add subsets of fixed size to releases of the other kinds here"
             return SecondOpinion(None, reason)
         return SecondOpinion(_rdp_loose(sums, delta), "RDP")
-    stated = math.fsum(n * event.pair(neighboring).most for event, n in own.items())
-    left = delta - math.fsum(n * event.delta for event, n in own.items())
+    stated = math.fsum(n * event.pair(neighboring).most for event, n in others.items())
+    left = delta - math.fsum(n * event.delta for event, n in others.items())
     if left < max(_LEAST_DELTA, _LEAST_DELTA_PER_STEP * _steps(sums)):
         reason = "its rounding errors are not small against what is left of delta"
         return SecondOpinion(None, reason)
@@ -92,10 +94,10 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
     if stated + composed > _LARGEST:
         return SecondOpinion(None, f"its exponentials overflow where epsilon is above {_LARGEST:g}")
     whole = composition.epsilon(ledger, delta, neighboring, "pld")
-    gap = _gap(sums, composed, own, whole, left)
+    gap = _gap(sums, composed, others, whole, left)
     if gap == 0.0:
         return SecondOpinion(None, "no grid is fine enough for an epsilon of 0")
-    steps = _steps(sums) + sum(own.values())
+    steps = _steps(sums) + sum(others.values())
     spans = math.fsum(_span(event, n, neighboring) for event, n in ledger.items())
     points = spans / gap + 50.0 * len(ledger) * math.sqrt(steps)
     if points > _MOST_POINTS or steps > _MOST_STEPS:
@@ -118,7 +120,7 @@ def _pld_pessimistic(
 
 
 def _rdp_loose(sums: Mapping[SubsampledGaussian, int], delta: float) -> float:
-    """Under ``replace_one``, the only relation that has subsets of fixed size."""
+    """The RDP accountant's bound under ``replace_one``, which subsets of fixed size need."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
@@ -134,7 +136,7 @@ def _rdp_loose(sums: Mapping[SubsampledGaussian, int], delta: float) -> float:
 
 
 def _merged(event: Event, count: int) -> tuple[Event, int]:
-    """Releases to be composed, and their number: full batches are one Gaussian together."""
+    """The releases to compose, and their number. Full batches merge into one Gaussian."""
     if not isinstance(event, SubsampledGaussian) or event.sample_rate < 1.0:
         return event, count
     return together({event: count}), 1
@@ -147,17 +149,18 @@ def _steps(sums: Mapping[SubsampledGaussian, int]) -> int:
 def _gap(
     sums: Mapping[SubsampledGaussian, int],
     composed: float,
-    own: Mapping[Event, int],
+    others: Mapping[Event, int],
     whole: float,
     left: float,
 ) -> float:
-    """The grid of losses on which epsilon rises by a thousandth, about; 0 if there is none.
+    """The spacing of a grid of losses that raises epsilon by about a thousandth; 0 if none does.
 
-    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. With epsilon = mu^2/2 + mu
-    sqrt(2 log 1/delta), the variance of their sum is about mu^2, as for a Gaussian mechanism.
-    Heavier tails make the rise less. It is rounded up to the grid.
+    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. For a Gaussian mechanism,
+    epsilon = mu^2/2 + mu sqrt(2 log 1/delta), and the variance of the total loss is mu^2. With
+    heavier tails, epsilon rises less. The losses of other releases are rounded up to the grid.
 
-    :param composed: epsilon of the sums at delta ``left``; ``whole`` is that of all releases.
+    :param composed: epsilon of the sums at delta ``left``.
+    :param whole: epsilon of all releases.
     """
     root = math.sqrt(-2.0 * math.log(left))
 
@@ -165,7 +168,7 @@ def _gap(
         return (2.0 * epsilon / (root + math.sqrt(root**2 + 2.0 * epsilon))) ** 2
 
     rise = _FINENESS * whole
-    gaps = [rise / n for n in own.values()]
+    gaps = [rise / n for n in others.values()]
     if sums:
         room = variance(composed + rise) - variance(composed)
         gaps.append(math.sqrt(6.0 * room / _steps(sums)))
@@ -173,7 +176,7 @@ def _gap(
 
 
 def _span(event: Event, count: int, neighboring: str) -> float:
-    """The span of a release's losses, about ten standard deviations out."""
+    """The width of a release's range of losses, to about ten standard deviations."""
     event, _ = _merged(event, count)
     if not isinstance(event, SubsampledGaussian):
         return 2.0 * float(event.pair(neighboring).most)

@@ -17,7 +17,7 @@ FALSE_POSITIVES = 0.05  # the false-positive rate at which power is stated
 
 _SUPPORTS = 33  # values of epsilon, each with a line below the curve
 _LARGEST = 700.0  # the largest epsilon whose exponential is finite
-_LEAST_DELTA = 1e-6  # at the last epsilon
+_LEAST_DELTA = 1e-6  # at the last epsilon; smaller false-positive rates count as zero
 
 
 @runtime_checkable
