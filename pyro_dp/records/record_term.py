@@ -101,8 +101,8 @@ class RecordGradients:
         def replaced(old: Tensor, other: Tensor) -> Tensor:
             return old.index_copy(0, positions, other.to(old))
 
-        numbers = pytree.tree_map(replaced, self.numbers, new.numbers)
-        return RecordGradients(*numbers, self.sampled)
+        latents, parameters, losses, local = pytree.tree_map(replaced, self.numbers, new.numbers)
+        return RecordGradients(latents, parameters, losses, local, self.sampled)
 
 
 @dataclass(frozen=True, eq=False)

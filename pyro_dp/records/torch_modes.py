@@ -88,7 +88,7 @@ class Decisions:
     def otherwise(self) -> list[Tensor]:
         """The number of a record's draws before it first branches differently, a scalar.
 
-        The list is empty without branches. The number is :data:`NEVER` if the record agrees.
+        The list is empty without branches. The number is ``NEVER`` if the record agrees.
         """
         return [torch.stack(self._otherwise).amin()] if self._otherwise else []
 
