@@ -84,6 +84,14 @@ def logistic_subsampled(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+def dropout(x, y):
+    """Features have a local draw, from torch's own generator."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        features = torch.nn.functional.dropout(x[idx], 0.5)
+        pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
+
+
 def handwritten_guide(x, y):
     loc = pyro.param("loc", torch.zeros(x.shape[1]))
     scale = pyro.param("scale", torch.full((x.shape[1],), 0.5), constraint=constraints.positive)

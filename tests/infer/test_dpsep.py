@@ -9,6 +9,7 @@ import pytest
 import torch
 from contract import InferenceContract, through_a_file
 from problems import (
+    dropout,
     factored,
     glm,
     handwritten_guide,
@@ -418,13 +419,6 @@ def test_a_bad_damping_function_is_refused():
     assert not sep.accountant.ledger
 
 
-def drops_out(x, y):
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("data", len(x)) as idx:
-        features = torch.nn.functional.dropout(x[idx], 0.5)
-        pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
-
-
 def kinked_prior(x, y):
     w = pyro.sample("w", dist.Laplace(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("data", len(x)) as idx:
@@ -449,7 +443,7 @@ def uncentred_features(x, y):
         (logistic, AutoDelta, {}, "AutoDelta"),
         (kinked, AutoNormal, {}, "kinks"),
         (kinked_prior, AutoNormal, {}, "Laplace"),
-        (drops_out, lambda model: handwritten_guide, {}, "draws at random"),
+        (dropout, lambda model: handwritten_guide, {}, "draws at random"),
         (
             factored,
             AutoNormal,

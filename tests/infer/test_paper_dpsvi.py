@@ -8,10 +8,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from contract import InferenceContract, named, through_a_file
+from ledgers import in_threads
 from problems import (
     PROBLEMS,
     Fixture,
     Problem,
+    dropout,
     fit_paper_dpsvi,
     fit_svi,
     handwritten_guide,
@@ -111,22 +113,11 @@ def test_equals_svi(name, privatize):
         torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
 
 
-def dropout():
-    """A local draw that comes from torch's own generator."""
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-        with pyro.plate("data", len(x)) as idx:
-            features = torch.nn.functional.dropout(x[idx], 0.5)
-            pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
-
-    return Problem(model, handwritten_guide, regression_data())
-
-
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE", "dropout"])
 def test_public_generators_do_not_see_the_batch(monkeypatch, name):
     """The next global draw is the same whatever was sampled, local draws included."""
-    monkeypatch.setitem(PROBLEMS, "dropout", dropout)
+    dropped = Problem(dropout, handwritten_guide, regression_data())
+    monkeypatch.setitem(PROBLEMS, "dropout", lambda: dropped)
     states = []
     for batch in ([], [1], [1, 4, 8, 20]):
         one_sum(monkeypatch, name, PROBLEMS[name]().data, batch)
@@ -265,11 +256,7 @@ def test_threads_with_equal_seeds_draw_different_noise():
         gate.wait()
         released.extend(svi._release(clipped, sampler))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, work)
     assert len(released) == 2 and accountant.num_releases == 2
     assert not (released[0] == released[1]).any()
 

@@ -347,7 +347,6 @@ def test_a_feature_is_no_outcome():
         ((), "no records to predict for.*'x'"),
         ((None, None), "no records to predict for"),
         ((3.0,), "'x' must have a row"),
-        ((NEW, LABELS[:3]), "'x' has 4, 'y' has 3"),
         ((NEW[:, :2],), "Predicting raised.*size"),
         ((["a", "b"],), "'x' holds text"),
     ],
