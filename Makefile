@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Each worker would compile all tests anew.
+# Otherwise each worker would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Idle BLAS threads of two workers would spin on two cores.
@@ -20,8 +20,8 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/prose.py & $(BIN)/mypy; status=$$?; wait $$! && exit $$status
 
-# A ladder: one case of each test without fits; fits, too; a fourth of the cases and of the slow tests; all.
-# The next commit takes another fourth.
+# Four commands run more and more: one case of each test and no fits; also the fits; also a fourth of
+# the slow tests and of all cases; everything. The next commit takes another fourth.
 TURN := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 
 quick: lint
@@ -37,11 +37,11 @@ test-ci: lint
 test-all: lint
 	$(PYTEST)
 
-# axe-core, for the slow tests of the report and the site; they need Chromium, too: apt-get install chromium.
+# axe-core, for the slow tests of the report and the site. They also need Chromium: apt-get install chromium.
 browser:
 	npm install --no-audit --no-fund --no-package-lock --prefix tests/browser
 
-# The site, in build/site/index.html. Whatever Sphinx warns of fails it.
+# The site, in build/site/index.html. Any warning of Sphinx is an error.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs . build/site
 
@@ -54,13 +54,13 @@ slides: $(VENV)/.test docs
 	$(BIN)/python docs/slides.py
 	$(BIN)/python docs/cheat_sheet.py
 
-# The tutorials' outputs, anew.
+# Run the tutorials and renew their outputs.
 tutorials: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False tutorials/*.ipynb
 
-# The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run. All cases
-# run with the pinned versions; what differs here is what is called, more than with which numbers.
+# The core tests on the oldest Python and the lowest versions that pyproject.toml allows; .ci/run calls
+# it. A few cases suffice here, because old versions fail in their calls rather than in their numbers.
 LOWEST := .venv-lowest
 OLDEST ?= python3.10
 CORE := \
@@ -82,14 +82,14 @@ $(LOWEST)/.test: pyproject.toml $(LOWEST)/.pins
 	$(LOWEST)/bin/python -m $(INSTALL) --constraint constraints-lowest.txt --editable ".[test]"
 	touch $@
 
-# These do not need the package: they are installed while $(VENV) is.
+# These do not need the package, so they are installed while $(VENV) is made.
 $(LOWEST)/.pins: constraints-lowest.txt
 	$(OLDEST) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
 	$(LOWEST)/bin/python -m $(INSTALL) --requirement constraints-lowest.txt
 	touch $@
 
-# One stamp per set of extras: the environment is remade when the pins or the package change.
+# One stamp per set of extras. The environment is made again when the pins or pyproject.toml change.
 $(VENV)/.demo: EXTRAS := demo
 $(VENV)/.docs: EXTRAS := docs
 $(VENV)/.test: EXTRAS := demo,docs,test,tutorials

@@ -23,16 +23,16 @@ _INTRODUCTION = """\
 # What errors say
 
 Paste your message into the field, or search for its words. An entry has the first words of a
-message, with the names of an example, and then the fix. If a message itself says what to pass, it
-is left out. A run that is refused has spent nothing. No error quotes your data. The examples are in
+message, with the names of an example, and then the fix. Messages that themselves say what to pass
+are not listed. A refused run has spent nothing. No error quotes your data. The examples are in
 [tests/first_attempts.py](../tests/first_attempts.py).
 """
 _WARNED = "Warnings and status"
 _WARNINGS = f"""\
 ## {_WARNED}
 
-After a warning, the run has happened and its budget is spent. The
-[status](explain.md#what-the-status-means) stands below a printed posterior. Both come from
+A warning comes after the run, when its budget is spent. The
+[status](explain.md#what-the-status-means) is printed below a posterior. Both come from
 released numbers, and cost nothing. The examples are in
 [tests/first_warnings.py](../tests/first_warnings.py).
 """

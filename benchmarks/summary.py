@@ -69,38 +69,36 @@ intervals look the same in a picture. DP-SGLD and `VIPS` are {sgld} and {vips} n
 chosen by hand. The model is a logistic regression of 20,000 records with ten coefficients
 ([all methods](../benchmarks/RESULTS.md#which-method-kl-to-the-exact-posterior)).
 
-## Do the intervals hold the truth?
+## Do the intervals contain the truth?
 
-![With the noise in their width, intervals hold the truth in about 95% of the cases. Without it, they hold far fewer.](figures/results/coverage.svg)
+![If their width includes the noise, about 95% of the intervals contain the truth. Otherwise, far fewer do.](figures/results/coverage.svg)
 
-95% intervals of `posterior()` hold {least_covered} to {most_covered}% of the true coefficients, in {intervals} cases a
-row. Without the privacy noise in their width, intervals hold as few as {least_plain}%
+95% intervals of `posterior()` contain {least_covered} to {most_covered}% of the true coefficients, in {intervals} cases a
+row. If their width leaves out the privacy noise, they contain as few as {least_plain}%
 ([simulations](../benchmarks/RESULTS.md#nothing-set-do-intervals-cover-the-truth)).
 
 ## What does privacy cost?
 
 ![Median width of the private intervals, divided by the exact width, for nine data sets and three epsilons.](figures/results/widths.svg)
 
-At epsilon = 1, intervals are at most {wide} times as wide as the exact ones on six of nine data sets. Counts that vary
-more than a Poisson model allows cost {counts} times. The two small data sets, breast cancer and the vote, cost {cancer}
-and {anes} times. A marker is hollow if fewer than half of the {seeds} runs end with the status `ok`
+At epsilon = 1, intervals are at most {wide} times as wide as the exact ones on six of nine data sets. For overdispersed counts
+they are {counts} times as wide, and for the two small data sets, breast cancer and the vote, {cancer} and {anes} times. A marker is hollow if fewer than half of the {seeds} runs end with the status `ok`
 ([table](../benchmarks/RESULTS.md#evidence)).
 
-## Can SVI be swapped as it is?
+## Can you swap SVI as it is?
 
 ![Seven choices of the optimizer lead to nearly the same distance on each of five data sets.](figures/results/swap.svg)
 
 Yes, in regressions. We replaced `SVI` by `DPSVI` and kept the optimizer. On each data set, the median distances of
-seven choices differ by a factor of at most {spread}. At epsilon = 1, {held}% of the intervals hold the exact mean
+seven choices differ by a factor of at most {spread}. At epsilon = 1, {held}% of the intervals contain the exact mean
 ([all runs](../benchmarks/RESULTS.md#the-literal-swap)).
 
 ## What about hierarchies?
 
 ![Share of latents near NUTS for ten models, at epsilon = 1 and 4. Most lie near NUTS at epsilon = 4.](figures/results/hierarchies.svg)
 
-A latent counts if its mean and its standard deviation are both within half a standard deviation of NUTS. Each model has
-5,000 records. At epsilon = 4, {near} of ten models reach 75%. Products of latents are drawn by Hamiltonian
-chains. At epsilon = 1, {far} models are below 75%
+A latent is near NUTS if its mean and its standard deviation are both within half a standard deviation of NUTS. Each model has
+5,000 records. At epsilon = 4, at least 75% of the latents are near NUTS in {near} of ten models. At epsilon = 1, {far} models are below 75%
 ([table](../benchmarks/RESULTS.md#hierarchies-and-products-of-latents-beside-nuts)).
 
 ## How long does a private step take?
@@ -114,11 +112,11 @@ steps of `DPSVI` take {first} seconds, because the model is checked and traced
 
 ## Shortfalls
 
-* **Prior and data disagree.** On abalone at epsilon = 0.3, {abalone}% of the 95% intervals hold the exact mean, because
+* **Prior and data disagree.** On abalone at epsilon = 0.3, {abalone}% of the 95% intervals contain the exact mean, because
   the prior excludes two coefficients.
-* **Columns nearly copy each other.** On naval, {naval} to {naval_most}% hold. The status is not `ok` in {naval_warned}%
-  of the runs or more at epsilon = 1 or less.
-* **Few records decide.** On protein, {protein} to {protein_most}% hold, but the posterior is far from the exact one.
+* **Columns nearly copy each other.** On naval, {naval} to {naval_most}% contain it. At epsilon = 1 or less, the status is not `ok` in
+  {naval_warned}% of the runs.
+* **Few records decide.** On protein, {protein} to {protein_most}% contain it, but the posterior is far from the exact one.
 * **Small data.** With the 569 records of breast cancer, {cancer_ok}% of the runs are `ok` at epsilon = 1.
 * **A missing covariate takes time.** A fit of {rows} rows takes {logistic} seconds. With one missing number it takes
   {missing} ([families](../benchmarks/RESULTS.md#regressions-from-a-frame-time-of-a-fit)).

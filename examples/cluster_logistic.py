@@ -1,9 +1,9 @@
-"""A private logistic regression by several processes, each with records of its own.
+"""A private logistic regression by several processes, each with a part of the records.
 
     torchrun --nproc-per-node 2 examples/cluster_logistic.py
 
-Each process makes up its shard; a real one would read its own file. The ledger is on rank 0, and a
-journal beside it: started again after a crash, the run goes on, with any number of processes.
+Each process makes up its shard; a real one would read a file. Rank 0 has the ledger and its
+journal. After a crash, start the script again with any number of processes, and the run continues.
 """
 
 import os
@@ -46,7 +46,7 @@ def main():
         model, guide, accountant=accountant, execution=pyro_dp.Execution(peers=cluster)
     )
     path = FOLDER / "state.pt"
-    known = first and path.exists()  # after a crash; who else has no such file gets it
+    known = first and path.exists()  # after a crash; ranks without this file get it
     state = cluster.exchange(torch.load(path, weights_only=True) if known else None)[0]
     if state is not None:
         dpsep.load_state_dict(state)
@@ -57,7 +57,7 @@ def main():
             os.replace(path.with_suffix(".new"), path)
 
     dpsep.run(*my_records(cluster.rank), progress=False, callbacks=[save])
-    if first:  # every rank has the posterior, one prints it
+    if first:  # every rank has the posterior, and one prints it
         print(dpsep.posterior())
         print(f"epsilon = {accountant.get_epsilon():.3f} of 1, by {cluster.size} processes")
 

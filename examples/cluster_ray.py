@@ -10,7 +10,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def train():
-    """Ray has made the process group, in each worker; the rest is as everywhere."""
+    """Ray has made the process group in each worker. The rest is unchanged."""
     cluster_logistic.main()
 
 

@@ -1,13 +1,13 @@
-"""A private logistic regression by several owners, who show each other only what is released.
+"""A private logistic regression by several owners, who share only noisy totals.
 
-Each runs it on a machine of its own, with the same addresses in the same order:
+Each owner runs it on a separate machine, with the same addresses in the same order:
 
     python examples/federated_logistic.py 0 hospital-a:7000 hospital-b:7000 hospital-c:7000
 
-Each holder makes up its records; a real one would read its own file. Connections are encrypted with
+Each holder makes up its records; a real one would read a file. Connections are encrypted with
 the certificates in the folder .config (docs/owners.md says how to make them). To try it on one
-machine, with addresses like 127.0.0.1:7000, add --plain. Each holder has a ledger, a journal and
-states of its own. Restart all after a crash: they go on from the last state that all have.
+machine, with addresses like 127.0.0.1:7000, add --plain. Each holder has a separate ledger, journal
+and states. Restart all holders after a crash: they continue from the last state that all have.
 """
 
 import sys

@@ -1,40 +1,41 @@
 """A private logistic regression by three owners of data, who trust an aggregator, over Flower.
 
-All on one machine, to try it:
+To try it, run everything on one machine:
 
     pip install "pyro-dp[flower]"
     export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
     export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 
-The aggregator, whom all trust with their sums under a part of the noise, starts a SuperLink:
+All owners trust the aggregator with their sums, which have only a part of the noise. It starts a
+SuperLink:
 
     flower-superlink --insecure --disable-runtime-dependency-installation \
         --host 127.0.0.1 --port 8000 --fleet-api-address 127.0.0.1:9092
 
-Each holder, here the one of index 0, starts a SuperNode and its own script, and leaves both alone:
+Each holder, here the one of index 0, starts a SuperNode and this script, and leaves both running:
 
     flower-supernode --insecure --superlink 127.0.0.1:9092 --host 127.0.0.1 --port 9100 \
         --node-config "line=\"$PWD/holder0/line\""
     python examples/federated/holder.py 0 holder0
 
-(the others: 1 and 2, with ports and folders of their own). When all are there the aggregator, whose
-``~/.flwr/config.toml`` has the lines
+(The others have index 1 and 2, with other ports and folders.) When all holders have joined, the
+aggregator, whose ``~/.flwr/config.toml`` has the lines
 
     [superlink.here]
     address = "127.0.0.1:8000"
     insecure = true
 
-starts the run, which ends when the holders leave. ``flwr log`` shows what it says.
+starts the run, which ends when the holders leave. ``flwr log`` shows its messages.
 
     flwr run examples/federated/app here
 
 (Since Flower 1.41 the SuperLink has one port, and SuperNodes call 127.0.0.1:8000.)
 
 **Between machines** use TLS instead of ``--insecure``, and SuperNodes with keys. Without them,
-anybody who reaches the ports may read and answer. A SuperNode runs the code that a run brings. So
+anybody who reaches the ports may read and answer. A SuperNode runs code that it receives. So
 run it as a user who cannot read the data, with a group that may enter the folder of the line.
 
-Every round takes some 5 seconds. Flower looks for messages every 3 seconds, and starts a process
+Every round takes about 5 seconds. Flower looks for messages every 3 seconds, and starts a process
 for each. A look of DPSEP or a step of VIPS needs two rounds.
 """
 
@@ -69,7 +70,7 @@ def main(index, folder):
     with FlowerLine(folder / "line", index) as line:
         # Before model and guide.
         federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
-        accountant = pyro_dp.PrivacyAccountant(epsilon=1.0)  # this holder's own
+        accountant = pyro_dp.PrivacyAccountant(epsilon=1.0)  # only for this holder
         accountant.journal(folder / "journal")
         guide = AutoMultivariateNormal(model)
         dpsep = pyro_dp.DPSEP(

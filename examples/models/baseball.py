@@ -1,7 +1,7 @@
 """Baseball, partially pooled: how good are hitters, and how much do they differ?
 
 Pyro's example [baseball](https://pyro.ai/examples/baseball.html), by SVI where Pyro has NUTS. A
-record is a player (simulated; Pyro's 18 are too few to hide among).
+record is a player (simulated; Pyro's 18 are too few for privacy).
 """
 
 import sys

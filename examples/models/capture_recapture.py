@@ -1,7 +1,8 @@
 """Capture and recapture: how many animals survive a year, how many are seen again?
 
 Pyro's example [Cormack-Jolly-Seber](https://pyro.ai/examples/capture_recapture.html), `model_1`.
-A record is an animal's history (simulated). The mask is made anew, not changed.
+A record is an animal's history (simulated). The model computes a new mask in each
+step and never modifies one.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Eight schools: what does coaching do, and how much do schools differ?
 
 Pyro's example [eight_schools](https://github.com/pyro-ppl/pyro/tree/dev/examples/eight_schools),
-with its guide. A record is a school (5,000, simulated: 8 are too few to hide among). `mu` and
+with its guide. A record is a school (5,000, simulated: 8 are too few for privacy). `mu` and
 `tau`, which all schools share, are outside of the plate, and parameters start at constants.
 """
 

@@ -1,7 +1,7 @@
 """Linear regression: income of regions by the ruggedness of their terrain.
 
 Pyro's tutorial [Introduction to Pyro](https://pyro.ai/examples/intro_long.html). A record is a
-region (simulated; the tutorial's 170 nations are too few to hide among).
+region (simulated; the tutorial's 170 nations are too few for privacy).
 """
 
 import sys

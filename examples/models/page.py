@@ -16,7 +16,8 @@ PAGE = ROOT / "docs" / "examples.md"
 HEAD = """# Examples: Pyro's own models, swapped
 
 `DPSVI` replaces `SVI` in twelve models of Pyro's documentation. At epsilon = 4, {close} of them
-lose less than four nats. At epsilon = 1 noise costs more, and most in models with many parameters.
+lose less than four nats. At epsilon = 1 the noise costs more, above all in models with many
+parameters.
 
 ```diff
 - {svi}
@@ -24,9 +25,9 @@ lose less than four nats. At epsilon = 1 noise costs more, and most in models wi
 ```
 
 Nothing else changes in any of them. `python examples/models` fits all and writes this page.
-Delta is 1e-5, with one run each. `SVI` takes 2,000 steps on all records. Its column has the ELBO in
-nats, and the others the difference to it. A normal posterior that is off by one standard deviation
-in one coefficient loses half a nat.
+Delta is 1e-5, with one run each. `SVI` takes 2,000 steps on all records. The column `SVI` has its
+ELBO in nats, and the other columns have the difference to it. A normal posterior that is off by one
+standard deviation in one coefficient loses half a nat.
 
 """
 

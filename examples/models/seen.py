@@ -28,7 +28,7 @@ SEEN = {
         "Intervals of six correlations by five fits. All but a few cover the truth.",
     ),
     "capture_recapture": Seen(
-        "At epsilon = 1 less than a nat is lost. All five clouds hold the truth.",
+        "At epsilon = 1 less than a nat is lost. All five clouds contain the truth.",
         "Clouds of draws of two probabilities, which lie over each other.",
     ),
     "gaussian_process": Seen(
