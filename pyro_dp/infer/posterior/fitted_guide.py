@@ -18,7 +18,7 @@ from pyro_dp.infer.posterior.gaussian_guide import (
     base,
     check_names,
     find,
-    held,
+    in_store,
     starts_anywhere,
 )
 from pyro_dp.records.global_draw import latents_of
@@ -107,7 +107,7 @@ class FittedGuide:
 
     def is_current(self) -> bool:
         """As :meth:`GaussianGuide.is_current`."""
-        return held(self._parameters)
+        return in_store(self._parameters)
 
     @torch.no_grad()
     def _set_points(self, mean: Tensor) -> None:
