@@ -151,7 +151,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         if loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
         policy = self._moves.policy
-        step = policy.of(prepared.step)
+        step = prepared.step.eager.of_norms_alone() if policy.measures_norms_only else prepared.step
         position = self.accountant.position
         draws = step.draw()
         size = step.size(draws)
@@ -167,7 +167,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         sees = bool(prepared.term.parameters)
         plan = StepPlan.of(self.num_steps, size, prepared.sampler, per_bound, sees)
         read = Reading(released, blocks, noise, prepared.sampler, plan)
-        if policy.opens:
+        if policy.measures_norms_only:
             self._moves.policy = policy.learned(read)
             return math.nan
         gradients = step.gradients(draws, released[0])
@@ -267,9 +267,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         self._moves.require_own(state)
         if isinstance(state, dict):
             state = without_history(state)
-        names = (*self._moves.names, *self._moves.policy.names)
-        names = ("parameters", "optimizer", "bound", *names)
-        self._reservation.require(state, names)
+        keys = (*self._moves.state_keys, *self._moves.policy.state_keys)
+        self._reservation.require(state, ("parameters", "optimizer", "bound", *keys))
         require_fractions(state.get("clipped_fractions"))
         policy = self._moves.policy.resumed(state)
         self._moves.require_state(state, self.num_steps)
