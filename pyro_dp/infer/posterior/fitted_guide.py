@@ -89,7 +89,10 @@ class FittedGuide:
         mean, covariance = self._posterior
         with forked_rng():
             torch.manual_seed(0)  # all ranks of a cluster find the same guide
-            self._set_points(mean)
+            for latent in self.latents:
+                if point := self._points.get(latent.name):
+                    value = latent.transform(latent.part(mean)).detach()
+                    point.leaf.data = point.unconstrained(value.to(point.leaf))
             if len(self._points) < len(self.latents):
                 with self._runs.public():
                     draws = self._draws(mean, covariance)
@@ -108,13 +111,6 @@ class FittedGuide:
     def is_current(self) -> bool:
         """As :meth:`GaussianGuide.is_current`."""
         return in_store(self._parameters)
-
-    @torch.no_grad()
-    def _set_points(self, mean: Tensor) -> None:
-        for latent in self.latents:
-            if point := self._points.get(latent.name):
-                value = latent.transform(latent.part(mean))
-                point.leaf.data = point.unconstrained(value.to(point.leaf))
 
     def _draws(self, mean: Tensor, covariance: Tensor) -> dict[str, Tensor]:
         """Draws by site, (K, ...), whose sample mean and covariance are exactly these."""

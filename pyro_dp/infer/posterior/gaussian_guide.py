@@ -201,9 +201,6 @@ class _Parameter:
         larger = self.unconstrained(value * math.exp(power * unit))
         return (larger - self.unconstrained(value)) / unit
 
-    def allows(self, value: Tensor) -> bool:
-        return bool(self.constraint.check(value.reshape(self.leaf.shape)).all())
-
 
 @dataclass(frozen=True)
 class _Block:
@@ -240,7 +237,11 @@ class _Block:
         """Whether no constraint excludes a location or a scale."""
         ones = self.parameters[0].read().new_ones(self.stop)
         extremes = ((1e6, 1e12), (-1e6, 1e-12))
-        return all(p.allows(v) for m, s in extremes for p, v in self.values(m * ones, s * ones))
+        return all(
+            p.constraint.check(v.reshape(p.leaf.shape)).all()
+            for m, s in extremes
+            for p, v in self.values(m * ones, s * ones)
+        )
 
 
 class _ParameterReads(Messenger):

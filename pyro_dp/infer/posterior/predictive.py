@@ -81,7 +81,14 @@ class PosteriorPredictive(Predictive):
         :raises PrivacyError: an argument is recognised to hold records of the fit.
         :raises ConfigurationError: ArviZ is not installed: ``pip install pyro-dp[arviz]``.
         """
-        arviz = _arviz()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its releases
+            try:
+                import arviz
+            except ImportError:
+                raise ConfigurationError(
+                    "to_arviz needs ArviZ, which is not installed: pip install pyro-dp[arviz]."
+                ) from None
         groups: dict[str, Any] = {"posterior": _chain(self.posterior_samples)}
         names: Collection[str] = ()
         if args or kwargs:
@@ -103,18 +110,6 @@ class PosteriorPredictive(Predictive):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A PosteriorPredictive holds the data: save its posterior_samples.")
-
-
-def _arviz() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its releases
-        try:
-            import arviz
-        except ImportError:
-            raise ConfigurationError(
-                "to_arviz needs ArviZ, which is not installed: pip install pyro-dp[arviz]."
-            ) from None
-    return arviz
 
 
 def _chain(draws: Mapping[str, Tensor]) -> dict[str, Any]:

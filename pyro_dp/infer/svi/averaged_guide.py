@@ -172,11 +172,13 @@ class IterateAverages:
         return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, vars(self))
 
     @staticmethod
-    def resumed(state: Any) -> "IterateAverages":
-        """From :meth:`state`. A state of version 0.2 has no gradients.
+    def resumed(state: Any) -> "IterateAverages | None":
+        """From :meth:`state`, or None. A state of version 0.2 has no gradients.
 
         :raises ConfigurationError: the state is damaged.
         """
+        if state is None:
+            return None
         names = IterateAverages.__dataclass_fields__.keys()
         if not isinstance(state, Mapping) or state.keys() | {"gradients", "variance"} != names:
             raise ConfigurationError(_DAMAGED)

@@ -264,7 +264,7 @@ class PlannedMoves(Moves):
 
     def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
         super().require_state(state, num_steps)
-        _averages(state)
+        IterateAverages.resumed(state["averages"])
 
     def _require_plan(self, saved: Any, num_steps: int | None) -> None:
         if saved is not None:
@@ -274,8 +274,4 @@ class PlannedMoves(Moves):
 
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self.averages = _averages(state)
-
-
-def _averages(state: Mapping[str, Any]) -> IterateAverages | None:
-    return None if state["averages"] is None else IterateAverages.resumed(state["averages"])
+        self.averages = IterateAverages.resumed(state["averages"])
