@@ -70,38 +70,38 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
     :param typical: prior guess of a norm. Its logarithm has standard deviation ``spread``.
     """
     shares, sd = counts / size, max(sd / size, 1e-9)
-    places, rights, bells = _bells()
+    modes, rights, bells = _bells()
     squares = np.square(bells).sum(axis=1)
     residual = (squares - 2 * (bells @ shares) + shares @ shares) / sd**2
-    log_prior = -(((places - math.log(typical)) / spread) ** 2 + (rights / _USUAL_RIGHT) ** 2) / 2
+    log_prior = -(((modes - math.log(typical)) / spread) ** 2 + (rights / _USUAL_RIGHT) ** 2) / 2
     score = log_prior - residual / 2
     weights = np.exp(score - score.max()).reshape(_SHAPE)
     weights = weights / weights.sum()
-    # Put all bells at the mean position: a mixture of positions would have a tail.
-    place = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
-    bell = np.tensordot(weights.sum(axis=1), bells.reshape(*_SHAPE, SIZE)[:, place], 2)
+    # Put all bells at the mean of the modes. A mixture of modes would have a tail.
+    mode = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
+    bell = np.tensordot(weights.sum(axis=1), bells.reshape(*_SHAPE, SIZE)[:, mode], 2)
     fitted = bell
     if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-        seen = _seen(shares, sd)
-        if seen.any():
-            tail = bell * (np.arange(SIZE) > seen.nonzero()[0][-1])
+        significant = _significant(shares, sd)
+        if significant.any():
+            tail = bell * (np.arange(SIZE) > significant.nonzero()[0][-1])
             part = (tail @ shares) / max(tail @ tail, 1e-300)  # least squares
-            fitted = seen + min(max(part, 0.0), 1.0) * tail
+            fitted = significant + min(max(part, 0.0), 1.0) * tail
     kept = fitted > 1e-6 * fitted.max()
     return Norms.of(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
 
-def _seen(shares: Floats, sd: float) -> Floats:
+def _significant(shares: Floats, sd: float) -> Floats:
     """Shares that are significant together with their neighbours, and zero elsewhere."""
     height = np.convolve(shares, np.ones(4), "valid") / (2.0 * sd)  # four bins each
     candidates = np.flatnonzero(height > _STANDS_OUT)
     groups = np.split(candidates, np.flatnonzero(np.diff(candidates) > _GAP) + 1)
     sure = [each for each in groups if (height[each] > _STANDS_OUT_ALONE).any()]
     bins = np.concatenate([np.arange(SIZE)[:0], *sure])
-    seen = np.zeros(SIZE)
+    significant = np.zeros(SIZE)
     for offset in range(4):
-        seen[bins + offset] = np.maximum(shares[bins + offset], 0.0)
-    return seen
+        significant[bins + offset] = np.maximum(shares[bins + offset], 0.0)
+    return significant
 
 
 def _normal_cdf(x: Floats) -> Floats:
@@ -111,14 +111,14 @@ def _normal_cdf(x: Floats) -> Floats:
 
 @functools.cache
 def _bells() -> tuple[Floats, Floats, Floats]:
-    """Positions and right scales of the bells, (n,), and their mass in each bin, (n, SIZE)."""
+    """Modes and right scales of the bells, (n,), and their mass in each bin, (n, SIZE)."""
     grid = np.meshgrid(EDGES[1:-1], _LEFT, _RIGHT)
-    places, left, right = (each.reshape(-1, 1) for each in grid)
-    below = 2 * left * _normal_cdf((EDGES - places) / left)
-    above = left + right * (2 * _normal_cdf((EDGES - places) / right) - 1)
-    cumulative = np.where(places > EDGES, below, above) / (left + right)
+    modes, left, right = (each.reshape(-1, 1) for each in grid)
+    below = 2 * left * _normal_cdf((EDGES - modes) / left)
+    above = left + right * (2 * _normal_cdf((EDGES - modes) / right) - 1)
+    cumulative = np.where(modes > EDGES, below, above) / (left + right)
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
-    return places.ravel(), right.ravel(), np.diff(cumulative, axis=1)
+    return modes.ravel(), right.ravel(), np.diff(cumulative, axis=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,8 +174,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         sd = blocks[0].noise(noise) / prepared.sampler.sample_rate
         variance = step.eager.num_noises * sd**2
         self._moves.move(prepared.parameters, gradients.parameters, plan, self._steps, variance)
-        for indices, own in moves:  # behind the privacy wall
-            self._moves.rows.step(indices, own)
+        for indices, of_rows in moves:  # behind the privacy wall
+            self._moves.rows.step(indices, of_rows)
         self._moves.policy = policy.learned(read)
         if self._steps == self.num_steps:
             self._moves.conclude(prepared.parameters)

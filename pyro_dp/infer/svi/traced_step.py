@@ -168,7 +168,7 @@ class TracedStep:
 
     def _public_inputs(self, public: PublicTables) -> list[Tensor]:
         values = [leaf.detach() for leaf in self._leaves]
-        return values + [table for own in public for table in own]
+        return values + [table for tables in public for table in tables]
 
     def _modes(
         self, public: PublicTables, substitutes: dict[int, Tensor] | None = None
@@ -217,20 +217,20 @@ class TracedStep:
         counts = [len(public), 1, len(term.records.placeholder())]
 
         def per_record(*inputs: Tensor) -> list[Tensor]:
-            own, (indices,), rows, own_rows = parted(inputs, counts)
-            parameters, drawn = self._at(own)
-            batch = Batch(indices, rows, local_rows=dict(zip(names, own_rows, strict=True)))
+            shared, (indices,), rows, local_rows = parted(inputs, counts)
+            parameters, drawn = self._at(shared)
+            batch = Batch(indices, rows, local_rows=dict(zip(names, local_rows, strict=True)))
             found = [term.at_once(particle, batch) for particle in drawn]
             losses = mean([each.losses for each in found])
             blocks = eager.coordinates(drawn, parameters).per_record(found)
             beside = [mean([each.local[name] for each in found]) for name in names]
             if term.answers:
-                beside.append(torch.stack([own.apart for own in found]).any(dim=0))
+                beside.append(torch.stack([each.apart for each in found]).any(dim=0))
             sampled = [value for each in found for value in each.sampled]
             return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside, *sampled]
 
-        def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
-            outputs = graph(*own, indices, *rows, *rest)
+        def contribute(bounds, shared, indices, rows, rest) -> tuple[list[Contributions], list]:
+            outputs = graph(*shared, indices, *rows, *rest)
             losses, *beside = outputs[len(outputs) - others :]
             return eager.blocks(joined(outputs, forms), losses, bounds[0]), beside
 
@@ -259,8 +259,8 @@ class TracedStep:
         with_gradient: list[str] = []
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
-            *own, released = inputs
-            parameters, particles = self._at(own)
+            *shared, released = inputs
+            parameters, particles = self._at(shared)
             coordinates = self.eager.coordinates(particles, parameters)
             gradients = coordinates.gradients(released)
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
