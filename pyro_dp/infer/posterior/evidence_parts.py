@@ -152,11 +152,7 @@ def from_plain(saved: Mapping[str, Any]) -> dict[str, Any]:
         if status.level not in LEVELS:
             raise ConfigurationError(f"status {status.level!r} is unknown.")
         parts.append(Part(size, tuple(looks), bias, bend, cost, status))
-    return {
-        "latents": tuple(latents),
-        "parts": tuple(parts),
-        "disjoint": bool(saved["disjoint"]),
-    }
+    return {"latents": tuple(latents), "parts": tuple(parts), "disjoint": bool(saved["disjoint"])}
 
 
 def _transform_to_plain(transform: Transform) -> list[dict[str, Any]]:

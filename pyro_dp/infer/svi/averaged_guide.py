@@ -247,7 +247,7 @@ def _settled(
     * The means of the last two quarters are close.
     * The Newton step from the mean gradient is short.
     * The mean gradient, plus one standard deviation of its noise, hardly changes the logarithm of
-      all scales. At the optimum its derivative is 0, and the second one is 2 per coordinate.
+      all scales. (The loss has second derivative 2 per coordinate by this logarithm.)
 
     :param sds: standard deviations of the intervals, (d,).
     """
