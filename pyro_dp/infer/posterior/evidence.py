@@ -198,7 +198,7 @@ class Evidence(Displayed):
         """
         return _conditioned(self, model, [part.pooled for part in self.parts])
 
-    def conditioned_quadratic(self, model: Callable) -> Callable:
+    def conditioned_near(self, model: Callable) -> Callable:
         """As :meth:`conditioned`, with the noise of the score at the estimate used everywhere.
 
         This log likelihood is quadratic, so it can start a search. The exact one is nearly flat far
@@ -309,7 +309,7 @@ class Evidence(Displayed):
         require_count("num_steps", num_steps)
         optim = pyro.optim.ClippedAdam({"lr": lr, "lrd": 0.1 ** (1 / num_steps)})
         elbo = pyro.infer.Trace_ELBO(num_particles=4)
-        for conditioned in (self.conditioned_quadratic, self.conditioned):
+        for conditioned in (self.conditioned_near, self.conditioned):
             svi = pyro.infer.SVI(conditioned(model), guide, optim, elbo)
             for _ in range((num_steps + 1) // 2):
                 svi.step()
@@ -365,7 +365,7 @@ class PriorTimesEvidence:
         start: tuple[Tensor, Tensor] | None = None,
     ):
         self._evidence, self._density = evidence, density(evidence.conditioned(model))
-        quadratic = density(evidence.conditioned_quadratic(model))
+        quadratic = density(evidence.conditioned_near(model))
         zeros = torch.zeros(quadratic.size, dtype=torch.float64)
         mean, sds = start or (zeros, torch.full_like(zeros, _SCALE))
         with forked_rng():
