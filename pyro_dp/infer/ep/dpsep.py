@@ -84,7 +84,7 @@ def status(state: EPState) -> Status:
     if count := _num_convex(state):
         reason = _NOT_CONCAVE.format(count=count, dim=state.plan.dim)
         return Status(CHECK, reason, STEPS)
-    bent = pooled.relative(pooled.bending(mean), mean)
+    bent = pooled.relative(pooled.nonquadratic_error(mean), mean)
     cut = pooled.relative(state.squared_bias * pooled.geometry, mean)
     if bent + cut > 1:
         share = math.sqrt(bent + cut)

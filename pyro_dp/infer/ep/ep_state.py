@@ -300,7 +300,7 @@ class EPState:
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
         """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
         seen = mean[self.problem.places]
-        bias = self.squared_bias * pooled.geometry + pooled.bending(seen)
+        bias = self.squared_bias * pooled.geometry + pooled.nonquadratic_error(seen)
         information = pooled.information(seen, bias)
         kept = pooled.curvature, information
         factors = [self.problem.on_all(pooled.factor(each)) for each in kept]

@@ -1,4 +1,4 @@
-"""Draws from a log density by Hamiltonian chains; searches for the Gaussians closest to it."""
+"""Hamiltonian chains that draw from a log density, and Gaussian variational approximations."""
 
 import contextlib
 import math
@@ -10,24 +10,24 @@ from torch import Tensor
 from pyro_dp.infer.posterior.prior_factor import BatchedGradient
 from pyro_dp.utils.linalg import cholesky, covariance, standardised
 
-_CHAINS, _FEWER = 128, 16  # the second number if points are computed one by one
-_WARM_UP, _ROUND = (40, 40, 40, 80), 100  # transitions of the first rounds, and of each other one
-_SETTLED, _MOST_ROUNDS = 0.15, 16  # standard deviations, and rounds after which chains end anyway
+_CHAINS, _FEWER = 128, 16  # chains; fewer if points are computed one by one
+_WARM_UP, _ROUND = (40, 40, 40, 80), 100  # transitions of the first rounds, and of later ones
+_SETTLED, _MOST_ROUNDS = 0.15, 16  # standard deviations, and the most rounds after the warm-up
 _ACCEPTED = 0.8  # the rate that Hoffman & Gelman (2014) recommend
-_FORGETS, _OFFSET, _STIFF = 0.75, 10, 0.05  # kappa, t0 and gamma of their dual averaging
+_KAPPA, _T0, _GAMMA = 0.75, 10, 0.05  # settings of their dual averaging
 _MOST_STEPS = 16  # leapfrog steps in a transition
-_LEAST, _MORE = 0.3, 0.9  # a step's size is .3 to 1.2 times the usual one
+_LEAST, _MORE = 0.3, 0.9  # step sizes are uniform in 0.3 to 1.2 times the usual one
 
 
 def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, float]:
-    """Draws (K, d) from a density. They are the same in each call.
+    """Draws (K, d) from a density, with a fixed seed.
 
-    Chains start at independent normal draws with this mean and these sds, (d,) each. The covariance
-    of all chains after a round is the metric of the next one (Neal 2011, section 5.4.2). Rounds go
-    on until their mean stays.
+    Chains start at independent normal draws with this mean and these standard deviations, (d,)
+    each. The metric of a round is the covariance of all chains in the round before (Neal 2011,
+    section 5.4.2). Rounds end when the mean has settled.
 
-    :returns: the last round's draws, and how far its mean was from the last but one's, in standard
-        deviations of the coordinate where that is largest.
+    :returns: the last round's draws, and how far the mean moved in the last round: the largest over
+        the coordinates, in standard deviations.
     """
     count = _CHAINS if gradients.at_once else _FEWER
     chains = _Chains(gradients, mean.expand(count, -1), sds.diag())
@@ -44,10 +44,10 @@ def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[
 
 
 class _Chains:
-    """K chains.
+    """K Hamiltonian chains.
 
-    :param centre: centres of the start, (K, d).
-    :ivar root: a root of the metric, which is a covariance (d, d).
+    :param centre: the means of the starting points, (K, d).
+    :param root: a root of the metric, which is a covariance, (d, d).
     """
 
     def __init__(self, gradients: BatchedGradient, centre: Tensor, root: Tensor):
@@ -57,23 +57,20 @@ class _Chains:
         self._slopes, self._heights = self._gradients(self._points)
 
     def run(self, length: int, step_size: float) -> tuple[Tensor, float]:
-        """States (length, K, d), and the step size that dual averaging finds."""
+        """The states (length, K, d), and the step size that dual averaging finds."""
         states, shift = [], 0.0
         centre, now, average = (math.log(c * step_size) for c in (10, 1, 1))
         for number in range(1, length + 1):
             rate = self._move(math.exp(now))
             states.append(self._points)
-            shift += (_ACCEPTED - rate - shift) / (number + _OFFSET)
-            now = centre - math.sqrt(number) / _STIFF * shift
-            average += number**-_FORGETS * (now - average)
+            shift += (_ACCEPTED - rate - shift) / (number + _T0)
+            now = centre - math.sqrt(number) / _GAMMA * shift
+            average += number**-_KAPPA * (now - average)
         return torch.stack(states), math.exp(average)
 
     def _move(self, step_size: float) -> float:
-        """A transition of each chain, for about a quarter of a normal density's period.
-
-        :returns: the mean probability of acceptance.
-        """
-        # Steps of random size leave regions where most sizes are refused (Neal 2011, section 4.2).
+        """Move each chain, for about a quarter of a period. Returns the mean acceptance rate."""
+        # With random step sizes, chains leave regions that reject most sizes (Neal 2011, 4.2).
         step_size *= _LEAST + _MORE * self._uniform(1).item()
         points, slopes, heights = self._points, self._slopes, self._heights
         momenta = self._normal(points)
@@ -100,20 +97,19 @@ class _Chains:
 
 
 _FEWEST = 128  # draws
-# The first steps are small: a steep density does not throw them far away.
-_ADAM, _STEP_SIZE, _FALLS = 300, 0.05, 0.1
-_LBFGS, _ROUNDS, _SMALL = 200, 5, 1e-3  # it ends if the objective falls by less
+_ADAM, _STEP_SIZE, _DECAY = 300, 0.05, 0.1  # small steps, which a steep density cannot throw far
+_LBFGS, _ROUNDS, _TOLERANCE = 200, 5, 1e-3
 
 
 def mean_field(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sds (d,) of the independent Gaussians closest in KL(q || p), from a start."""
+    """Mean and standard deviations (d,) of the mean-field Gaussian that minimises KL(q || p)."""
     start = [mean, sds.log()]
     found = _minimised(gradients, start, lambda leaves: leaves[1].exp().diag(), _ADAM)
     return found[0], found[1].exp()
 
 
 def full_rank(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p)."""
+    """Mean (d,) and covariance (d, d) of the Gaussian that minimises KL(q || p)."""
     start = [mean, sds.log(), torch.zeros(len(mean), len(mean)).to(mean)]
 
     def root(leaves: list[Tensor]) -> Tensor:
@@ -132,13 +128,16 @@ def _minimised(
     root: Callable[[list[Tensor]], Tensor],
     first_steps: int,
 ) -> list[Tensor]:
-    """The leaves of the closest Gaussian, whose mean is the first leaf, by fixed draws.
+    """The parameters of the Gaussian that minimises KL(q || p), over draws with a fixed seed.
 
-    :param start: the mean, the logarithms of the root's diagonal, and what else ``root`` takes.
+    :param start: the mean, the logarithms of the root's diagonal, and the rest of the root.
     :param first_steps: steps of Adam, for a start that may be far away.
     """
     leaves = [each.clone().requires_grad_() for each in start]
-    draws = _draws(start[0])
+    mean = start[0]
+    count, seeded = max(_FEWEST, 4 * len(mean)) // 2, torch.Generator().manual_seed(0)
+    half = torch.randn(count, len(mean), generator=seeded, dtype=mean.dtype)
+    draws = standardised(torch.cat([half, -half]).to(mean.device))
 
     def objective() -> tuple[Tensor, Tensor]:
         points = leaves[0] + draws @ root(leaves).mT
@@ -148,26 +147,18 @@ def _minimised(
 
     search = Search(leaves, objective)
     if first_steps:
-        search.by_adam(first_steps, _STEP_SIZE, _FALLS)
+        search.by_adam(first_steps, _STEP_SIZE, _DECAY)
         search.restart()
-    search.by_lbfgs(_ROUNDS, _LBFGS, _SMALL)
+    search.by_lbfgs(_ROUNDS, _LBFGS, _TOLERANCE)
     return search.best
 
 
-def _draws(mean: Tensor) -> Tensor:
-    """Standard normal draws (K, d) of mean 0 and covariance 1. They are the same in each call."""
-    count, seeded = max(_FEWEST, 4 * len(mean)) // 2, torch.Generator().manual_seed(0)
-    half = torch.randn(count, len(mean), generator=seeded, dtype=mean.dtype)
-    draws = torch.cat([half, -half]).to(mean.device)
-    return standardised(draws)
-
-
 class Search:
-    """A search for the least value of a function of tensors.
+    """Minimises a function of tensors.
 
-    :param leaves: tensors that require a gradient. They move.
-    :param objective: returns the loss, and a number with the loss's gradient.
-    :ivar best: the leaves' best values.
+    :param leaves: tensors that require a gradient, which the search changes.
+    :param objective: returns the loss, and a surrogate with the loss's gradient.
+    :ivar best: the leaves' best values so far.
     """
 
     def __init__(self, leaves: Sequence[Tensor], objective: Callable[[], tuple[Tensor, Tensor]]):
@@ -175,7 +166,7 @@ class Search:
         self._least, self.best = math.inf, [leaf.detach().clone() for leaf in leaves]
 
     def loss(self) -> Tensor:
-        """The loss of the present values, whose gradients the leaves get."""
+        """Evaluate the loss at the leaves, and set their gradients."""
         for leaf in self._leaves:
             leaf.grad = None
         loss, differentiated = self._objective()
@@ -185,31 +176,29 @@ class Search:
         return loss
 
     def restart(self) -> None:
-        """Back to the best values."""
+        """Set the leaves to their best values."""
         for leaf, value in zip(self._leaves, self.best, strict=True):
             leaf.data = value.clone()
 
     def by_adam(
-        self, steps: int, step_size: float, falls: float, betas: tuple[float, float] = (0.9, 0.999)
+        self, steps: int, step_size: float, decay: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
-        """
-        :param falls: the last step size over the first one.
-        """
+        """Take steps of Adam, whose size falls geometrically to ``decay`` times the first size."""
         adam = torch.optim.Adam(self._leaves, lr=step_size, betas=betas)
-        falling = torch.optim.lr_scheduler.ExponentialLR(adam, falls ** (1 / steps))
+        schedule = torch.optim.lr_scheduler.ExponentialLR(adam, decay ** (1 / steps))
         for _ in range(steps):
             adam.step(self.loss)
-            falling.step()
+            schedule.step()
         adam.zero_grad()
 
-    def by_lbfgs(self, rounds: int, steps: int, small: float) -> None:
-        """Each round begins at the best values. It ends where one gains less than ``small``."""
+    def by_lbfgs(self, rounds: int, steps: int, tolerance: float) -> None:
+        """Run L-BFGS in rounds from the best values, until one gains less than ``tolerance``."""
         before = math.inf
         for _ in range(rounds):
             lbfgs = torch.optim.LBFGS(self._leaves, max_iter=steps, line_search_fn="strong_wolfe")
-            with contextlib.suppress(IndexError):  # its line search met infinite values alone
+            with contextlib.suppress(IndexError):  # torch's, if all values are infinite
                 lbfgs.step(self.loss)
             self.restart()
-            if not self._least < before - small:
+            if not self._least < before - tolerance:
                 break
             before = self._least

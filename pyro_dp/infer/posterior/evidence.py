@@ -1,7 +1,7 @@
-"""Evidence: the likelihood of the latents from private looks, apart from any prior.
+"""Evidence: the likelihood of the latents from private looks, without a prior.
 
-It consists of released numbers only. So nothing computed from it costs privacy: other priors,
-other samplers, files, and products with the evidence of other people's data.
+A look is one private release of score and curvature at a public point. Evidence contains released
+numbers only, so nothing that is computed from it costs privacy.
 """
 
 import math
@@ -43,31 +43,30 @@ from pyro_dp.utils.linalg import Gaussian, covariance, inverse
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_flag
 
-_NEAR = 0.5  # standard deviations
+_MOST_MOVED = 0.5  # standard deviations between the last two rounds of chains
 _MOVED = "chains of draws still moved by {moved:.1f} standard deviations at their end"
-_SCALE = 0.1  # standard deviation of each latent where a search starts
+_SCALE = 0.1  # standard deviation of each latent at the start of a search
 _METHODS = "method must be 'gaussian', 'chains', 'nuts', or a Pyro guide."
 _ARGUMENTS = (
     "evidence.posterior(model): the model takes {names}, but the prior has no arguments. Pass the "
     "part before the plate of records, without data; PrivateGLM has it as glm.prior."
 )
-_COLUMNS = ("records", "look", "noise of the estimate (sd, median)")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence(Displayed):
-    """A likelihood of the latents, from private looks at a data set, apart from the prior.
+    """The likelihood of the latents, from private looks at the data.
 
-    ``inference.evidence`` is the evidence of a run of :class:`DPSEP`. :meth:`load` reads one from
-    a file. An office can publish it instead of data.
+    ``inference.evidence`` returns the evidence of a run of :class:`DPSEP`. An office can publish
+    its file (:meth:`save`, :meth:`load`) instead of data.
 
-    **Guarantee.** It is a function of released numbers, and costs nothing beyond its run. It is
-    mu-GDP with :attr:`mu`, for one record, under the ledger's relation. Nothing that is computed
+    **Guarantee.** Evidence is a function of released numbers. It is :attr:`mu`-GDP for one record,
+    under the ledger's neighbouring relation. It costs nothing beyond its run, and nothing computed
     from it costs more.
 
     :param latents: sites that the records inform, in the order of the flat vector (d,).
     :param parts: one part for each data set.
-    :param disjoint: whether no person has records in two of them.
+    :param disjoint: whether no person has records in two parts.
 
     >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
     >>> result = sep.run(heights, progress=False)
@@ -83,27 +82,27 @@ class Evidence(Displayed):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the d unconstrained coordinates."""
+        """The names of the d unconstrained coordinates."""
         return tuple(n for each in self.latents for n in element_names(each.name, each.shape))
 
     @property
     def size(self) -> int:
-        """N, summed over all parts."""
+        """The number of records in all parts."""
         return sum(part.size for part in self.parts)
 
     @property
     def mu(self) -> float:
-        """The cost of all parts for one person, as mu of Gaussian differential privacy.
+        """The privacy cost for one person, as mu of Gaussian differential privacy.
 
-        It is the largest part's mu if no person is in two parts. Otherwise it is the root of the
-        sum of squares.
+        If no person is in two parts, it is the largest mu of a part. Otherwise it is the root of
+        the sum of squares.
         """
         costs = [part.cost.mu for part in self.parts]
         return max(costs) if self.disjoint else math.hypot(*costs)
 
     @property
     def status(self) -> Status:
-        """The worst of the runs: whether their looks arrived, and saw more than noise."""
+        """The worst status of the runs."""
         return Status.worst(part.status for part in self.parts)
 
     @property
@@ -112,17 +111,17 @@ class Evidence(Displayed):
         return tuple(look for part in self.parts for look in part.looks)
 
     def log_likelihood(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The log likelihood, for ``pyro.factor`` in any Pyro model with these sites.
+        """The log likelihood up to a constant, for ``pyro.factor`` in a model with these sites.
 
-        :param values: the value of each site, in the model's own space, with the site's shape.
-        :returns: the log likelihood up to a constant, differentiable.
-        :raises ModelError: a site is missing, or has another shape.
+        :param values: the value of each site, in the site's support.
+        :returns: a differentiable number.
+        :raises ModelError: a site is missing, or has the wrong shape.
         """
         z = self.coordinates(values)
         return _over_parts(self.parts, lambda pooled: pooled.log_likelihood()(z))
 
     def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector (d,) of unconstrained values that looks are made in.
+        """The flat vector (d,) of unconstrained values.
 
         Arguments and errors are those of :meth:`log_likelihood`.
         """
@@ -133,47 +132,51 @@ class Evidence(Displayed):
                     f"values has no {each.name!r}: the evidence is about "
                     f"{', '.join(latent.name for latent in self.latents)}."
                 )
-            own = each.transform.inv(torch.as_tensor(values[each.name]))
-            if own.numel() != each.stop - each.start:
+            value = each.transform.inv(torch.as_tensor(values[each.name]))
+            if value.numel() != each.stop - each.start:
                 raise ModelError(
-                    f"Site {each.name!r} has shape {tuple(own.shape)}, and the evidence has "
+                    f"Site {each.name!r} has shape {tuple(value.shape)}, and the evidence has "
                     f"{tuple(each.shape)}."
                 )
-            flat.append(own.reshape(-1).to(self.looks[0].point))
+            flat.append(value.reshape(-1).to(self.looks[0].point))
         return torch.cat(flat)
 
     def factor(self, mean: Tensor) -> Gaussian:
-        """The likelihood as a Gaussian factor, for a posterior with this mean, (d,)."""
-        pooled = [part.pooled for part in self.parts]
-        found = [(p.information(mean), p.estimate) for p in pooled]
-        information = torch.stack([precision for precision, _ in found]).sum(dim=0)
-        eta = torch.stack([precision @ estimate for precision, estimate in found]).sum(dim=0)
-        return Gaussian(eta, information)
+        """The likelihood as a Gaussian factor, with the noise at a posterior mean (d,)."""
+        factors = [part.pooled.factor(part.pooled.information(mean)) for part in self.parts]
+        return Gaussian(
+            torch.stack([each.eta for each in factors]).sum(dim=0),
+            torch.stack([each.precision for each in factors]).sum(dim=0),
+        )
 
     def _information(self, mean: Tensor) -> Tensor:
-        """The precision of the likelihood at a mean that was found, (d, d).
+        """The precision (d, d) of the likelihood at the final posterior mean (d,).
 
-        It is less than the factor's, which the mean follows from: the likelihood bends.
+        It is lower than the precision of :meth:`factor`, because it also allows for a curvature
+        that changes between the looks and the mean.
         """
-        return _over_parts(self.parts, lambda each: each.information(mean, each.bending(mean)))
+        return _over_parts(
+            self.parts, lambda each: each.information(mean, each.nonquadratic_error(mean))
+        )
 
     def lost(self, mean: Tensor) -> Tensor:
-        """The precision (d, d) that the noise takes from the likelihood, for a posterior's mean."""
+        """The precision (d, d) that noise takes from the likelihood at a posterior mean (d,)."""
         return _over_parts(self.parts, lambda each: each.curvature) - self._information(mean)
 
     def posterior(self, model: Callable, method: Any = "gaussian", **settings: Any) -> Any:
-        """prior * evidence, for any prior on the same sites. It costs no privacy.
+        """The posterior under any prior on the same sites. It costs no privacy.
 
-        :param model: a Pyro model without data and without arguments: the prior. It may have other
-            latents, too, such as the scale of a hierarchy.
-        :param method: "gaussian"; "chains", which draws in seconds, also for deterministic sites;
-            "nuts"; or a guide of the model, which ``SVI`` fits.
+        :param model: the prior: a Pyro model without data or arguments. It may have further
+            latents, such as the scale of a hierarchy.
+        :param method: "gaussian"; "chains" (Hamiltonian chains, which take seconds, and also serve
+            deterministic sites); "nuts"; or a guide of the model, which ``SVI`` fits.
         :param settings: NUTS takes ``num_samples`` (1000) and ``warmup_steps`` (500). A guide takes
             ``num_steps`` (2000) and ``lr`` (0.02).
-        :returns: a :class:`Posterior`; draws by site, ``(num_samples, *shape)``; or the guide.
-        :raises ModelError: the model lacks a site, has it with another shape or support, or takes
-            arguments.
-        :raises ConfigurationError: there is no such method.
+        :returns: a :class:`Posterior`; from NUTS draws by site, ``(num_samples, *shape)``; or the
+            guide.
+        :raises ModelError: the model takes arguments, lacks a site, or has a site of the wrong
+            shape or support.
+        :raises ConfigurationError: method is unknown.
         """
         needed = required_arguments(model)
         if needed:
@@ -196,19 +199,19 @@ class Evidence(Displayed):
         return _conditioned(self, model, [part.pooled for part in self.parts])
 
     def conditioned_near(self, model: Callable) -> Callable:
-        """As :meth:`conditioned`, with the noise everywhere as at the estimates.
+        """As :meth:`conditioned`, with the noise of the score at the estimate used everywhere.
 
-        This log likelihood is quadratic. Noise flattens the exact one far away, and a search that
-        starts there would not arrive.
+        This log likelihood is quadratic, so it can start a search. The exact one is nearly flat far
+        from the estimate.
         """
-        return _conditioned(self, model, [part.pooled.with_noise_here() for part in self.parts])
+        return _conditioned(self, model, [part.pooled.with_constant_noise() for part in self.parts])
 
     def times(self, other: "Evidence", *, disjoint: bool) -> "Evidence":
-        """Evidence of both data sets: likelihoods multiply.
+        """The evidence of both data sets: the likelihoods multiply.
 
         :param other: evidence about the same sites, from other records.
-        :param disjoint: whether no person has records in both. Then the cost is the larger one of
-            the two. Otherwise the costs compose.
+        :param disjoint: whether no person has records in both. Then the cost is the larger of the
+            two. Otherwise the costs compose.
         :raises ConfigurationError: sites or relations differ, or both contain the same run.
         """
         require_flag("disjoint", disjoint)
@@ -228,7 +231,7 @@ class Evidence(Displayed):
         return Evidence(self.latents, self.parts + other.parts, together)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a JSON file. It is as public as the evidence.
+        """Write a JSON file, which is as public as the evidence.
 
         :raises ConfigurationError: the support of a site cannot be written.
         :raises OSError: the file cannot be written.
@@ -237,10 +240,10 @@ class Evidence(Displayed):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Evidence":
-        """Read a file that :meth:`save` has written. Reading it runs no code.
+        """Read a file of :meth:`save`. Reading runs no code from the file.
 
         :raises ConfigurationError: the file is damaged, or holds no evidence.
-        :raises OSError: it cannot be read.
+        :raises OSError: the file cannot be read.
         """
         try:
             return Evidence(**from_plain(read_file(path)))
@@ -251,40 +254,41 @@ class Evidence(Displayed):
 
     def _gaussian(self, model: Callable) -> Posterior:
         density = prior_density(model)
-        places = self._places(density.latents)
+        coordinates = self._coordinates_among(density.latents)
         mean = torch.zeros(density.size, dtype=torch.float64)
         prior = Prior(density, mean)
         factor = prior.factor(mean, torch.eye(len(mean)).to(mean))
         mean = factor.mean.clone()
-        # From the prior's mean, far from all looks, the noise that the curvature carries hides all.
-        mean[places] = self.parts[0].pooled.estimate
+        # Start at the estimate: far from the looks, the noise of the curvature hides the evidence.
+        mean[coordinates] = self.parts[0].pooled.estimate
 
         def evidence(mean: Tensor) -> Gaussian:
-            return self.factor(mean[places]).embedded(places, len(mean))
+            return self.factor(mean[coordinates]).embedded(coordinates, len(mean))
 
-        before, found = combined(prior, evidence, mean, factor)
+        prior_factor, found = combined(prior, evidence, mean, factor)
         mean = found.mean
+        centre = mean[coordinates]
         curvature = _over_parts(self.parts, lambda each: each.curvature)
         aware, plain = (
-            before * Gaussian(own @ mean[places], own).embedded(places, len(mean))
-            for own in (self._information(mean[places]), curvature)
+            prior_factor * Gaussian(precision @ centre, precision).embedded(coordinates, len(mean))
+            for precision in (self._information(centre), curvature)
         )
         return Posterior(
             density.latents, mean, aware.covariance, plain=plain.covariance, status=self.status
         )
 
-    def _places(self, latents: Sequence[Latent]) -> Tensor:
-        """Indices of the evidence's coordinates among a model's, (d,)."""
-        known = {each.name: each for each in latents}
+    def _coordinates_among(self, latents: Sequence[Latent]) -> Tensor:
+        """Indices (d,) of the evidence's coordinates in the flat vector of these latents."""
+        by_name = {each.name: each for each in latents}
         found = []
         for each in self.latents:
-            own = known.get(each.name)
-            if own is None or described([own]) != described([each]):
+            latent = by_name.get(each.name)
+            if latent is None or described([latent]) != described([each]):
                 raise ModelError(
                     f"The model has no latent site {each.name!r} of shape {tuple(each.shape)} and "
                     "the evidence's support. If it is a deterministic site, use method='chains'."
                 )
-            found.append(torch.arange(own.start, own.stop))
+            found.append(torch.arange(latent.start, latent.stop))
         return torch.cat(found)
 
     def _draws(
@@ -319,11 +323,18 @@ class Evidence(Displayed):
             ("cost", f"mu = {self.mu:.4g}"),
             ("status", str(self.status)),
         ]
-        looks = Table(_COLUMNS, _rows(self.parts), "Looks")
+        rows = []
+        for part in self.parts:
+            inverse = torch.linalg.inv(part.pooled.curvature)
+            for number, look in enumerate(part.looks, start=1):
+                noise = inverse @ look.score_noise @ inverse
+                sd = noise.diagonal().sqrt().median().item()
+                rows.append((f"{part.size:,}", str(number), f"{sd:.3g}"))
+        looks = Table(("records", "look", "noise of the estimate (sd, median)"), rows, "Looks")
         return [Facts(facts, f"Evidence of {self.size:,} records"), looks]
 
     def plot(self) -> Any:
-        """The likelihood that the evidence gives: estimates and 95% intervals, noise included.
+        """Plot the estimates by the likelihood alone, with 95% intervals that include the noise.
 
         :returns: a ``matplotlib.figure.Figure``.
         :raises ConfigurationError: matplotlib is not installed.
@@ -338,11 +349,12 @@ class Evidence(Displayed):
 
 
 class PriorTimesEvidence:
-    """A model's prior times evidence about its sites. No record enters.
+    """The posterior from a model's prior and evidence about its sites. No record enters.
 
     :param density: makes the log density of a model.
-    :param start: mean and sds (d,) where the search begins.
-    :ivar independent: mean and sds (d,) of the independent Gaussians closest in KL(q || p).
+    :param start: mean and standard deviations (d,) at the start of the search.
+    :ivar independent: mean and standard deviations (d,) of the mean-field Gaussian that minimises
+        KL(q || p).
     """
 
     def __init__(
@@ -353,43 +365,43 @@ class PriorTimesEvidence:
         start: tuple[Tensor, Tensor] | None = None,
     ):
         self._evidence, self._density = evidence, density(evidence.conditioned(model))
-        near = density(evidence.conditioned_near(model))
-        zeros = torch.zeros(near.size, dtype=torch.float64)
+        quadratic = density(evidence.conditioned_near(model))
+        zeros = torch.zeros(quadratic.size, dtype=torch.float64)
         mean, sds = start or (zeros, torch.full_like(zeros, _SCALE))
         with forked_rng():
             self._gradients = BatchedGradient(self._density, mean)
-            mean, sds = mean_field(BatchedGradient(near, mean), mean, sds)
+            mean, sds = mean_field(BatchedGradient(quadratic, mean), mean, sds)
             self.independent = mean_field(self._gradients, mean, sds)
 
     @property
     def centre(self) -> dict[str, Tensor]:
-        """The sites at the mean of the independent Gaussians."""
+        """The sites at the mean of the mean-field Gaussian."""
         mean = self.independent[0]
         return {each.name: each.transform(each.part(mean)) for each in self._density.latents}
 
     @cached_property
     def posterior(self) -> SampledPosterior:
-        """Draws. Its status is the worst of the evidence's and of the chains'."""
+        """Draws by Hamiltonian chains; the status is the worse of the evidence's and theirs."""
         with forked_rng():
             sample, moved = chain_draws(self._gradients, *self.independent)
-        chains = Status() if moved < _NEAR else Status(CHECK, _MOVED.format(moved=moved))
+        chains = Status() if moved < _MOST_MOVED else Status(CHECK, _MOVED.format(moved=moved))
         status = Status.worst([self._evidence.status, chains])
         plain = self._without_noise(sample.mean(0), covariance(sample))
         return SampledPosterior(self._density.latents, sample, plain, status=status)
 
     @cached_property
     def closest(self) -> tuple[Tensor, Tensor]:
-        """Mean (d,) and covariance (d, d) of the Gaussian closest in KL(q || p)."""
+        """Mean (d,) and covariance (d, d) of the Gaussian that minimises KL(q || p)."""
         with forked_rng():
             return full_rank(self._gradients, *self.independent)
 
     def _without_noise(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        """The covariance with the precision that the noise takes from the evidence there."""
+        """The posterior covariance if the looks had no noise, (d, d)."""
 
         def coordinates(z: Tensor) -> Tensor:
             nodes: Any = self._density.trace(z)[0].nodes
-            seen = [each.name for each in self._evidence.latents]
-            return self._evidence.coordinates({name: nodes[name]["value"] for name in seen})
+            names = [each.name for each in self._evidence.latents]
+            return self._evidence.coordinates({name: nodes[name]["value"] for name in names})
 
         with torch.enable_grad(), forked_rng():
             slopes = torch.autograd.functional.jacobian(coordinates, mean)
@@ -398,25 +410,12 @@ class PriorTimesEvidence:
 
 
 def _over_parts(parts: Sequence[Part], of: Callable[[PooledLooks], Tensor]) -> Tensor:
-    """The sum over all parts."""
     return torch.stack([of(part.pooled) for part in parts]).sum(dim=0)
 
 
-def _rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """A row for each look: records, number, and the median noise of a coordinate."""
-    rows: list[tuple[str, ...]] = []
-    for part in parts:
-        inverse = torch.linalg.inv(part.pooled.curvature)
-        for number, look in enumerate(part.looks, start=1):
-            noise = inverse @ look.score_noise @ inverse
-            sd = noise.diagonal().sqrt().median().item()
-            rows.append((f"{part.size:,}", str(number), f"{sd:.3g}"))
-    return rows
-
-
 def _conditioned(evidence: Evidence, model: Callable, pooled: Sequence[PooledLooks]) -> Callable:
-    """The model with these log likelihoods of the evidence's latents as a factor."""
-    # Their tensors must not be made under torch.func, which would keep them.
+    """The model with the sum of these log likelihoods as a factor."""
+    # Create these tensors outside torch.func, which would keep wrappers of them.
     likelihoods = [each.log_likelihood() for each in pooled]
 
     def with_evidence(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The parts of evidence: the looks of each run and their cost, also as plain numbers and names."""
+"""The parts of evidence: the looks of each run and their cost, also as JSON values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from pyro.distributions.transforms import OrderedTransform
-from torch import Tensor
 from torch.distributions import ComposeTransform, IndependentTransform, Transform, transforms
 from torch.distributions.transforms import identity_transform
 
@@ -34,11 +33,11 @@ _NAMES = {kind: name for name, kind in _PLAIN.items()}
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run. All its looks together are one Gaussian mechanism.
+    """The privacy cost of a run: all its looks together are one Gaussian mechanism.
 
     :param mu: mu of Gaussian differential privacy, under ``neighboring``; inf without noise.
-    :param run: name of the run in its ledger; empty if there is no name.
-    :param unit: the ledger's description of one record; may be empty.
+    :param run: the name of the run in its ledger, or empty.
+    :param unit: the ledger's description of one record, or empty.
     """
 
     mu: float
@@ -51,11 +50,10 @@ class Cost:
 class Part:
     """The looks of one run at one data set.
 
-    :param size: N.
-    :param squared_bias: squared bias of the score in a direction by clipping, in the last look's
-        coordinates.
-    :param bend: how fast the curvature changes with distance.
-    :param status: that of the run's own posterior.
+    :param size: N, the number of records.
+    :param squared_bias: squared clipping bias of the score in one of the last look's coordinates.
+    :param bend: rate at which the curvature changes with distance.
+    :param status: the status of the run's posterior.
     """
 
     size: int
@@ -71,13 +69,14 @@ class Part:
         return replace(found, score_noise=found.score_noise + self.squared_bias * found.geometry)
 
     def gaussian(self) -> dict[str, Any]:
-        """Estimate and precision as plain numbers, for readers in other languages."""
+        """Estimate and precision as lists, for readers in other languages."""
         mean = self.pooled.estimate
-        precision = self.pooled.information(mean, self.pooled.bending(mean))
+        precision = self.pooled.information(mean, self.pooled.nonquadratic_error(mean))
         return {"estimate": mean.tolist(), "precision": precision.tolist()}
 
 
 def described(latents: Sequence[Latent]) -> list[dict[str, Any]]:
+    """The sites as JSON values, without their positions in the flat vector."""
     return [
         {
             "name": each.name,
@@ -89,7 +88,7 @@ def described(latents: Sequence[Latent]) -> list[dict[str, Any]]:
 
 
 def to_plain(latents: Sequence[Latent], parts: Sequence[Part], disjoint: bool) -> dict[str, Any]:
-    """Evidence as numbers, texts and lists. Arguments are those of ``Evidence``."""
+    """JSON values of evidence. The arguments are those of ``Evidence``."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -115,9 +114,9 @@ def to_plain(latents: Sequence[Latent], parts: Sequence[Part], disjoint: bool) -
 
 
 def from_plain(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``Evidence``.
+    """The arguments of ``Evidence``, from the result of :func:`to_plain`.
 
-    :raises ConfigurationError: they are not as :func:`to_plain` gives them.
+    :raises ConfigurationError: the values are not such a result.
     """
     if saved.get("format") != FORMAT or saved.get("version") != VERSION:
         raise ConfigurationError(
@@ -136,10 +135,14 @@ def from_plain(saved: Mapping[str, Any]) -> dict[str, Any]:
         looks = []
         for look in part["looks"]:
             values: Any = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
+            for name, value in values.items():
+                shape = (start,) if name in ("point", "score") else (start, start)
+                if value.shape != shape or not value.isfinite().all():
+                    raise ConfigurationError(
+                        f"{name} of a look must be finite numbers of shape {shape}."
+                    )
             values |= {name: float(look.get(name, 0.0)) for name in _NUMBERS}
-            found = Look(**values)
-            _require_shapes(found, start)
-            looks.append(found)
+            looks.append(Look(**values))
         if not looks:
             raise ConfigurationError("A part of the evidence has no looks.")
         size = require_count("records", part["records"])
@@ -149,31 +152,23 @@ def from_plain(saved: Mapping[str, Any]) -> dict[str, Any]:
         if status.level not in LEVELS:
             raise ConfigurationError(f"status {status.level!r} is unknown.")
         parts.append(Part(size, tuple(looks), bias, bend, cost, status))
-    return {
-        "latents": tuple(latents),
-        "parts": tuple(parts),
-        "disjoint": bool(saved["disjoint"]),
-    }
-
-
-def _require_shapes(look: Look, dim: int) -> None:
-    for name, shape in zip(_LOOK, [(dim,), (dim,), (dim, dim), (dim, dim)], strict=True):
-        value = getattr(look, name)
-        if value.shape != shape or not value.isfinite().all():
-            raise ConfigurationError(f"{name} of a look must be finite numbers of shape {shape}.")
+    return {"latents": tuple(latents), "parts": tuple(parts), "disjoint": bool(saved["disjoint"])}
 
 
 def _transform_to_plain(transform: Transform) -> list[dict[str, Any]]:
-    """The parts of a transform, from unconstrained space on.
+    """The parts of a transform in order, starting in unconstrained space.
 
-    :raises ConfigurationError: a part has no name here.
+    :raises ConfigurationError: a part is not in the table above.
     """
     if isinstance(transform, IndependentTransform):
         return _transform_to_plain(transform.base_transform)
     if isinstance(transform, ComposeTransform):
         return [part for each in transform.parts for part in _transform_to_plain(each)]
     if isinstance(transform, transforms.AffineTransform):
-        numbers = {name: _plain(getattr(transform, name)) for name in ("loc", "scale")}
+        numbers = {
+            name: torch.as_tensor(getattr(transform, name), dtype=torch.float64).tolist()
+            for name in ("loc", "scale")
+        }
         return [{"name": "affine", **numbers}]
     name = _NAMES.get(type(transform))
     if name is None:
@@ -185,7 +180,7 @@ def _transform_to_plain(transform: Transform) -> list[dict[str, Any]]:
 
 
 def _transform_from_plain(parts: list[dict[str, Any]]) -> Transform:
-    """:raises ConfigurationError: the parts are not as :func:`_transform_to_plain` gives them."""
+    """:raises ConfigurationError: the parts are no result of :func:`_transform_to_plain`."""
     found: list[Transform] = []
     try:
         for part in parts:
@@ -199,7 +194,3 @@ def _transform_from_plain(parts: list[dict[str, Any]]) -> Transform:
     if not found:
         return identity_transform
     return found[0] if len(found) == 1 else ComposeTransform(found)
-
-
-def _plain(value: float | Tensor) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else float(value)

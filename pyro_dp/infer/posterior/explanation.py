@@ -1,4 +1,4 @@
-"""The limits of a private posterior, and possible remedies, from released numbers alone."""
+"""Explanations of a posterior's width, and possible remedies, from released numbers alone."""
 
 import abc
 import math
@@ -24,7 +24,7 @@ _HELPS = {
     SAMPLING: "A larger sample rate or more steps would lower it, at a higher privacy cost.",
     CLIPPING: _MORE_RECORDS,
 }
-_COLUMNS = {DATA: "data and prior"}  # headings of shares whose names say too little
+_COLUMNS = {DATA: "data and prior"}  # longer headings of shares
 _SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {helps}"
 _FIRST = {
     STEPS: "The search had not settled. The shares below leave that out.",
@@ -47,28 +47,25 @@ _WIDTHS = (
 class Explanation(Displayed):
     """The causes of the width of a posterior's intervals, and how to make them narrower.
 
-    It is made from the posterior, the ledger and the settings. So it is post-processing of released
-    numbers, and as public as the posterior. It prints as a sentence that names the first limit, a
-    table, and a sentence on what would help.
+    It follows from the posterior, the ledger and the settings, so it is as public as the posterior.
+    It prints the first limit, a table of shares, and what would help.
 
-    **Half the noise, or more records.** Let P be the share of the privacy noise in an interval's
-    squared width, with that of clipping where the width includes it. Half the noise makes the
-    squared width 1 - P + P / 4. With x times as many records, P falls to P / x^2 and 1 - P to
-    (1 - P) / x, if the prior says little. So four times as many records bring the noise to the
-    share that half the noise would. Intervals are half as wide at (1 - P) / x + P / x^2 = 1 / 4.
-    This is to first order in the noise. It does not hold where the noise hides the records.
+    **Half the noise, or more records.** Let P be the share of privacy noise (and clipping, if the
+    width includes it) in an interval's squared width. Half the noise changes the squared width to
+    1 - P + P / 4. With x times as many records, and a weak prior, it changes to
+    (1 - P) / x + P / x^2. Both hold to first order in the noise, and not if the noise far exceeds
+    the data.
 
-    :param names: names of the d coordinates: those of the posterior.
-    :param shares: shares in each interval's squared width, (d,), by cause. They sum to 1. "data" is
-        the uncertainty that the N records and the prior leave. The others are "privacy noise",
-        "sampling" if steps see a part of the records, and "clipping" if the width includes it. The
-        division among these others is an estimate. Their sum is the column "privacy" of the
-        posterior's table.
-    :param status: the posterior's.
+    :param names: the names of the posterior's d coordinates.
+    :param shares: shares of each interval's squared width, (d,), by cause. They sum to 1. "data" is
+        the uncertainty due to finite data and the prior. The others are "privacy noise",
+        "sampling" if steps sample records, and "clipping" if the width includes it. Their sum is
+        the column "privacy" of the posterior's table, and the division among them is an estimate.
+    :param status: the posterior's status.
     :param clipped: fraction of the records that were clipped; ``None``: it is unknown.
-    :param epsilon: spent, of the accountant's whole ledger.
-    :param epsilon_at_half_noise: epsilon if all the ledger's noise multipliers were half as large;
-        ``None`` if the ledger has releases of another kind, or without noise.
+    :param epsilon: epsilon of the accountant's whole ledger.
+    :param epsilon_at_half_noise: epsilon if every noise multiplier in the ledger were halved;
+        ``None`` if a release in the ledger is not Gaussian, or has no noise.
 
     >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
     >>> result = sep.run(heights, progress=False)
@@ -85,44 +82,44 @@ class Explanation(Displayed):
 
     @property
     def mean_shares(self) -> dict[str, float]:
-        """The shares on average over the coordinates."""
+        """The shares, averaged over the coordinates."""
         return {name: share.mean().item() for name, share in self.shares.items()}
 
     @property
     def limit(self) -> str:
-        """The first limit: the cause of the status if that is not ok, else the largest share."""
+        """The cause of the status if it is not ok, otherwise the largest share."""
         shares = self.mean_shares
         return self.status.cause or max(shares, key=lambda name: shares[name])
 
     @property
     def width_at_half_noise(self) -> float:
-        """Width of an average interval with half the noise, over its present width."""
+        """The width of an average interval with half the noise, over its present width."""
         return math.sqrt(1 - 0.75 * self._noise)
 
     @property
     def records_for_half_width(self) -> float:
-        """How many times as many records make intervals half as wide, at the same epsilon."""
+        """The factor of N that makes intervals half as wide, at the same epsilon."""
         noise = self._noise
         return 2 * (1 - noise + math.sqrt((1 - noise) ** 2 + noise))
 
     @property
     def _noise(self) -> float:
-        """P."""
+        """P in the docstring of this class."""
         shares = self.mean_shares
         return shares[NOISE] + shares.get(CLIPPING, 0.0)
 
     def plot(self) -> Any:
-        """Stacked bars: the shares of each coordinate's interval.
+        """Stacked bars of the shares.
 
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("limits.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed.
         """
-        shown = self.names[:MOST_ROWS]
-        figure, axes = with_rows("explanation.plot()", shown, len(self.names))
-        start, rows = torch.zeros(len(shown)), range(len(shown))
-        for place, (name, share) in enumerate(self.shares.items()):
-            look = dict(color=f"C{place}", label=_COLUMNS.get(name, name))
-            axes.barh(rows, share[:MOST_ROWS], left=start, **look)
+        names = self.names[:MOST_ROWS]
+        figure, axes = with_rows("explanation.plot()", names, len(self.names))
+        start, rows = torch.zeros(len(names)), range(len(names))
+        for number, (name, share) in enumerate(self.shares.items()):
+            label = _COLUMNS.get(name, name)
+            axes.barh(rows, share[:MOST_ROWS], left=start, color=f"C{number}", label=label)
             start = start + share[:MOST_ROWS]
         axes.set_xlim(0.0, 1.0)
         notes = f"share of the interval's squared width\n{self.status.line}"
@@ -146,13 +143,12 @@ class Explanation(Displayed):
         return _SHARES.format(first=first, share=shares[limit], others=others, helps=_HELPS[limit])
 
     def _table(self) -> list[Table | str]:
-        shown = self.names[:MOST_LINES]
         data, *parts = self.shares.values()
         columns = [data, 1 - data, *parts]
         signed = [f"{sign} {name}" for sign, name in zip("=++", [*self.shares][1:], strict=False)]
         rows, head = [], ("", _COLUMNS[DATA], "privacy", *signed)
-        for place, name in enumerate(shown):
-            rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
+        for i, name in enumerate(self.names[:MOST_LINES]):
+            rows.append((name, *(f"{column[i]:.0%}" for column in columns)))
         rows.append(("on average", *(f"{column.mean():.0%}" for column in columns)))
         below = left_out(len(self.names), "explanation.shares")
         return [Table(head, rows, "Shares of the interval variance"), *below]
@@ -171,25 +167,21 @@ class Explanation(Displayed):
 
 
 class Explained(abc.ABC):
-    """An inference that can say what limits its posterior. It stands last among the bases."""
+    """A mixin, last among the bases: an inference that can explain its posterior's width."""
 
     @abc.abstractmethod
     def posterior(self, noise_aware: bool = True) -> Any:
-        """The posterior found so far."""
+        """The posterior so far."""
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        """The causes of the part of the variances that is not of the data.
-
-        :returns: variances (d,), in a common unit, by the names of an explanation's shares.
-        """
+        """The variances (d,) that are not due to the data, by cause, in a common unit."""
         return {NOISE: torch.ones(())}
 
     def explain(self) -> Explanation:
         """Explain what limits the posterior so far, and which epsilon or N would help.
 
-        **Guarantee.** It reads the posterior, numbers that were released, the ledger and the
-        settings. That is post-processing, and costs nothing. Two runs that released the same
-        numbers have the same explanation, whatever their data.
+        **Guarantee.** It is post-processing of released numbers, the ledger and the settings, and
+        costs nothing.
 
         :raises ConfigurationError: as :meth:`posterior`.
         """
@@ -208,8 +200,8 @@ class Explained(abc.ABC):
 def shares_of(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The shares of an :class:`Explanation`.
 
-    :param noise: the share of all that is not of the data, (d,).
-    :param parts: its parts, (d,), in any unit; if all are zero, it is privacy noise.
+    :param noise: the share of each variance that is not due to the data, (d,).
+    :param parts: variances (d,) that divide it, in any unit. If they are 0, all is privacy noise.
     """
     total = sum(parts.values(), torch.zeros_like(noise))
     shares = {DATA: 1 - noise}
@@ -220,11 +212,10 @@ def shares_of(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _epsilon_at_half_noise(accountant: PrivacyAccountant) -> float | None:
-    """Epsilon at half the noise. None: some events are not Gaussian, or have no noise."""
+    """Epsilon at half the noise; None if an event is not Gaussian, or has no noise."""
     halved = {}
     for event, count in accountant.counted:
         if not isinstance(event, SubsampledGaussian) or not event.noise_multiplier:
             return None
         halved[replace(event, noise_multiplier=event.noise_multiplier / 2)] = count
-    settings = accountant.delta, accountant.neighboring, accountant.engine
-    return composition.epsilon(halved, *settings)
+    return composition.epsilon(halved, accountant.delta, accountant.neighboring, accountant.engine)

@@ -1,4 +1,4 @@
-"""Hand-written guides of any family: read by draws, and fitted to a Gaussian without the data."""
+"""Hand-written guides of any family, fitted to a Gaussian posterior without the data."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from pyro_dp.infer.posterior.gaussian_guide import (
     base,
     check_names,
     find,
-    held,
+    in_store,
     starts_anywhere,
 )
 from pyro_dp.records.global_draw import latents_of
@@ -28,22 +28,21 @@ from pyro_dp.utils.linalg import cholesky, dense, standardised
 from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 100
-_SCALE = 0.1  # that of an autoguide's start
-_FEWEST = 10  # draws that the guide is fitted to
-_FAR, _STEPS = 60, 300  # steps of L-BFGS, and of Adam
-_ROUNDS, _SMALL = 10, 1e-3  # L-BFGS ends if the log density rises by less
-_STEP_SIZE, _FALLS = 0.05, 0.005  # Adam's; the step size falls to this fraction
-_NOT_FITTED = "An {kind} is fitted by gradient steps alone."
+_SCALE = 0.1  # an autoguide's initial scale
+_FEWEST = 10  # draws to which the guide is fitted
+_ROUNDS, _FAR, _TOLERANCE = 10, 60, 1e-3  # rounds of L-BFGS, steps in each, and least gain
+_STEPS, _STEP_SIZE, _DECAY = 300, 0.05, 0.005  # settings of Adam
 
 
 class FittedGuide:
-    """A guide over the model's global latents, read as a Gaussian in unconstrained space.
+    """A guide of any family over the model's global latents, fitted to a Gaussian posterior.
 
-    It has what :class:`GaussianGuide` has, and its arguments. :meth:`write` keeps a posterior, and
-    :meth:`fit` brings the guide to it. The guide runs on placeholders, which costs no privacy.
+    It has the interface and the arguments of :class:`GaussianGuide`. :meth:`write` keeps a
+    posterior, and :meth:`fit` fits the guide to it. The guide runs on placeholders, which costs no
+    privacy.
 
-    :raises ModelError: the guide has no parameters, it is an autoguide other than ``AutoDelta``, or
-        model and guide do not fit.
+    :raises ModelError: the guide has no parameters, is an autoguide other than ``AutoDelta``, or
+        does not match the model.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class FittedGuide:
     ):
         automatic = isinstance(guide, AutoGuide)
         if automatic and not isinstance(guide, AutoDelta):
-            raise ModelError(_NOT_FITTED.format(kind=type(guide).__name__))
+            raise ModelError(f"An {type(guide).__name__} is fitted by gradient steps alone.")
         self._guide, self._runs = guide, OnPlaceholders(records, globally)
         values, prior, self._parameters = self._runs.sites(model, guide)
         if not self._parameters:
@@ -65,13 +64,13 @@ class FittedGuide:
         points = {n: find(base(s["fn"]).v, self._parameters) for n, s in deltas.items()}
         self._points = {name: point for name, point in points.items() if point}
         self._dtypes = {name: site["value"].dtype for name, site in values.items()}
-        self._posterior: tuple[Tensor, Tensor] | None = None  # the last one that was written
+        self._posterior: tuple[Tensor, Tensor] | None = None
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Mean and variances (d,) to start from, in float64.
+        """Mean and variances (d,) of the first posterior, in float64.
 
-        They are those of an autoguide: the prior's median, or the point of an ``AutoDelta``. A
-        hand-written guide may start far away with a scale that cannot grow.
+        The mean is the prior's median, or the point of an ``AutoDelta``. Initial values of a
+        hand-written guide are not used: they may lie far away, with a scale that cannot grow.
         """
         median = self._draws_of(self._starts_at).median(dim=0).values
         return median, torch.full_like(median, _SCALE**2)
@@ -83,19 +82,22 @@ class FittedGuide:
     def fit(self) -> float:
         """Minimise KL(posterior || guide). A ``Delta`` of a parameter becomes the posterior's mean.
 
-        :returns: distance of the guide's mean from the posterior's, in standard deviations of the
-            coordinate where it is largest.
+        :returns: the distance of the guide's mean from the posterior's: the largest over the
+            coordinates, in standard deviations.
         """
         assert self._posterior is not None
         mean, covariance = self._posterior
         with forked_rng():
             torch.manual_seed(0)  # all ranks of a cluster find the same guide
-            self._set_points(mean)
+            for latent in self.latents:
+                if point := self._points.get(latent.name):
+                    value = latent.transform(latent.part(mean)).detach()
+                    point.leaf.data = point.unconstrained(value.to(point.leaf))
             if len(self._points) < len(self.latents):
                 with self._runs.public():
                     draws = self._draws(mean, covariance)
-                    others = self._other_draws()
-                density = self._density(draws, others)
+                    local = self._local_draws()
+                density = self._density(draws, local)
                 with self._runs.public():
                     self._maximise(density)
         away = (self._draws_of(self._guide).mean(dim=0) - mean).abs() / covariance.diagonal().sqrt()
@@ -103,37 +105,29 @@ class FittedGuide:
 
     @property
     def names(self) -> set[str]:
-        """Names of its parameters."""
+        """The names of the parameters."""
         return {parameter.name for parameter in self._parameters}
 
     def is_current(self) -> bool:
         """As :meth:`GaussianGuide.is_current`."""
-        return held(self._parameters)
-
-    @torch.no_grad()
-    def _set_points(self, mean: Tensor) -> None:
-        for latent in self.latents:
-            if point := self._points.get(latent.name):
-                value = latent.transform(latent.part(mean))
-                point.leaf.data = point.unconstrained(value.to(point.leaf))
+        return in_store(self._parameters)
 
     def _draws(self, mean: Tensor, covariance: Tensor) -> dict[str, Tensor]:
-        """Draws of the posterior by site, (K, ...) each, with this mean and this covariance."""
+        """Draws by site, (K, ...), whose sample mean and covariance are exactly these."""
         count = max(_FEWEST, 2 * self.size)
         noise = torch.randn(count, self.size, dtype=torch.float64).to(mean)
-        noise = noise - noise.mean(dim=0)
-        noise = standardised(noise)
+        noise = standardised(noise - noise.mean(dim=0))
         flat = mean + noise @ cholesky(covariance).mT
         sites = [each for each in self.latents if each.name not in self._points]
-        own = {s.name: [s.transform(s.part(z)) for z in flat] for s in sites}
-        return {name: torch.stack(each).to(self._dtypes[name]) for name, each in own.items()}
+        draws = {s.name: [s.transform(s.part(z)) for z in flat] for s in sites}
+        return {name: torch.stack(each).to(self._dtypes[name]) for name, each in draws.items()}
 
     @torch.enable_grad()
     def _maximise(self, log_densities: Callable[[], Tensor]) -> None:
         """Maximise the guide's mean log density over its parameters.
 
-        L-BFGS goes far in few steps, but may leave the finite numbers. It starts again from its
-        best values until they are as good as before, and Adam goes on from there.
+        L-BFGS moves far in few steps, but its values may become infinite. Adam continues from the
+        best values.
         """
         points = {parameter.name for parameter in self._points.values()}
         leaves = [p.leaf for p in self._parameters if p.name not in points]
@@ -144,28 +138,31 @@ class FittedGuide:
 
         Search(leaves, objective).loss()
         search = Search([leaf for leaf in leaves if leaf.grad is not None], objective)
-        search.by_lbfgs(_ROUNDS, _FAR, _SMALL)
-        search.by_adam(_STEPS, _STEP_SIZE, _FALLS, betas=(0.9, 0.95))
+        search.by_lbfgs(_ROUNDS, _FAR, _TOLERANCE)
+        search.by_adam(_STEPS, _STEP_SIZE, _DECAY, betas=(0.9, 0.95))
 
-    def _other_draws(self) -> dict[str, Tensor]:
-        """One draw of each latent per record: all densities are those of the same draw."""
+    def _local_draws(self) -> dict[str, Tensor]:
+        """One draw of the latents per record, which all densities share."""
         args, kwargs = self._runs.arguments
         nodes = poutine.trace(self._guide).get_trace(*args, **kwargs).nodes
-        latents = (n for n, s in nodes.items() if s["type"] == "sample" and not s["is_observed"])
-        own = {latent.name for latent in self.latents}
-        local = (n for n in latents if n not in own and nodes[n]["cond_indep_stack"])
-        return {name: nodes[name]["value"].detach() for name in local}
+        names = {latent.name for latent in self.latents}
+        return {
+            name: site["value"].detach()
+            for name, site in nodes.items()
+            if site["type"] == "sample" and not site["is_observed"]
+            if name not in names and site["cond_indep_stack"]
+        }
 
-    def _density(self, draws: dict[str, Tensor], others: dict[str, Tensor]) -> Callable[[], Tensor]:
-        """The guide's log densities at the draws, (K,): at once, or one by one if it branches.
+    def _density(self, draws: dict[str, Tensor], local: dict[str, Tensor]) -> Callable[[], Tensor]:
+        """A function that returns the guide's log densities at the draws, (K,).
 
-        Its first run has a guard of its own, which raises for a guide that branches on latents.
+        It computes them in one batch, or one by one if the guide branches on latents.
         """
 
         def log_density(values: dict[str, Tensor]) -> Tensor:
             args, kwargs = self._runs.arguments
-            with pyro.validation_enabled(False):  # it looks at values, which no batch allows
-                conditioned = poutine.condition(self._guide, data=others | values)
+            with pyro.validation_enabled(False):  # validation branches on values
+                conditioned = poutine.condition(self._guide, data=local | values)
                 trace = poutine.trace(conditioned).get_trace(*args, **kwargs)
                 trace.compute_log_prob(lambda name, site: name in values)
             sums = [trace.nodes[name]["log_prob_sum"].double() for name in values]
@@ -188,7 +185,7 @@ class FittedGuide:
 
     @torch.no_grad()
     def _draws_of(self, sampled: Callable) -> Tensor:
-        """Unconstrained draws of the latents from the guide, or from the model, (count, d)."""
+        """Unconstrained draws of the latents from the guide or the model, (_DRAWS, d)."""
         args, kwargs = self._runs.arguments
         draws = []
         with forked_rng(), self._runs.public():
@@ -202,7 +199,7 @@ class FittedGuide:
 def read_guide(
     model: Callable, guide: Callable, records: Records, *, globally: bool = False
 ) -> GaussianGuide | FittedGuide:
-    """The guide itself if it is one Gaussian, and otherwise one that can be fitted to a Gaussian.
+    """A :class:`GaussianGuide` if the guide is one Gaussian, otherwise a :class:`FittedGuide`.
 
     Arguments and errors are those of :class:`GaussianGuide`.
     """

@@ -1,7 +1,6 @@
-"""Forecasts: widths of a private posterior's intervals at several budgets, from made-up data.
+"""Forecasts of the widths of private intervals at several budgets, from made-up data.
 
-Outcomes are drawn from the model's prior predictive, for records that nobody has seen. No data are
-read. The arguments are made up, so the model sees all of them.
+Outcomes are drawn from the model's prior predictive. No data are read.
 """
 
 import math
@@ -28,9 +27,7 @@ from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, Convergenc
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
-Intervals = Mapping[str, Interval]  # by site
 _MOST_CURVES = 10
-_OWN = ("accountant", "noise")
 _NOT_YOURS = (
     "settings: leave out {name}, which the forecast sets itself. Noise follows from epsilons, "
     "and seeds from seed."
@@ -41,14 +38,13 @@ _NOT_YOURS = (
 class Forecast(Displayed):
     """Expected widths of intervals, before any data are touched.
 
-    All of it was computed on draws of the prior predictive. It says nothing about the data, and
-    costs nothing. It is an expectation under the prior. Data drawn from a wide prior can be unlike
-    any real ones.
+    They are averages over draws of the prior predictive. They reveal nothing about the data, and
+    cost nothing. Draws from a wide prior can be unlike any real data.
 
-    :param names: names of the k elements of all sites, in the model's own space.
+    :param names: the names of the k elements of all sites.
     :param epsilons: the E budgets.
-    :param widths: average widths of 95% intervals over the draws, with the noise included, (E, k).
-    :param without_noise: the same for a run without noise, (k,).
+    :param widths: average widths of 95% intervals, noise included, (E, k).
+    :param without_noise: average widths for a run without noise, (k,).
     :param ok: share of the draws whose posterior had the status "ok", (E,).
     :param num_draws: number of draws from the prior predictive.
 
@@ -69,15 +65,14 @@ class Forecast(Displayed):
 
     @staticmethod
     def of(found: Mapping[float | None, Sequence[Summary]]) -> "Forecast":
-        """
-        :param found: the posterior of each draw's run, by budget; None: without noise.
-        """
+        """From the posteriors of all draws, by budget; None is the run without noise."""
         intervals = {e: [each.intervals() for each in runs] for e, runs in found.items()}
         widths = {epsilon: _mean_width(runs) for epsilon, runs in intervals.items()}
         epsilons = [each for each in found if each is not None]
         ok = [[float(each.status.is_ok) for each in found[epsilon]] for epsilon in epsilons]
+        sites = intervals[None][0].items()
         return Forecast(
-            _names(intervals[None][0]),
+            [name for site, each in sites for name in element_names(site, each.lower.shape)],
             epsilons,
             torch.stack([widths[each] for each in epsilons]),
             widths[None],
@@ -87,21 +82,21 @@ class Forecast(Displayed):
 
     @property
     def times_as_wide(self) -> Tensor:
-        """Width over that without noise, geometric mean over the elements, (E,)."""
+        """The ratio of widths with and without noise, as a geometric mean over elements, (E,)."""
         return (self.widths / self.without_noise).log().mean(dim=1).exp()
 
     def plot(self) -> Any:
-        """Width against epsilon, both on logarithmic scales; dashed: without the noise.
+        """Plot width against epsilon on logarithmic scales; dashed lines are without noise.
 
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("forecast.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed.
         """
         found = figure("forecast.plot()")
         axes = found.subplots()
-        for place, name in enumerate(self.names[:_MOST_CURVES]):
-            color, widths = f"C{place}", self.widths[:, place].tolist()
+        for i, name in enumerate(self.names[:_MOST_CURVES]):
+            color, widths = f"C{i}", self.widths[:, i].tolist()
             axes.plot(self.epsilons, widths, color=color, marker=".", label=name)
-            axes.axhline(self.without_noise[place].item(), color=color, linestyle="--")
+            axes.axhline(self.without_noise[i].item(), color=color, linestyle="--")
         axes.set(xscale="log", yscale="log", xlabel="epsilon (nats)")
         axes.set_xticks(self.epsilons, [f"{each:g}" for each in self.epsilons])
         axes.tick_params(axis="x", which="minor", labelbottom=False)
@@ -114,12 +109,10 @@ class Forecast(Displayed):
         return found
 
     def _blocks(self) -> list[Table | str]:
-        shown = self.names[:MOST_LINES]
-        count = len(shown)
-        columns = [*self.widths[:, :count].tolist(), self.without_noise[:count].tolist()]
-        widths = zip(*map(numbers, columns), strict=True)
+        names = self.names[:MOST_LINES]
+        columns = torch.vstack([self.widths, self.without_noise])[:, :MOST_LINES].tolist()
         head = ("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")
-        rows = [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
+        rows = [*zip(names, *map(numbers, columns), strict=True)]
         rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
         rows.append(("status ok", *(f"{each:.0%}" for each in self.ok.tolist()), ""))
         draws = f"{self.num_draws} draw{'s' * (self.num_draws > 1)} of the prior predictive"
@@ -130,19 +123,14 @@ class Forecast(Displayed):
         ]
 
 
-def _mean_width(runs: Sequence[Intervals]) -> Tensor:
-    """Over runs, of each element, (k,)."""
+def _mean_width(runs: Sequence[Mapping[str, Interval]]) -> Tensor:
+    """The mean width of each element over the runs, (k,)."""
     flat = [[(i.upper - i.lower).flatten().double().cpu() for i in run.values()] for run in runs]
     return torch.stack([torch.cat(each) for each in flat]).mean(dim=0)
 
 
-def _names(intervals: Intervals) -> list[str]:
-    shapes = {site: each.lower.shape for site, each in intervals.items()}
-    return [name for site, shape in shapes.items() for name in element_names(site, shape)]
-
-
 class Forecasted(Explained, Predicted):
-    """An inference from a Pyro model whose posterior can be forecast. It stands last."""
+    """A mixin, last among the bases: an inference whose posterior can be forecast."""
 
     @classmethod
     def _forecast(
@@ -158,16 +146,18 @@ class Forecasted(Explained, Predicted):
         settings: Mapping[str, Any],
         progress: bool,
     ) -> Forecast:
-        """As of :meth:`PrivacyAccountant.forecast`.
-
-        :param accountant: whose settings the trials have; it is not charged.
-        """
-        budgets = _checked(epsilons)
+        """As :meth:`PrivacyAccountant.forecast`. The accountant is not charged."""
+        if not isinstance(epsilons, Sequence) or not epsilons:
+            raise ConfigurationError(
+                "epsilons must be a sequence of budgets, such as (0.3, 1.0, 3.0)."
+            )
+        budgets = sorted(
+            {require_number("epsilons", e, above=0.0, below=math.inf) for e in epsilons}
+        )
         num_draws = require_count("num_draws", num_draws)
         seed = require_count("seed", seed, least=0)
-        for name in _OWN:
-            if name in settings:
-                raise ConfigurationError(_NOT_YOURS.format(name=name))
+        for name in settings.keys() & {"accountant", "noise"}:
+            raise ConfigurationError(_NOT_YOURS.format(name=name))
         predictive = PriorPredictive.of(
             model, *arguments, Sampling.read(settings.get("sampling")).plate
         )
@@ -184,35 +174,29 @@ class Forecasted(Explained, Predicted):
                         engine=accountant.engine,
                     )
                     noise = Noise(0.0 if epsilon is None else None, source=draw)
-                    own = {**settings, "accountant": trial, "noise": noise}
                     pyro.set_rng_seed(draw)
-                    posterior = _tried(cls, model, guide, made_up, **own)
+                    posterior = _posterior_of_trial(
+                        cls, model, guide, made_up, **settings, accountant=trial, noise=noise
+                    )
                     posteriors.append(posterior.plain if epsilon is None else posterior)
                     bar.update()
         return Forecast.of(found)
 
 
-def _tried(
+def _posterior_of_trial(
     kind: Callable[..., Any], model: Callable, guide: Callable, made_up: Arguments, **settings: Any
 ) -> Posterior:
-    """The posterior of a run that leaves model, guide and parameter store as they were."""
+    """The posterior of a run that changes neither model, guide nor parameter store."""
     args, kwargs = made_up
     with (
         pyro.get_param_store().scope(),
         CapturedState(model, guide).pristine(),
         warnings.catch_warnings(),
     ):
-        # The forecast shows the share of runs whose status is ok instead.
+        # The forecast reports the share of runs whose status is ok instead.
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ClippingWarning)
         run = kind(model, guide, **settings)
         run.run(*args, progress=False, **kwargs)
         found: Posterior = run.posterior()
         return found
-
-
-def _checked(epsilons: Sequence[float]) -> list[float]:
-    """Ascending, each once."""
-    if not isinstance(epsilons, Sequence) or not epsilons:
-        raise ConfigurationError("epsilons must be a sequence of budgets, such as (0.3, 1.0, 3.0).")
-    return sorted({require_number("epsilons", e, above=0.0, below=math.inf) for e in epsilons})

@@ -1,4 +1,4 @@
-"""Guides that are Gaussian in unconstrained space: read as one Gaussian, and written as one."""
+"""Guides that are Gaussian in unconstrained space, read and written as one Gaussian."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, inverse, low_rank
 from pyro_dp.utils.torch_state import forked_rng
 
-# Autoguides whose scale takes two parameters: its form, and their names as attributes.
+# Autoguides whose scale has two parameters: the form, and the names of their attributes.
 _PAIRS = {
     AutoMultivariateNormal: ("rows", "scale_unconstrained", "scale_tril_unconstrained"),
     AutoLowRankMultivariateNormal: ("low_rank", "scale_unconstrained", "cov_factor"),
@@ -49,24 +49,24 @@ _SUPPORTED = (
 
 
 class NoGaussian(ModelError):
-    """Model and guide have no Gaussian posterior, whatever the guide's family is."""
+    """Model and guide have no Gaussian posterior in any family of guides."""
 
 
 class GaussianGuide:
     """A guide whose latents are jointly Gaussian in unconstrained space.
 
     It is an ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal`` or
-    ``AutoLowRankMultivariateNormal``. Or it is hand-written of ``Normal`` and
-    ``MultivariateNormal`` sites over real latents of the model. Each location then has a parameter,
-    and each scale (``scale_tril``, ``covariance_matrix`` or ``precision_matrix``) has one. The
-    parameters must have their initial values: a run on placeholders matches them to the sites.
+    ``AutoLowRankMultivariateNormal``. Or it is hand-written, with ``Normal`` and
+    ``MultivariateNormal`` sites over real latents of the model. Each location and each scale
+    (``scale_tril``, ``covariance_matrix`` or ``precision_matrix``) then has its own parameter. A
+    run on placeholders matches parameters to sites.
 
-    :ivar latents: in the order of the flat vector.
+    :ivar latents: the sites, in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
-    :ivar starts_anywhere: it starts from an autoguide's default, which nobody chose.
+    :ivar starts_anywhere: whether the start is an autoguide's default, which nobody chose.
     :param globally: leave out latents inside the plate, which may have any form.
-    :raises ModelError: it is no such guide, or model and guide do not fit; names the site or
-        parameter.
+    :raises ModelError: the guide has another form, or does not match the model. The error names the
+        site or parameter.
     """
 
     @torch.enable_grad()
@@ -87,9 +87,9 @@ class GaussianGuide:
 
     @torch.no_grad()
     def read(self) -> tuple[Tensor, Tensor]:
-        """The guide as it is, in float64.
+        """The guide's mean (d,) and covariance (d, d), in float64.
 
-        :returns: mean (d,); and covariance (d, d), or variances (d,) if all sites are ``Normal``.
+        If all sites are ``Normal``, variances (d,) replace the covariance.
         """
         means, covariances = zip(*(block.read() for block in self._blocks), strict=True)
         if self._diagonal:
@@ -100,10 +100,10 @@ class GaussianGuide:
     def write(self, mean: Tensor, covariance: Tensor) -> None:
         """Set the guide's parameters.
 
-        Each site keeps the marginal that it can hold: variances for a ``Normal``, its block of the
-        covariance for a ``MultivariateNormal``. That is the closest such Gaussian in the inclusive
-        divergence KL(written || guide). An ``AutoLowRankMultivariateNormal`` gets all variances
-        and the closest correlations of its rank, which :func:`low_rank` finds.
+        The guide minimises KL(written || guide) in its family. A ``Normal`` site gets its
+        variances, and a ``MultivariateNormal`` its block of the covariance. An
+        ``AutoLowRankMultivariateNormal`` gets all variances, and correlations of its rank by
+        :func:`low_rank`.
 
         :param mean: (d,), float64.
         :param covariance: (d, d), positive definite; or variances (d,).
@@ -111,33 +111,33 @@ class GaussianGuide:
         values = [pair for block in self._blocks for pair in block.values(mean, covariance)]
         leaves = [(parameter.leaf, parameter.unconstrained(value)) for parameter, value in values]
         for leaf, value in leaves:  # all or none
-            # Not in the old memory, which init_to_value may share with a tensor of the user's.
+            # Use new memory: init_to_value may share the old memory with a tensor of the user's.
             leaf.data = value.to(leaf, copy=True)
 
     @property
     def names(self) -> set[str]:
-        """Names of its parameters."""
+        """The names of the parameters."""
         return {p.name for block in self._blocks for p in block.parameters}
 
     @property
     def locations(self) -> list[str]:
-        """Names of the parameters that hold the mean, in the order of the flat vector."""
+        """The names of the parameters of the mean, in the order of the flat vector."""
         return [block.parameters[0].name for block in self._blocks]
 
     def is_current(self) -> bool:
-        """Whether the parameter store still holds the parameters that were found."""
-        return held([p for block in self._blocks for p in block.parameters])
+        """Whether the parameter store still holds the guide's parameters."""
+        return in_store([p for block in self._blocks for p in block.parameters])
 
     def growth(self) -> dict[str, Tensor]:
-        """How parameters change if the logarithm of all scales grows, by name and per unit."""
+        """Derivatives of the scales' parameters by the logarithm of all scales, by name."""
         return {
             b.parameters[1].name: b.parameters[1].growth(_POWERS.get(b.form, 1))
             for b in self._blocks
         }
 
 
-def held(parameters: Sequence["_Parameter"]) -> bool:
-    """Whether the parameter store still holds these parameters themselves."""
+def in_store(parameters: Sequence["_Parameter"]) -> bool:
+    """Whether the parameter store still holds these tensors."""
     store = pyro.get_param_store()
     return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
 
@@ -159,11 +159,11 @@ def _of_rows(scale: Tensor, tril: Tensor) -> Tensor:
 
 
 def _of_low_rank(scale: Tensor, factor: Tensor) -> Tensor:
-    return scale[:, None] * (factor @ factor.mT) * scale + scale.square().diag()
+    return _of_rows(scale, factor) + scale.square().diag()
 
 
-# The parameters that hold a scale: from covariances c (B, k, k) and the shape of the last
-# parameter, which has the rank; and back.
+# By form, two functions. The first finds a scale's parameters from covariances c (B, k, k) and the
+# shape of the last parameter, which has the rank. The second is the inverse.
 _FORMS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Tensor]]] = {
     "scale": (lambda c, _: (c.sqrt(),), torch.square),
     "scale_tril": (lambda c, _: (cholesky(c),), lambda factor: factor @ factor.mT),
@@ -174,8 +174,7 @@ _FORMS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Tensor]
 }
 
 
-# The first parameter of a scale is a power of it, if it is no scale.
-_POWERS = {"covariance_matrix": 2, "precision_matrix": -2}
+_POWERS = {"covariance_matrix": 2, "precision_matrix": -2}  # parameters that are powers of a scale
 
 
 @dataclass(frozen=True)
@@ -194,59 +193,59 @@ class _Parameter:
         return transform_to(self.constraint).inv(value.reshape(self.leaf.shape))
 
     def growth(self, power: int) -> Tensor:
-        """Change of the unconstrained value, per unit of the logarithm of a scale.
+        """The derivative of the unconstrained value by the logarithm of a scale.
 
-        :param power: the value is a scale to this power.
+        :param power: the value is the scale to this power.
         """
         value, unit = self.read(), 1e-6
         larger = self.unconstrained(value * math.exp(power * unit))
         return (larger - self.unconstrained(value)) / unit
 
-    def allows(self, value: Tensor) -> bool:
-        return bool(self.constraint.check(value.reshape(self.leaf.shape)).all())
-
 
 @dataclass(frozen=True)
 class _Block:
-    """A Gaussian sample site of the guide: B independent vectors of k entries."""
+    """A Gaussian site of the guide, of B independent vectors of k entries."""
 
     start: int
     count: int  # B
     width: int  # k: 1 for a Normal
     form: str
-    parameters: tuple[_Parameter, ...]  # the location, and those that hold the scale
+    parameters: tuple[_Parameter, ...]  # the location, then the scale's
 
     @property
     def stop(self) -> int:
         return self.start + self.count * self.width
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Mean (B k,), covariances (B, k, k)."""
+        """Mean (B k,) and covariances (B, k, k)."""
         mean, *scales = (parameter.read() for parameter in self.parameters)
         covariances = _FORMS[self.form][1](*scales)
         return mean.flatten(), covariances.reshape(self.count, self.width, self.width)
 
     def values(self, mean: Tensor, covariance: Tensor) -> list[tuple[_Parameter, Tensor]]:
         """Each parameter's value for a mean and covariance (or variances) of all latents."""
-        place, shape = slice(self.start, self.stop), (self.count, self.width)
+        part, shape = slice(self.start, self.stop), (self.count, self.width)
         if covariance.dim() == 1:
-            own = torch.diag_embed(covariance[place].unflatten(0, shape))
+            block = torch.diag_embed(covariance[part].unflatten(0, shape))
         else:
-            pairs = covariance[place, place].unflatten(1, shape).unflatten(0, shape)
-            own = pairs.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (B, k, k)
-        scales = _FORMS[self.form][0](own, self.parameters[-1].leaf.shape)
-        values = (mean[place], *scales)
-        return list(zip(self.parameters, values, strict=True))
+            pairs = covariance[part, part].unflatten(1, shape).unflatten(0, shape)
+            block = pairs.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (B, k, k)
+        scales = _FORMS[self.form][0](block, self.parameters[-1].leaf.shape)
+        return list(zip(self.parameters, (mean[part], *scales), strict=True))
 
     def is_unrestricted(self) -> bool:
         """Whether no constraint excludes a location or a scale."""
         ones = self.parameters[0].read().new_ones(self.stop)
         extremes = ((1e6, 1e12), (-1e6, 1e-12))
-        return all(p.allows(v) for m, s in extremes for p, v in self.values(m * ones, s * ones))
+        return all(
+            p.constraint.check(v.reshape(p.leaf.shape)).all()
+            for m, s in extremes
+            for p, v in self.values(m * ones, s * ones)
+        )
 
 
-class _Reads(Messenger):
-    """Keeps parameters as they are read: a constrained one is a new tensor each time."""
+class _ParameterReads(Messenger):
+    """Collects the values of parameters. A constrained one is a new tensor at each read."""
 
     def __init__(self):
         super().__init__()
@@ -257,25 +256,24 @@ class _Reads(Messenger):
 
     def learnt(self) -> list[_Parameter]:
         store = pyro.get_param_store()
-        held, leaves = store.get_state()["constraints"], dict(store.named_parameters())
+        constraints, leaves = store.get_state()["constraints"], dict(store.named_parameters())
         return [
-            _Parameter(name, leaves[name], held[name], value)
+            _Parameter(name, leaves[name], constraints[name], value)
             for name, value in self.values
             if name in leaves and leaves[name].requires_grad
         ]
 
 
 class OnPlaceholders:
-    """Runs of model and guide that see no record, and no row that was learnt from one.
+    """Runs model and guide without any record, or row that was learnt from a record.
 
     :param globally: :meth:`sites` leaves out the guide's latents inside the plate.
     :ivar arguments: args and kwargs, with placeholders for the records.
-    :ivar auxiliary: the Gaussians that an autoguide draws before it sets the latents to their
-        images.
+    :ivar auxiliary: the Gaussians from which an autoguide computes the latents.
     """
 
     def __init__(self, records: Records, globally: bool = False):
-        # All N rows show whether a guide has latents per record. If N is large, a few rows do.
+        # All N rows reveal whether a guide has latents per record. If N is large, a few rows do.
         size = records.plate.size
         self._plate, self._globally = records.plate, globally
         self._few = FewIndices(size, records.shown)
@@ -285,19 +283,19 @@ class OnPlaceholders:
 
     @contextmanager
     def public(self) -> Iterator[None]:
-        """Inside, user code may run on these arguments."""
+        """A context in which user code may run on these arguments."""
         doing = "Running guide and model on placeholder data"
         rows = marked_parameters(self._plate.size)
         with rows.shown(rows.constants()), self._few.shown(), guarded(doing, public=True):
             yield
 
-    def sites(self, model: Callable, guide: Callable) -> tuple[Sites, Sites, list["_Parameter"]]:
+    def sites(self, model: Callable, guide: Callable) -> tuple[Sites, Sites, list[_Parameter]]:
         """Sites of the guide, global latent sites of the model, and the guide's parameters."""
         args, kwargs = self.arguments
         with forked_rng(), self.public():
-            with _Reads() as by_guide:
+            with _ParameterReads() as by_guide:
                 trace = poutine.trace(guide).get_trace(*args, **kwargs)
-            with _Reads() as by_model:
+            with _ParameterReads() as by_model:
                 replay = poutine.replay(model, trace=trace)
                 replayed = poutine.trace(replay).get_trace(*args, **kwargs)
         for parameter in by_model.learnt():
@@ -317,7 +315,7 @@ class OnPlaceholders:
 
 
 def check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
-    """Model and guide have the same latents, all of them outside the private plate."""
+    """:raises ModelError: model and guide differ in their latents outside the private plate."""
     for name, site in values.items():
         if plate.holds(site):
             raise ModelError(
@@ -340,7 +338,7 @@ def check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
 
 
 def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iterator[_Block]:
-    """Which parameters are location and scale of each site."""
+    """The sites of the guide, each with the parameters of its location and scale."""
     start = 0
     taken: set[int] = set()
     pair = next((pair for kind, pair in _PAIRS.items() if isinstance(guide, kind)), None)
@@ -353,9 +351,9 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
             form, *attributes = pair
             leaves = [getattr(guide, attribute) for attribute in attributes]
             scales = [p for leaf in leaves for p in parameters if p.leaf is leaf]
-        for given in _FORMS.keys() & vars(fn).keys():
-            if scale := find(vars(fn)[given], parameters):
-                form, scales = given, [scale]
+        for argument in _FORMS.keys() & vars(fn).keys():
+            if scale := find(vars(fn)[argument], parameters):
+                form, scales = argument, [scale]
         if not (location and scales):
             raise ModelError(
                 f"The {'scale' if location else 'location'} of site {name!r} of the guide is not a "
@@ -363,8 +361,8 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
             )
         width = 1 if isinstance(fn, Normal) else fn.event_shape[0]
         block = _Block(start, fn.loc.numel() // width, width, form, (location, *scales))
-        own = {id(parameter.leaf) for parameter in block.parameters}
-        if len(own) < len(block.parameters) or own & taken:
+        leaves_of_site = {id(parameter.leaf) for parameter in block.parameters}
+        if len(leaves_of_site) < len(block.parameters) or leaves_of_site & taken:
             raise ModelError(f"Site {name!r} of the guide shares a parameter: use one for each.")
         if not block.is_unrestricted():
             raise ModelError(
@@ -373,17 +371,17 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
                 "positive_definite for a scale."
             )
         yield block
-        start, taken = block.stop, taken | own
+        start, taken = block.stop, taken | leaves_of_site
 
 
 def base(fn: Any) -> Any:
-    """A distribution without its independent dimensions."""
+    """The base distribution of an ``Independent``."""
     while isinstance(fn, Independent):
         fn = fn.base_dist
     return fn
 
 
 def find(tensor: Tensor, parameters: list[_Parameter]) -> _Parameter | None:
-    """The parameter that a tensor is: the same memory, not only the same value."""
+    """The parameter of this shape whose value shares this tensor's memory, if there is one."""
     matching = (p for p in parameters if p.value.is_set_to(tensor))
     return next((p for p in matching if p.leaf.shape == tensor.shape), None)

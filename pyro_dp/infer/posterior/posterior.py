@@ -1,4 +1,4 @@
-"""Posteriors of Pyro models, Gaussian or as draws; the summary that every posterior has."""
+"""Posteriors of Pyro models, Gaussian or as draws, with their summaries and status."""
 
 import abc
 import math
@@ -52,10 +52,10 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Status:
-    """How good a posterior is, by released numbers alone.
+    """Whether a posterior can be trusted, by released numbers alone.
 
     :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
-    :param reason: a clause with a number; empty if there is nothing to say.
+    :param reason: a clause with a number, or empty.
     :param cause: ``"steps"``, ``"privacy noise"``, ``"clipping"``, ``"model"``, or empty.
 
     >>> from pyro_dp.infer.posterior.posterior import Status
@@ -69,7 +69,7 @@ class Status:
 
     @staticmethod
     def worst(of: Iterable["Status"]) -> "Status":
-        """The first of those with the worst level."""
+        """The first status of the worst level."""
         return max(of, key=lambda status: LEVELS.index(status.level))
 
     @property
@@ -82,12 +82,12 @@ class Status:
 
     @property
     def line(self) -> str:
-        """The status in a text that shows a posterior."""
+        """The status, as printed below a posterior."""
         return f"status: {self}"
 
     @property
     def lines(self) -> list[str]:
-        """The same, and the next step if there is something to check."""
+        """The status, and the recommended next step unless it is ok."""
         next_step = [] if self.is_ok else [f"next: {_PUBLISH[self.level]} {REMEDIES[self.cause]}"]
         return [self.line, *next_step]
 
@@ -96,10 +96,10 @@ NOTHING_TO_CHECK = Status()
 
 
 class Interval(NamedTuple):
-    """Intervals of a site's elements, in the model's own space: two tensors of the site's shape.
+    """The intervals of a site's elements, in the site's support.
 
-    :param lower: lower ends of the intervals.
-    :param upper: upper ends of the intervals.
+    :param lower: lower ends, of the site's shape.
+    :param upper: upper ends, of the site's shape.
     """
 
     lower: Tensor
@@ -108,11 +108,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One element of a site.
+    """A row of the summary: one element of a site, such as ``"w[3]"``.
 
-    :param name: ``"w[3]"``.
-    :param plain: ends of its interval without the noise.
-    :param aware: ends of its interval.
+    :param plain: the ends of its interval without the noise.
+    :param aware: the ends of its interval.
     """
 
     name: str
@@ -122,7 +121,7 @@ class Line:
 
     @property
     def privacy(self) -> float:
-        """The share of privacy in the interval's squared width, in [0, 1]."""
+        """The part of the interval's squared width that the noise adds, in [0, 1]."""
         without, width = (end - start for start, end in (self.plain, self.aware))
         if not 0.0 < width < math.inf:
             return 0.0
@@ -130,15 +129,15 @@ class Line:
 
 
 def element_names(site: str, shape: Sequence[int]) -> list[str]:
-    """``"w[0]"``, ``"w[1, 2]"``; ``"w"`` for a single number without a shape."""
+    """The names of a site's elements: ``"w[1, 2]"``, or ``"w"`` if the site is a scalar."""
     if not len(shape):
         return [site]
-    places = product(*(range(length) for length in shape))
-    return [f"{site}[{', '.join(map(str, place))}]" for place in places]
+    indices = product(*map(range, shape))
+    return [f"{site}[{', '.join(map(str, each))}]" for each in indices]
 
 
 class Summary(Displayed):
-    """Intervals, tables and plots from quantiles with and without the noise: a mixin."""
+    """A mixin: intervals, tables and plots from quantiles with and without the noise."""
 
     @property
     @abc.abstractmethod
@@ -149,71 +148,70 @@ class Summary(Displayed):
 
     @property
     def status(self) -> Status:
-        """Whether the intervals can be published. It follows from released numbers alone."""
+        """Whether the intervals can be published, by released numbers alone."""
         return self._status
 
     @abc.abstractmethod
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Quantiles of each element of each site, ``(P, *site shape)``, at P probabilities."""
+        """Quantiles of each element at P probabilities, by site, ``(P, *site shape)``."""
 
     def intervals(self, level: float = _LEVEL) -> dict[str, Interval]:
-        """Central intervals of the elements of each site, in the model's own space.
+        """Central intervals of the elements, by site, in the site's support.
 
-        :param level: probability that an interval holds its element, in (0, 1).
-        :returns: by site.
+        :param level: probability of an interval, in (0, 1).
         :raises ConfigurationError: level is out of range.
         """
         found = self.quantiles(_ends(level))
         return {site: Interval(ends[0], ends[1]) for site, ends in found.items()}
 
     def plot(self, level: float = _LEVEL) -> Any:
-        """A forest plot: each element's interval, and the part of it that privacy added.
+        """A forest plot of the intervals.
 
-        The dark part is the interval without the noise, the light one the widening by the noise.
-        The status stands below. Markers are hollow if it is not ok.
+        The dark part of a bar is the interval without the noise. The light part is the widening by
+        the noise. The status stands below, and markers are hollow if it is not ok.
 
         :param level: the intervals' level, in (0, 1).
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("posterior.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed, or level is out of range.
         """
         lines, status = self._lines(level), self.status
-        shown = lines[:MOST_ROWS]
-        names, places = [line.name for line in shown], range(len(shown))
+        first = lines[:MOST_ROWS]
+        names, rows = [line.name for line in first], range(len(first))
         figure, axes = with_rows("posterior.plot()", names, len(lines))
         for ends, width, color, label in (
-            ([line.aware for line in shown], 1.5, "C1", f"{level:.0%} interval, with the noise"),
-            ([line.plain for line in shown], 4.0, "C0", "without the noise"),
+            ([line.aware for line in first], 1.5, "C1", f"{level:.0%} interval, with the noise"),
+            ([line.plain for line in first], 4.0, "C0", "without the noise"),
         ):
             lower, upper = zip(*ends, strict=True)
-            axes.hlines(places, lower, upper, linewidth=width, color=color, label=label)
-        medians, fill = [line.median for line in shown], "C3" if status.is_ok else "white"
-        axes.plot(medians, places, "o", color="C3", markerfacecolor=fill, label="median")
+            axes.hlines(rows, lower, upper, linewidth=width, color=color, label=label)
+        medians, fill = [line.median for line in first], "C3" if status.is_ok else "white"
+        axes.plot(medians, rows, "o", color="C3", markerfacecolor=fill, label="median")
         axes.set_xlabel(status.line, fontsize="small", wrap=True)
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
 
     def _blocks(self) -> list[Table | str]:
-        """A row for each element, and the status."""
+        """A table with a row for each element, and the status."""
         lines = self._lines(_LEVEL)
-        shown = lines[:MOST_LINES]
+        first = lines[:MOST_LINES]
         rows, head = [], ("", "median", f"{_LEVEL:.0%} interval", "privacy")
-        includes = self.status.is_ok or any(line.plain != line.aware for line in lines)
-        medians = numbers([line.median for line in shown])
-        ends = numbers([end for line in shown for end in line.aware])
-        for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
-            privacy = f"{line.privacy:.0%}" if includes else "-"
+        is_aware = self.status.is_ok or any(line.plain != line.aware for line in lines)
+        medians = numbers([line.median for line in first])
+        ends = numbers([end for line in first for end in line.aware])
+        for line, median, low, high in zip(first, medians, ends[::2], ends[1::2], strict=True):
+            privacy = f"{line.privacy:.0%}" if is_aware else "-"
             rows.append((line.name, median, f"{low} to {high}", privacy))
         below = left_out(len(lines), "posterior.intervals()")
         return [Table(head, rows, "Posterior"), *below, *self.status.lines]
 
     def _lines(self, level: float) -> list[Line]:
-        """Lines of all elements, site by site."""
+        """A line for each element of each site."""
         lower, upper = _ends(level)
         at, lines = (lower, 0.5, upper), list[Line]()
         aware, plain = self.quantiles(at), self.plain.quantiles(at)
-        for site, own in aware.items():
-            names = element_names(site, own.shape[1:])
-            ends, without = (each.reshape(3, -1).T.tolist() for each in (own, plain[site]))
+        for site, values in aware.items():
+            names = element_names(site, values.shape[1:])
+            ends, without = (each.reshape(3, -1).T.tolist() for each in (values, plain[site]))
             for name, (low, mid, high), (start, _, end) in zip(names, ends, without, strict=True):
                 lines.append(Line(name, mid, (start, end), (low, high)))
         return lines
@@ -225,28 +223,27 @@ def _ends(level: float) -> tuple[float, float]:
 
 
 _NO_GAUSSIAN = "A posterior's mean and covariance must be finite, and the covariance positive."
-_NUM_DRAWS = 10_000  # for quantiles of elements that are not monotone functions of one coordinate
+_NUM_DRAWS = 10_000  # for quantiles without a closed form
 
 
 class Posterior(Summary, MultivariateNormal):
-    """A Gaussian over the guide's unconstrained latents, in the guide's order; all of it is public.
+    """A public Gaussian of the unconstrained latents, in the guide's order.
 
     It is a ``torch.distributions.MultivariateNormal``: ``mean``, ``stddev``,
     ``covariance_matrix``, ``sample()`` and ``log_prob()`` are those of the flat vector (d,) of
-    unconstrained latents, whose coordinates are called :attr:`names`. :meth:`draws`,
-    :meth:`quantiles` and :meth:`intervals` are in the model's own space, by site.
+    unconstrained latents. Its coordinates have :attr:`names`. In contrast, :meth:`draws`,
+    :meth:`quantiles` and :meth:`intervals` return values in each site's support.
 
     The covariance may include the uncertainty that the privacy noise adds. :attr:`noise_share` is
-    its share of the variance, and :meth:`plot` shows it. :attr:`status` says whether the intervals
-    can be published.
+    the noise's share of each variance.
 
-    :param latents: sites, in the order of the flat vector.
+    :param latents: the sites, in the order of the flat vector.
     :param mean: (d,).
     :param covariance: (d, d), or variances (d,).
-    :param plain: the covariance without the noise, in either shape; ``None``: there is no noise in
-        it.
+    :param plain: the covariance without the noise, in either shape; ``None``: ``covariance``
+        includes no noise.
     :param status: whether the intervals can be published.
-    :raises ArithmeticError: it is not finite, or no Gaussian.
+    :raises ArithmeticError: mean or covariance are not finite, or the covariance is not positive.
 
     >>> sep = DPSEP(model, guide, accountant=accountant, noise=Noise(source=0))
     >>> result = sep.run(heights, progress=False)
@@ -278,14 +275,14 @@ class Posterior(Summary, MultivariateNormal):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the d coordinates: ``"w[3]"`` is the fourth number of site w, unconstrained."""
+        """The names of the d coordinates: ``"w[3]"`` is the fourth unconstrained number of w."""
         return tuple(n for each in self._latents for n in element_names(each.name, each.shape))
 
     @property
     def noise_share(self) -> Tensor:
-        """How much of each variance is privacy: 1 - plain / noise-aware, in [0, 1], (d,)."""
+        """The noise's share of each variance, 1 - plain / noise-aware, in [0, 1], (d,)."""
         share = 1 - self._plain.diagonal() / self._aware.diagonal()
-        return share.nan_to_num(0.0).clamp(0.0, 1.0)  # two variances that underflow have none
+        return share.nan_to_num(0.0).clamp(0.0, 1.0)  # NaN if both variances underflow
 
     @property
     def plain(self) -> "Posterior":
@@ -295,33 +292,33 @@ class Posterior(Summary, MultivariateNormal):
     def __getitem__(self, site: str) -> "Posterior":
         """The marginal posterior of one site.
 
-        :raises KeyError: there is no such site.
+        :raises KeyError: the posterior has no site of this name.
         """
         for each in self._latents:
             if each.name == site:
-                own = slice(each.start, each.stop)
+                part = slice(each.start, each.stop)
                 return Posterior(
                     [replace(each, start=0, stop=each.stop - each.start)],
-                    self.mean[own],
-                    self._aware[own, own],
-                    plain=self._plain[own, own],
+                    self.mean[part],
+                    self._aware[part, part],
+                    plain=self._plain[part, part],
                     status=self.status,
                 )
         raise KeyError(f"{site!r}: the sites are {', '.join(each.name for each in self._latents)}")
 
     def draws(self, num: int) -> dict[str, Tensor]:
-        """Joint draws of all sites in the model's own space, by torch's global generator.
+        """Joint draws of all sites, by site, ``(num, *site shape)``.
 
-        :returns: by site, ``(num, *site shape)``.
+        They use torch's global generator.
         """
         flat = self._flat(num)
         return {each.name: own_space(each, flat) for each in self._latents}
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Quantiles of each element of each site, in the model's own space.
+        """Quantiles of each element of each site.
 
         They are exact if the element is a monotone function of one coordinate. Otherwise, as for a
-        simplex, they are those of 10,000 draws by a generator with a seed of its own.
+        simplex, they use 10,000 draws with a fixed seed.
 
         :param probabilities: P numbers in (0, 1).
         :returns: by site, ``(P, *site shape)``.
@@ -330,7 +327,7 @@ class Posterior(Summary, MultivariateNormal):
         return {each.name: self._quantiles(each, at) for each in self._latents}
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
-        """Copies of the Gaussian, like those of ``MultivariateNormal``."""
+        """As ``MultivariateNormal.expand``."""
         gaussian = MultivariateNormal(self.loc, scale_tril=self.scale_tril)
         return gaussian.expand(batch_shape, _instance)
 
@@ -341,15 +338,16 @@ class Posterior(Summary, MultivariateNormal):
     def _quantiles(self, latent: Latent, at: Tensor) -> Tensor:
         if not _is_elementwise(latent.transform):
             return quantiles_of(own_space(latent, self._fixed_draws(latent)), at)
-        way = torch.special.ndtri(at).unsqueeze(1) * self.stddev
+        offset = torch.special.ndtri(at).unsqueeze(1) * self.stddev
         first, last, below, above = (
-            own_space(latent, self.mean + each) for each in (-self.stddev, self.stddev, -way, way)
+            own_space(latent, self.mean + each)
+            for each in (-self.stddev, self.stddev, -offset, offset)
         )
         return torch.where(last < first, below, above)
 
     def _fixed_draws(self, latent: Latent) -> Tensor:
-        """Draws of one site, the others at zero, that are the same whenever they are asked for."""
-        own = slice(latent.start, latent.stop)
+        """Flat draws of one site with a fixed seed, the other sites at zero."""
+        part = slice(latent.start, latent.stop)
         normal = torch.randn(
             _NUM_DRAWS,
             latent.stop - latent.start,
@@ -357,18 +355,18 @@ class Posterior(Summary, MultivariateNormal):
             dtype=self.mean.dtype,
         ).to(self.mean)
         draws = self.mean.new_zeros(_NUM_DRAWS, len(self.mean))
-        draws[:, own] = self.mean[own] + normal @ cholesky(self._aware[own, own]).mT
+        draws[:, part] = self.mean[part] + normal @ cholesky(self._aware[part, part]).mT
         return draws
 
 
 def own_space(latent: Latent, flat: Tensor) -> Tensor:
-    """Values of one site in the model's own space, from flat vectors (..., d)."""
+    """Values of a site in its support, from flat unconstrained vectors (..., d)."""
     part = flat[..., latent.start : latent.stop]
     return latent.transform(part.reshape(flat.shape[:-1] + latent.shape))
 
 
 def _is_elementwise(transform: Transform) -> bool:
-    """Whether each element of its value is a monotone function of one element."""
+    """Whether each output element is a monotone function of one input element."""
     while isinstance(transform, IndependentTransform):
         transform = transform.base_transform
     if isinstance(transform, ComposeTransform):
@@ -378,19 +376,19 @@ def _is_elementwise(transform: Transform) -> bool:
 
 
 def quantiles_of(draws: Tensor, at: Tensor) -> Tensor:
-    """(P, ...) of (draws, ...)."""
-    places = (at * (len(draws) - 1)).round().long()
-    return draws.sort(dim=0).values[places]
+    """Quantiles (P, ...) of draws (K, ...) at P probabilities."""
+    ranks = (at * (len(draws) - 1)).round().long()
+    return draws.sort(dim=0).values[ranks]
 
 
 class SampledPosterior(Posterior):
-    """Draws of the unconstrained latents. All of it is public.
+    """A public posterior of draws of the unconstrained latents.
 
     :meth:`draws`, :meth:`quantiles` and :meth:`intervals` are those of the draws. As a
-    ``MultivariateNormal``, it is the Gaussian with their mean and covariance.
+    ``MultivariateNormal`` it is the Gaussian with their mean and covariance.
 
-    :param latents: sites, in the order of the flat vector.
-    :param sample: draws, (K, d).
+    :param latents: the sites, in the order of the flat vector.
+    :param sample: K draws, (K, d).
     :param plain: the covariance without the uncertainty of the noise, (d, d).
     :param status: whether the intervals can be published.
     :raises ArithmeticError: draws are not finite, or fewer than d.
@@ -403,16 +401,16 @@ class SampledPosterior(Posterior):
     @property
     def plain(self) -> "SampledPosterior":
         """The same posterior without the noise's uncertainty: draws move towards their mean."""
-        # Gaussian optimal transport: the linear map that moves draws least.
+        # The optimal transport map between Gaussians moves draws least.
         root, back = power(self._aware, 0.5), power(self._aware, -0.5)
-        way = back @ power(root @ self._plain @ root, 0.5) @ back
-        sample = self.mean + (self._sample - self.mean) @ way
+        transport = back @ power(root @ self._plain @ root, 0.5) @ back
+        sample = self.mean + (self._sample - self.mean) @ transport
         return SampledPosterior(self._latents, sample, self._plain, status=self.status)
 
     def __getitem__(self, site: str) -> "SampledPosterior":
         found = super().__getitem__(site)
-        (own,) = (each for each in self._latents if each.name == site)
-        sample = self._sample[:, own.start : own.stop]
+        latent = next(each for each in self._latents if each.name == site)
+        sample = self._sample[:, latent.start : latent.stop]
         return SampledPosterior(found._latents, sample, found._plain, status=self.status)
 
     def _flat(self, num: int) -> Tensor:

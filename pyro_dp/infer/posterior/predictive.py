@@ -1,4 +1,4 @@
-"""The posterior predictive of new records: draws, a form for ArviZ, and a mixin."""
+"""The posterior predictive of new records, also for ArviZ."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -23,22 +23,22 @@ _REFUSED = (
 
 
 class PosteriorPredictive(Predictive):
-    """Draws of everything that the model samples, for new records of any number.
+    """Posterior predictive draws for any number of new records.
 
     It is a ``pyro.infer.Predictive``: ``predictive(x_new)`` returns draws by site, (num_samples,
-    *site shape). They are the global latents, latents and outcomes of the new records, and all
-    deterministic sites. The global latents were drawn from the guide when this was made.
+    *site shape). The sites are the global latents, the latents and outcomes of the new records,
+    and all deterministic sites. The global latents are drawn from the guide in advance.
 
-    * The model gets all new records at once, in any form that :meth:`DPSVI.step` takes.
-    * Outcomes are drawn even if an argument has them. They may be left out. Constants are those of
-      the fit, and an integer that was N is the new number.
-    * The guide draws a new record's latents if it computes them from arguments that are all passed,
-      and else the model does. Rows of parameters for the records of the fit are not used.
+    * Pass all new records at once, in any form that :meth:`DPSVI.step` takes.
+    * Outcomes are always drawn, and you may leave them out. Constants keep the values of the fit,
+      and an integer that was N becomes the number of new records.
+    * The guide draws a new record's latents if it computes them from arguments that you pass.
+      Otherwise the model draws them. Rows of parameters for records of the fit are not used.
 
-    **Guarantee.** The global draws, and results for records that are new or public, are
-    post-processing of released numbers. Results for records of the fit are not protected. If they
-    are recognised, there is a :class:`NotPrivateWarning`. It reveals that a record is of the fit.
-    So the warning, and the error of :meth:`to_arviz`, are for the curator.
+    **Guarantee.** The global draws, and results for new or public records, are post-processing of
+    released numbers. Results for records of the fit are not protected. A
+    :class:`NotPrivateWarning` appears if they are recognised. It reveals that a record belongs to
+    the fit, so the warning, and the error of :meth:`to_arviz`, are for the curator.
 
     :param new: model, guide, and a description of the arguments.
     :param posterior_samples: draws of the guide's global sites, (num_samples, ...).
@@ -59,94 +59,84 @@ class PosteriorPredictive(Predictive):
         self._new = new
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """
-        :param args: new records, as of the model; so are kwargs.
+        """Draw for new records, which are passed like the model's arguments.
+
         :returns: draws by site, ``(num_samples, *site shape)``.
-        :raises ModelError: they do not fit those of the fit, the model fails on them, or has not
-            all of ``return_sites``.
+        :raises ModelError: the records do not match those of the fit, the model fails on them, or
+            it lacks one of ``return_sites``.
         """
-        given = self._new.given(args, kwargs)
-        if name := given.recognised:
+        records = self._new.given(args, kwargs)
+        if name := records.recognised:
             warnings.warn(NotPrivateWarning(_OF_THE_FIT.format(name=name)), stacklevel=4)
-        return given.draws(self.posterior_samples, self.num_samples, self.return_sites)
+        return records.draws(self.posterior_samples, self.num_samples, self.return_sites)
 
     def to_arviz(self, *args: Any, **kwargs: Any) -> Any:
         """The draws as an ``arviz.InferenceData``, with one chain.
 
-        Group ``posterior`` has the global latents. With arguments, ``posterior_predictive`` has the
-        records' latents and outcomes, and ``constant_data`` the arguments, which must be new or
-        public.
+        Group ``posterior`` has the global latents. If new records are passed,
+        ``posterior_predictive`` has their latents and outcomes, and ``constant_data`` has the
+        arguments, which must be new or public.
 
-        :param args: new records, as of the model, or none; so are kwargs.
-        :raises PrivacyError: an argument holds records of the fit, as far as that can be seen.
+        :param args: new records as for the model, or none.
+        :raises PrivacyError: an argument is recognised to hold records of the fit.
         :raises ConfigurationError: ArviZ is not installed: ``pip install pyro-dp[arviz]``.
         """
-        arviz = _arviz()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its releases
+            try:
+                import arviz
+            except ImportError:
+                raise ConfigurationError(
+                    "to_arviz needs ArviZ, which is not installed: pip install pyro-dp[arviz]."
+                ) from None
         groups: dict[str, Any] = {"posterior": _chain(self.posterior_samples)}
         names: Collection[str] = ()
         if args or kwargs:
-            given = self._new.given(args, kwargs)
-            if name := given.recognised:
+            records = self._new.given(args, kwargs)
+            if name := records.recognised:
                 raise PrivacyError(_REFUSED.format(name=name))
             drawn = self(*args, **kwargs)
             predicted = {n: x for n, x in drawn.items() if n not in self.posterior_samples}
-            constants = given.columns
-            names = {n for n, x in predicted.items() if x.shape[1:2] == (given.size,)}
+            constants = records.columns
+            names = {n for n, x in predicted.items() if x.shape[1:2] == (records.size,)}
             names |= constants.keys()
             groups["posterior_predictive"] = _chain(predicted)
             groups["constant_data"] = {n: x.numpy(force=True) for n, x in constants.items()}
         return arviz.from_dict(**groups, dims={name: ["records"] for name in names})
 
     def get_vectorized_trace(self, *args: Any, **kwargs: Any) -> Any:
-        """:raises ConfigurationError: always: draws are made one after the other."""
-        raise ConfigurationError(
-            "get_vectorized_trace: the draws of new records have no one trace."
-        )
+        """:raises ConfigurationError: always, because draws are made one after the other."""
+        raise ConfigurationError("get_vectorized_trace: draws of new records have no joint trace.")
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A PosteriorPredictive holds the data: save its posterior_samples.")
 
 
-def _arviz() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # its news of itself, once a day
-        try:
-            import arviz
-        except ImportError:
-            raise ConfigurationError(
-                "to_arviz needs ArviZ, which is not installed: pip install pyro-dp[arviz]."
-            ) from None
-    return arviz
-
-
 def _chain(draws: Mapping[str, Tensor]) -> dict[str, Any]:
-    """As of one chain, (1, num_samples, ...)."""
+    """Draws as NumPy arrays of one chain, (1, num_samples, ...)."""
     return {name: value.unsqueeze(0).numpy(force=True) for name, value in draws.items()}
 
 
 class Predicted:
-    """An inference whose guide can predict new records. It stands last among the bases."""
+    """A mixin, last among the bases: an inference whose guide can predict new records."""
 
     def predictive(
         self, num_samples: int = 1000, return_sites: Sequence[str] = ()
     ) -> PosteriorPredictive:
-        """Draws for new records: ``inference.predictive()(x_new)``.
+        """Predict new records, at no cost: ``inference.predictive()(x_new)``.
 
-        The global latents are drawn now, from the guide as it is (its noise-aware posterior, unless
-        said otherwise), by torch's global generator. It costs nothing more.
+        This call draws the global latents from the guide, with torch's global generator.
 
-        :param num_samples: number of draws.
         :param return_sites: names of the sites to return; by default all.
         :returns: a ``pyro.infer.Predictive``.
-        :raises ConfigurationError: no step was taken yet, and the first step reads the model's
-            arguments; or a setting is of the wrong kind.
+        :raises ConfigurationError: no step was taken yet, or a setting has the wrong type.
         """
-        count, own = require_count("num_samples", num_samples), cast(Any, self)
-        first = own._kept.first(own._steps)
+        count, inference = require_count("num_samples", num_samples), cast(Any, self)
+        first = inference._kept.first(inference._steps)
         if first is None:
             raise ConfigurationError(
                 "There is nothing to predict with before the first step. With parameters from "
                 "elsewhere use pyro.infer.Predictive(model, guide=guide, num_samples=...)."
             )
-        new = NewRecords(own._kept.model, own.guide, first)
+        new = NewRecords(inference._kept.model, inference.guide, first)
         return PosteriorPredictive(new, new.global_draws(count), count, return_sites)

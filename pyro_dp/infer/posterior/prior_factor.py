@@ -1,4 +1,4 @@
-"""The prior: its log density as a function of one flat vector, and as a Gaussian factor."""
+"""The prior as a log density of the flat vector of latents, and as a Gaussian factor."""
 
 import math
 import warnings
@@ -21,13 +21,13 @@ from pyro_dp.utils.linalg import Gaussian, apply, cholesky, floored, inverse
 from pyro_dp.utils.torch_state import forked_rng
 
 _NUM_DRAWS = 64
-_LEAST_PRECISION = 1e-4  # if the prior is not log-concave
-_STEP = 0.5  # weight of a newly refined factor, if the prior is not Gaussian
+_LEAST_PRECISION = 1e-4  # eigenvalue of a factor if the prior is not log-concave
+_DAMPING = 0.5  # weight of a new factor if the prior is not Gaussian
 _MOST_ROUNDS = 50
-_ROUNDS = 3  # rounds if the prior is Gaussian: the mean and the noise depend on each other
-_SETTLED = 1e-4  # longest step of the last round, in standard deviations
-_LONGEST, _NEAR = 2.0, 0.003  # the longest step, and where steps may be whole ones, likewise
-_TOGETHER = 128  # points of one call
+_ROUNDS = 3  # with a Gaussian prior, where mean and noise depend on each other
+_SETTLED = 1e-4  # the longest last step, in standard deviations
+_LONGEST, _UNDAMPED = 2.0, 0.003  # the longest step, and the longest undamped one, likewise
+_BATCH = 128  # points of one call
 Derivatives = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -48,7 +48,7 @@ class PriorDensity:
         return self.trace(z)[1]
 
     def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
-        """The sites at these latents (d,), and their log density in unconstrained coordinates."""
+        """The model's trace at the latents (d,), and their log density in this space."""
         values, log_volume = {}, torch.zeros((), dtype=torch.float64, device=z.device)
         for latent in self.latents:
             u = latent.part(z).to(self.dtypes[latent.name])
@@ -59,15 +59,15 @@ class PriorDensity:
         return trace, (log_prob + log_volume).double()
 
     def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
-        with pyro.validation_enabled(False):  # it looks at values, which derivatives do not have
+        with pyro.validation_enabled(False):  # validation branches on values
             trace = poutine.trace(model).get_trace()
             return trace, trace.log_prob_sum()
 
 
 def prior_density(model: Callable) -> PriorDensity:
-    """
-    :param model: without data, and without arguments.
-    :raises ModelError: it has no latents, observes something, or its supports depend on latents.
+    """The log density of a model without data and arguments.
+
+    :raises ModelError: the model has no latents, or observes a site.
     """
     with forked_rng(), torch.no_grad():
         trace = poutine.trace(model).get_trace()
@@ -92,60 +92,60 @@ def prior_density(model: Callable) -> PriorDensity:
 class BatchedGradient:
     """Gradients (K, d) and values (K,) of a log density at K points (K, d).
 
-    A gradient that is not finite is 0. The value is -inf if the density cannot be computed: a
-    matrix far out may have no Cholesky factor.
+    A gradient that is not finite is replaced by 0. If the density cannot be computed at a point, as
+    without a Cholesky factor, its value is -inf.
 
-    :param point: any, (d,).
-    :ivar at_once: false if the density branches on its point, so that each takes its own time.
+    :param point: any point, (d,), to trace the density at.
+    :ivar at_once: false if the density branches on values, so that points are computed one by one.
     """
 
     def __init__(self, log_prob: Callable[[Tensor], Tensor], point: Tensor):
         one = torch.func.grad_and_value(log_prob)
-        points, self.at_once = point.expand(_TOGETHER, -1).contiguous(), True
+        points, self.at_once = point.expand(_BATCH, -1).contiguous(), True
         self._eager: Derivatives = torch.func.vmap(one, randomness="different")
         try:
             graph = trace(lambda z: list(self._eager(z)), [points])
-            self._found: Derivatives = Compiler(False)(graph, [points])
+            self._fast: Derivatives = Compiler(False)(graph, [points])
             return
         except NotTraceable:  # such as a model with draws that do not enter its density
-            self._found = self._eager
+            self._fast = self._eager
         try:
             self._eager(points)
         except (RuntimeError, ValueError, ModelError):
             self.at_once = False
             self._eager = lambda z: [torch.stack(x) for x in zip(*map(one, z), strict=True)]
-            self._found = self._eager
+            self._fast = self._eager
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        whole = torch.cat([points, points[-1:].expand(-len(points) % _TOGETHER, -1)])
-        parts = whole.split(_TOGETHER) if self.at_once else [points]
-        found = [self._where_possible(self._found, part) for part in parts]
+        padded = torch.cat([points, points[-1:].expand(-len(points) % _BATCH, -1)])
+        parts = padded.split(_BATCH) if self.at_once else [points]
+        found = [self._bisected(self._fast, part) for part in parts]
         slopes, heights = map(torch.cat, zip(*found, strict=True))
         return slopes[: len(points)].nan_to_num(0.0, 0.0, 0.0), heights[: len(points)]
 
-    def _where_possible(self, function: Derivatives, points: Tensor) -> Sequence[Tensor]:
-        """Halves of the points, if it fails, until single points are left."""
+    def _bisected(self, function: Derivatives, points: Tensor) -> Sequence[Tensor]:
+        """Call the function on the points, or on halves of them if it fails."""
         try:
             return function(points)
         except (torch.linalg.LinAlgError, ValueError, ModelError):
             if len(points) == 1:
                 return torch.zeros_like(points), points.new_full((1,), -math.inf)
-        halves = [self._where_possible(self._eager, half) for half in points.chunk(2)]
+        halves = [self._bisected(self._eager, half) for half in points.chunk(2)]
         return [torch.cat(each) for each in zip(*halves, strict=True)]
 
 
 class Prior:
-    """A density of unconstrained latents, refined as a Gaussian factor.
+    """The prior of unconstrained latents, approximated by a Gaussian factor. No record enters.
 
-    A Gaussian prior is its own factor. Any other one (a constrained latent, a hierarchy) gets
+    A Gaussian prior is exact. Any other prior (a constrained latent, a hierarchy) gets
 
         Lambda_0 = -E_q[hess log p],    eta_0 = E_q[grad log p] + Lambda_0 m
 
-    at the current posterior q = N(m, V): expectation propagation's update in the limit of small
-    powers (Minka 2004, power EP), which needs no cavity. It costs no privacy: no record enters.
+    at the current posterior q = N(m, V). This is the update of power EP in the limit of small
+    powers (Minka 2004), which needs no cavity.
 
     :param log_prob: log density of the flat vector (d,) of unconstrained latents.
-    :param mean: the first posterior's mean, (d,).
+    :param mean: the mean of the first posterior, (d,).
     :param exact: whether the density is computed in float64.
     :param normal: indices of the latents that are normal if all others are fixed.
     :raises ModelError: the density is flat or linear somewhere.
@@ -161,12 +161,12 @@ class Prior:
         self._log_prob = log_prob
         self._normal = list(normal)
         self._tolerance = 1e-8 if exact else 1e-4
-        self._batched: Callable | None = None  # derivatives at as many points as there are draws
-        self._vectorizes = True  # until it fails to
+        self._batched: Callable | None = None  # derivatives at all draws
+        self._vectorizes = True  # until a batch fails
         half = torch.randn(_NUM_DRAWS // 2, len(mean), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(mean.device)
         at_mean = self._derivatives(mean)
-        # Far away in the prior's own scale, where one that is not Gaussian shows it.
+        # Only a Gaussian has the same Hessian far away, in the prior's scale.
         scale = at_mean[1].diagonal().abs().clamp(min=1e-12).rsqrt()
         elsewhere = [self._derivatives(mean + self._draws[0] * s) for s in (1.0, scale)]
         same = all(_agree(at_mean[1], h, self._tolerance) for _, h in elsewhere)
@@ -182,13 +182,14 @@ class Prior:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether it is its own factor."""
+        """Whether the prior is Gaussian in unconstrained space."""
         return self._gaussian is not None
 
     def centred(self, z: Tensor) -> Tensor:
-        """The flat vector with its normal latents at their mean, while the others stay.
+        """Set the normal latents of the flat vector to their mean, while the others are fixed.
 
-        It stays as it is if some have no common normal density, such as the factors of a product.
+        The vector does not change if these latents are not jointly normal, such as the factors of
+        a product.
         """
         gradient, hessian = self._derivatives(z)
         inner, moved = hessian[self._normal][:, self._normal], z.clone()
@@ -200,7 +201,7 @@ class Prior:
         return moved if _agree(inner, there, self._tolerance) else z
 
     def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
-        """The factor at a posterior: full or diagonal, as the covariance is."""
+        """The factor at a posterior. It is full or diagonal like the covariance."""
         if self._gaussian is not None:
             gradient, hessian = self._gaussian
             gradient = gradient + hessian @ (mean - self._centre)
@@ -211,7 +212,7 @@ class Prior:
             finite = gradients.isfinite().all(1) & hessians.isfinite().all(2).all(1)
             if finite.any():
                 self._latest = gradients[finite].mean(dim=0), hessians[finite].mean(dim=0)
-            # If the density cannot be evaluated, as far out, the factor stays as it was.
+            # If the density cannot be evaluated at any draw, the factor does not change.
             gradient, hessian = self._latest or self._derivatives(self._centre)
             least = _LEAST_PRECISION
         precision = -hessian.diagonal() if covariance.dim() == 1 else -hessian
@@ -223,20 +224,19 @@ class Prior:
         if self._vectorizes:
             try:
                 with warnings.catch_warnings():
-                    # A simplex has an operation that is slow in batches.
+                    # torch warns of an operation of simplexes that is slow in batches.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     self._batched = self._batched or self._vectorized(points)
                     gradients, hessians = self._batched(points)
                 return gradients, hessians
             except (RuntimeError, ValueError, ModelError):  # the model branches on its latents
                 self._vectorizes = False
-        found = [self._derivatives(point) for point in points]
-        gradients, hessians = (torch.stack(each) for each in zip(*found, strict=True))
-        return gradients, hessians
+        gradients, hessians = zip(*map(self._derivatives, points), strict=True)
+        return torch.stack(gradients), torch.stack(hessians)
 
     def _vectorized(self, points: Tensor) -> Callable:
-        """:meth:`_derivatives` of all these, without Pyro's code if that can be traced."""
-        # Draws inside the plate are hidden, and do not enter the density.
+        """:meth:`_derivatives` of a batch of points, as a graph if the model can be traced."""
+        # The draws inside the plate are random, but do not enter the density.
         batched = torch.func.vmap(self._derivatives, randomness="different")
         try:
             return called_by_torch(trace(lambda z: list(batched(z)), [points]))
@@ -255,48 +255,47 @@ class Prior:
 
 
 def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether two Hessians are equal up to rounding, each entry in the scale of its latents."""
+    """Whether two Hessians are equal up to rounding, in the scale of the latents."""
     scale = (one.diagonal().abs() + other.diagonal().abs()).sqrt()
     return bool(((one - other).abs() <= tolerance * torch.outer(scale, scale)).all())
 
 
 def combined(
-    prior: Prior, evidence: Callable[[Tensor], Gaussian], mean: Tensor, before: Gaussian
+    prior: Prior, evidence: Callable[[Tensor], Gaussian], mean: Tensor, prior_factor: Gaussian
 ) -> tuple[Gaussian, Gaussian]:
-    """The Gaussian q that is closest to prior * evidence, in KL(q || prior * evidence).
+    """The Gaussian q that minimises KL(q || prior * evidence), by natural gradient steps.
 
-    It is found by the natural gradient of variational inference. If the prior is not Gaussian, each
-    round takes half a step, and no more than two standard deviations. (The precision of a hierarchy
-    grows exponentially as the logarithm of its scale falls. A longer step would never return.) The
-    evidence must include its noise. Without its noise, it would draw effects to their mean, and the
-    scale of a hierarchy would shrink until it is lost.
+    If the prior is not Gaussian, each step is halved, and goes at most two standard deviations. The
+    precision of a hierarchy grows exponentially as the logarithm of its scale falls, so the search
+    would not return from a longer step. The evidence must include its noise. Otherwise it shrinks
+    effects to their mean, and the scale of the hierarchy to zero.
 
-    :param evidence: the likelihood as a factor for a posterior of this mean (d,).
+    :param evidence: the likelihood as a factor, at a posterior mean (d,).
     :param mean: the mean at the start of the search, (d,).
-    :param before: the prior as a factor at the start.
+    :param prior_factor: the prior as a factor at the start.
     :returns: the prior as a factor at q, and q.
     """
-    step, rounds = (1.0, _ROUNDS) if prior.is_gaussian else (_STEP, _MOST_ROUNDS)
+    step, rounds = (1.0, _ROUNDS) if prior.is_gaussian else (_DAMPING, _MOST_ROUNDS)
     length = math.inf
     for _ in range(rounds):
         likelihood = evidence(mean)
-        covariance = inverse(before.precision + likelihood.precision)
-        before = before ** (1 - step) * prior.factor(mean, covariance) ** step
-        found = before * likelihood
-        way = found.mean - mean
-        far = 1.0 if prior.is_gaussian else _within(way, covariance.diagonal().sqrt())
-        mean = mean + step * far * way
-        last, length = length, (way.abs() / covariance.diagonal().sqrt()).max().item()
+        covariance = inverse(prior_factor.precision + likelihood.precision)
+        prior_factor = prior_factor ** (1 - step) * prior.factor(mean, covariance) ** step
+        found = prior_factor * likelihood
+        change = found.mean - mean
+        part = 1.0 if prior.is_gaussian else _within(change, covariance.diagonal().sqrt())
+        mean = mean + step * part * change
+        last, length = length, (change.abs() / covariance.diagonal().sqrt()).max().item()
         if length < _SETTLED:
             break
-        # The end may be slow, and is half as long by whole steps. None follows one that led away.
-        step = 1.0 if prior.is_gaussian or length < min(_NEAR, last) else _STEP
-    return before, found
+        # Whole steps halve the number of rounds near the end, unless the last step led away.
+        step = 1.0 if prior.is_gaussian or length < min(_UNDAMPED, last) else _DAMPING
+    return prior_factor, found
 
 
-def _within(way: Tensor, sds: Tensor) -> float:
-    """The part of a step that is not too long to trust."""
-    return min(1.0, _LONGEST / max((way.abs() / sds).max().item(), _SETTLED))
+def _within(change: Tensor, sds: Tensor) -> float:
+    """The fraction of a step that is at most two standard deviations long."""
+    return min(1.0, _LONGEST / max((change.abs() / sds).max().item(), _SETTLED))
 
 
 @dataclass(frozen=True)
@@ -309,16 +308,16 @@ class PublicDensity(PriorDensity):
         """Indices of the latents whose sites are normal."""
         trace, _ = self.trace(z)
         return [
-            place
+            index
             for latent in self.latents
             if isinstance(innermost(trace.nodes[latent.name]["fn"]), (Normal, MultivariateNormal))
-            for place in range(latent.start, latent.stop)
+            for index in range(latent.start, latent.stop)
         ]
 
     def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
-        shown = Outside(self.records.plate)(model)
+        outside = Outside(self.records.plate)(model)
         with on_placeholders(self.records, "the model") as (args, kwargs):
-            trace = poutine.trace(shown).get_trace(*args, **kwargs)
+            trace = poutine.trace(outside).get_trace(*args, **kwargs)
             return trace, trace.log_prob_sum()
 
 

@@ -1,4 +1,4 @@
-"""The guide after gradient steps: means of its parameters over the last half, and a posterior."""
+"""The guide after gradient steps: averages of its parameters, and its posterior."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from pyro_dp.utils.linalg import dense
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_tensors
 
-_PARTS = 4  # parts of the last half
+_PARTS = 4  # parts of the last half of a run
 _FEWEST = 10  # iterates in a part
 _DAMAGED = "load_state_dict: averages are damaged."
 NO_STEP = (
@@ -48,18 +48,18 @@ _NOT_FINITE = (
 
 @dataclass(eq=False)
 class IterateAverages:
-    """Sums of the unconstrained parameters over the last four eighths of a run: public.
+    """Sums of the unconstrained parameters over the last four eighths of a run. They are public.
 
-    Let a, b, c, d be a parameter's means over the eighths. If it has arrived, they are equal up to
-    chance. The quarters' means are (a + b) / 2 and (c + d) / 2. Their squared distance is then
-    about a quarter of |a - b|^2 + |c - d|^2. For a random walk it is as large as this sum. On a
-    straight line it is twice as large, and the last iterate is nearer than any mean.
+    Let a, b, c, d be a parameter's means over the eighths. Compare the squared distance of the
+    quarters' means, (a + b) / 2 and (c + d) / 2, with |a - b|^2 + |c - d|^2. If the parameter has
+    converged, the distance is about a quarter of this sum. For a random walk it equals the sum. On
+    a straight line it is twice the sum, and the last iterate is better than any mean.
 
     :param num_steps: T.
     :param counts: iterates in each eighth so far.
-    :param sums: each parameter's sums over them, (4, *shape).
-    :param gradients: sums of the gradients in the last half of the run.
-    :param variance: the sum of these gradients' noise variances; NaN: it is unknown.
+    :param sums: each parameter's sums over the eighths, (4, *shape).
+    :param gradients: each parameter's sum of gradients in the last half of the run.
+    :param variance: the sum of these gradients' noise variances; NaN if it is unknown.
     """
 
     num_steps: int
@@ -76,9 +76,9 @@ class IterateAverages:
         gradients: Mapping[str, Tensor | None],
         noise: float,
     ) -> None:
-        """The iterate after this step, from 1.
+        """Add the iterate after a step, which is counted from 1.
 
-        :param gradients: the step's, by the negative ELBO.
+        :param gradients: gradients of the negative ELBO in this step.
         :param noise: variance of the noise in a location's gradient.
         """
         part = 2 * _PARTS * (step - 1) // self.num_steps - _PARTS
@@ -96,19 +96,18 @@ class IterateAverages:
 
     @property
     def complete(self) -> bool:
-        """Whether each eighth has enough iterates, and their noise is there."""
+        """Whether each eighth has enough iterates, and the variance of the noise is available."""
         return min(self.counts) >= _FEWEST and not math.isnan(self.variance)
 
     def variances(self, covariance: Tensor, sample_rate: float) -> dict[str, Tensor]:
-        """Covariances of the mean over the last half, by privacy noise and by sampling.
+        """Covariances (d, d) of the mean over the last half, by privacy noise and by sampling.
 
-        Let S be the posterior's covariance. Near its mean m, the gradient at x is S^-1 (m - x),
-        plus noise of variance s^2. The mean of n iterates then has the covariance S s^2 S / n,
-        whatever the step sizes are (Polyak & Juditsky 1992). The gradient of a sample at rate q
-        varies by (1 - q) / q S^-1 (information identity).
+        Let S be the posterior covariance. Near the mean m, the gradient at x is S^-1 (m - x) plus
+        noise of variance s^2. Then the mean of n iterates has covariance S s^2 S / n for any step
+        sizes (Polyak & Juditsky 1992). Sampling at rate q adds variance (1 - q) / q S^-1 to the
+        gradient (information identity).
 
-        :param covariance: the guide's, (d, d).
-        :returns: (d, d) each.
+        :param covariance: the guide's covariance, (d, d).
         """
         count = sum(self.counts)
         excess = (1 - sample_rate) / sample_rate
@@ -119,16 +118,16 @@ class IterateAverages:
 
     @property
     def gradient_sd(self) -> float:
-        """Standard deviation of the noise in the mean gradient by a location."""
+        """Standard deviation of the noise in the mean gradient of a location."""
         return math.sqrt(self.variance) / sum(self.counts)
 
     def gradient(self, names: Sequence[str]) -> Tensor:
-        """Mean over the last half, of parameters of these names, (d,)."""
+        """Mean gradient of these parameters over the last half, (d,)."""
         found = [self.gradients[name].flatten().double() for name in names]
         return torch.cat(found) / sum(self.counts)
 
     def moved(self, names: Sequence[str]) -> Tensor:
-        """From the mean of the third quarter to that of the fourth, (d,), in these parameters."""
+        """Change of these parameters' means from the third to the fourth quarter, (d,)."""
         found = []
         for name in names:
             a, b, c, d = self._eighths(name).reshape(_PARTS, -1).double()
@@ -142,7 +141,7 @@ class IterateAverages:
 
     @torch.no_grad()
     def agreed(self) -> dict[str, Tensor]:
-        """Means over the last half, of the parameters that have arrived."""
+        """Means over the last half of the parameters that have converged."""
         if min(self.counts) == 0:
             return {}
         found = {}
@@ -156,7 +155,7 @@ class IterateAverages:
 
     @torch.no_grad()
     def conclude(self, parameters: Mapping[str, Tensor]) -> str:
-        """Set parameters that have arrived to their means. Returns the guide's content in words."""
+        """Set converged parameters to their means. Returns a text on what the guide holds."""
         agreed = self.agreed()
         for name, value in agreed.items():
             parameters[name].copy_(value)
@@ -173,11 +172,13 @@ class IterateAverages:
         return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, vars(self))
 
     @staticmethod
-    def resumed(state: Any) -> "IterateAverages":
-        """From a result of :meth:`state`, or from a state of version 0.2, which has no gradients.
+    def resumed(state: Any) -> "IterateAverages | None":
+        """From :meth:`state`, or None. A state of version 0.2 has no gradients.
 
-        :raises ConfigurationError: it is no such state.
+        :raises ConfigurationError: the state is damaged.
         """
+        if state is None:
+            return None
         names = IterateAverages.__dataclass_fields__.keys()
         if not isinstance(state, Mapping) or state.keys() | {"gradients", "variance"} != names:
             raise ConfigurationError(_DAMAGED)
@@ -201,9 +202,9 @@ class IterateAverages:
 
 
 def gaussian_of(model: Callable, guide: Callable, records: Records) -> GaussianGuide:
-    """The guide's global latents.
+    """The guide's global latents as one Gaussian.
 
-    :raises ConfigurationError: they are not one Gaussian.
+    :raises ConfigurationError: the guide is not Gaussian.
     """
     try:
         with forked_rng():
@@ -211,9 +212,8 @@ def gaussian_of(model: Callable, guide: Callable, records: Records) -> GaussianG
     except NoGaussian as reason:
         raise ConfigurationError(f"There is no posterior(). {reason}") from None
     except ModelError:
-        kind = type(guide)
-        text = _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
-        raise ConfigurationError(text) from None
+        kind, result = type(guide).__name__, _RESULTS.get(type(guide), _DRAWS)
+        raise ConfigurationError(_NO_GAUSSIAN.format(kind=kind, result=result)) from None
 
 
 def posterior_of(
@@ -222,10 +222,10 @@ def posterior_of(
     sample_rate: float,
     judged: Callable[[Status], Status],
 ) -> Posterior:
-    """The guide's Gaussian, with the noise in its mean if there are averages.
+    """The guide's Gaussian, which includes the noise of its mean if there are averages.
 
-    :param judged: the status, from one that leaves out clipping.
-    :raises ConfigurationError: its covariance is not finite.
+    :param judged: adds clipping to a status.
+    :raises ConfigurationError: the covariance is not finite.
     """
     mean, covariance = gaussian.read()
     plain, status = dense(covariance), WITHOUT_NOISE
@@ -242,23 +242,23 @@ def posterior_of(
 def _settled(
     averages: IterateAverages, gaussian: GaussianGuide, covariance: Tensor, sds: Tensor
 ) -> Status:
-    """Whether the steps have arrived, by three numbers.
+    """Whether the steps have converged, by three tests.
 
-    The means of the last two quarters are close to each other. Newton's step from the mean gradient
-    is short. And the mean gradient does not make all scales grow or fall. At the optimum, the
-    derivative by the logarithm of all scales is 0, and the second derivative is 2 per coordinate.
-    One standard deviation of the noise is added to it.
+    * The means of the last two quarters are close.
+    * The Newton step from the mean gradient is short.
+    * The mean gradient, plus one standard deviation of its noise, hardly changes the logarithm of
+      all scales. (The loss has second derivative 2 per coordinate by this logarithm.)
 
-    :param sds: the intervals' standard deviations, (d,).
+    :param sds: standard deviations of the intervals, (d,).
     """
     names, growth = gaussian.locations, gaussian.growth()
-    left = covariance @ averages.gradient(names).to(covariance)
-    directions = torch.cat([way.flatten() for way in growth.values()])
+    newton = covariance @ averages.gradient(names).to(covariance)
+    directions = torch.cat([each.flatten() for each in growth.values()])
     slope = (averages.gradient(list(growth)).to(directions) @ directions).abs()
     slope = slope + averages.gradient_sd * covariance.trace().sqrt()
     for distance, most, text in (
-        (_size(averages.moved(names).to(sds) / sds), _MOST_MOVED, _MOVED),
-        (_size(left / sds), _MOST_LEFT, _LEFT),
+        (_root_mean_square(averages.moved(names).to(sds) / sds), _MOST_MOVED, _MOVED),
+        (_root_mean_square(newton / sds), _MOST_LEFT, _LEFT),
         (slope.item() / (2 * len(sds)), _MOST_GROWTH, _GROWING),
     ):
         if not distance <= most:
@@ -266,6 +266,5 @@ def _settled(
     return Status()
 
 
-def _size(way: Tensor) -> float:
-    """Root mean square over the coordinates."""
-    return way.square().mean().sqrt().item()
+def _root_mean_square(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()

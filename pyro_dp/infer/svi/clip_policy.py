@@ -1,6 +1,6 @@
-"""Policies of clipping: the bound of a record's gradient, its choice and its report.
+"""Clipping policies choose and report the bound of a record's gradient.
 
-A policy is a value: :meth:`ClipPolicy.learned` is the next one.
+A policy is immutable: :meth:`ClipPolicy.learned` returns the next one.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from pyro_dp.infer.posterior.posterior import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
-from pyro_dp.infer.svi.eager_step import GradientStep, Report
+from pyro_dp.infer.svi.eager_step import Report
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.optimizers import StepPlan
 from pyro_dp.mechanism import norm_histogram
@@ -23,7 +23,7 @@ from pyro_dp.mechanism.settings import Clip, Noise
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError
 from pyro_dp.utils.validation import require_scale, same
 
-_TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
+_TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # ratios to the bound of least error
 _CLIPPED = (
     "about {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
     "at this budget"
@@ -36,13 +36,12 @@ _LOOSE = (
     "clip={bound:.3g} is far above the records' gradients, and makes the noise about "
     "{times:,.0f} times too large (clip=None would clip at about {better:.2g})"
 )
-_LEAVE_OUT = "Leave clip out, and DPSVI chooses the bound."
 
 
 class Reading(NamedTuple):
-    """A release, and public numbers by which it is read.
+    """A release, and the public numbers that interpret it.
 
-    :param released: estimates for all records, one for each of the blocks.
+    :param released: estimates for all records, one for each block.
     :param noise_multiplier: sigma in the sums.
     """
 
@@ -55,11 +54,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClipPolicy:
-    """A bound C that stays, without a report.
+    """A constant bound C, without a report.
 
     :param side: the block that reports clipping, if there is one.
     :param report: makes a record's part of that block.
-    :param fractions: estimates, for each step, of the fraction of the records beyond C.
+    :param fractions: estimates by step of the fraction of the records beyond C.
     """
 
     clip: Clip
@@ -68,25 +67,25 @@ class ClipPolicy:
     report: Report | None = None
     fractions: ClippedFractions = field(default_factory=ClippedFractions)
 
-    _named = ""  # the block beside the gradient
-    names: ClassVar[tuple[str, ...]] = ()  # a state must have these parts
+    _report_name = ""
+    state_keys: ClassVar[tuple[str, ...]] = ()  # that a saved state must have
 
     def __post_init__(self) -> None:
         if self.share <= 0:
             of_report = sum(block.share for block in self.side)
             raise ConfigurationError(
-                f"Clip.loss_share={self._of_loss:g} and {of_report:g} for {self._named} "
+                f"Clip.loss_share={self._loss_share:g} and {of_report:g} for {self._report_name} "
                 "must sum to less than 1: the gradient needs a part of the privacy cost."
             )
 
     @property
-    def _of_loss(self) -> float:
+    def _loss_share(self) -> float:
         return self.clip.loss_share if self.clip.loss else 0.0
 
     @property
     def share(self) -> float:
         """The gradient's share of the cost of a release."""
-        return 1.0 - self._of_loss - sum(block.share for block in self.side)
+        return 1.0 - self._loss_share - sum(block.share for block in self.side)
 
     def blocks(self, size: int) -> list[Block]:
         """The blocks of the next release: gradient, loss, and the report of clipping.
@@ -98,15 +97,13 @@ class ClipPolicy:
             blocks.append(Block(1, self.clip.loss, self.clip.loss_share))
         return [*blocks, *self.side]
 
-    def of(self, step: GradientStep) -> GradientStep:
-        return step
-
     @property
-    def opens(self) -> bool:
-        """Whether the next release has the norms alone, and moves nothing."""
+    def measures_norms_only(self) -> bool:
+        """Whether the next release is the histogram alone, and no parameter moves."""
         return False
 
     def learned(self, read: Reading) -> "ClipPolicy":
+        """The policy after a release."""
         return self
 
     def resumed(self, state: Mapping[str, Any]) -> "ClipPolicy":
@@ -124,13 +121,15 @@ class ClipPolicy:
 
     @property
     def status(self) -> Status:
+        """The status of clipping alone."""
         return NOTHING_TO_CHECK
 
     def judged(self, found: Status) -> Status:
+        """A posterior's status, with the status of clipping."""
         return found if self.status.is_ok else _joined(self.status, found)
 
     def warnings(self, status: Status) -> list[Warning]:
-        """:param status: as of :meth:`judged`."""
+        """Warnings of clipping, for a status from :meth:`judged`."""
         return []
 
 
@@ -142,29 +141,26 @@ def _joined(first: Status, other: Status) -> Status:
 
 @dataclass(frozen=True, eq=False)
 class Counted(ClipPolicy):
-    """Each release has the number of records within the bound."""
+    """A constant bound. Each release counts the records within it."""
 
-    _named = "the bit of being clipped"
+    _report_name = "the bit of being clipped"
 
     def learned(self, read: Reading) -> ClipPolicy:
         self.fractions.add(read.released[-1:], read.sampler, read.noise_multiplier)
         return self
 
     @property
-    def _many(self) -> ClippedFraction | None:
-        return self.clipped if self.clipped and self.clipped.is_large else None
-
-    @property
     def status(self) -> Status:
-        many = self._many
-        return Status(CHECK, f"clipped: {many}", CLIPPING) if many else NOTHING_TO_CHECK
+        if (clipped := self.clipped) and clipped.is_large:
+            return Status(CHECK, f"clipped: {clipped}", CLIPPING)
+        return NOTHING_TO_CHECK
 
     def warnings(self, status: Status) -> list[Warning]:
-        if not (many := self._many):
+        if not (clipped := self.clipped) or not clipped.is_large:
             return []
         return [
             ClippingWarning(
-                f"About {many.fraction:.0%} of the records were clipped at "
+                f"About {clipped.fraction:.0%} of the records were clipped at "
                 f"clip={self.bound:g}, which biases the posterior. Raise clip until few are "
                 "clipped; the noise grows with it."
             )
@@ -173,7 +169,7 @@ class Counted(ClipPolicy):
 
 @dataclass(frozen=True, eq=False)
 class Adaptive(Counted):
-    """A bound that follows this number."""
+    """A bound that adapts to the number of records within it."""
 
     def learned(self, read: Reading) -> ClipPolicy:
         super().learned(read)
@@ -187,36 +183,33 @@ class Adaptive(Counted):
 
 @dataclass(frozen=True, eq=False)
 class Measured(ClipPolicy):
-    """Each release has a histogram of the records' norms. If no bound is set, C follows it.
+    """Each release has a histogram of the records' norms. It chooses C unless the user sets it.
 
-    :param histogram: the mean of all so far; None before the first.
+    :param histogram: the mean of all histograms so far; None before the first release.
     """
 
     histogram: HistogramBound | None = field(default=None, kw_only=True)
 
-    _named = "the histogram of the norms"
-    names = ("histogram",)
+    _report_name = "the histogram of the norms"
+    state_keys = ("histogram",)
 
     @property
     def _chooses(self) -> bool:
         return self.clip.first_bound is None
 
     @property
-    def opens(self) -> bool:
+    def measures_norms_only(self) -> bool:
         return self._chooses and self.histogram is None
 
     def blocks(self, size: int) -> list[Block]:
-        return [Block(SIZE, 1.0)] if self.opens else super().blocks(size)
-
-    def of(self, step: GradientStep) -> GradientStep:
-        return step.eager.of_norms_alone() if self.opens else step
+        return [Block(SIZE, 1.0)] if self.measures_norms_only else super().blocks(size)
 
     def learned(self, read: Reading) -> ClipPolicy:
         size, rate, dim = read.sampler.size, read.sampler.sample_rate, max(read.plan.dim, 1)
         of_many = replace(read.plan, dim=dim).is_of_many
-        known = self.histogram or HistogramBound(size, dim, read.plan.noise, of_many)
+        before = self.histogram or HistogramBound(size, dim, read.plan.noise, of_many)
         sd = read.blocks[-1].noise(read.noise_multiplier) / rate
-        found = known.updated(read.released[-1], sd, rate)
+        found = before.updated(read.released[-1], sd, rate)
         return replace(self, bound=found.bound if self._chooses else self.bound, histogram=found)
 
     def resumed(self, state: Mapping[str, Any]) -> ClipPolicy:
@@ -234,12 +227,12 @@ class Measured(ClipPolicy):
 
     @property
     def status(self) -> Status:
-        """Whether C is far from the best bound, or cuts off many records."""
+        """Whether C is far from the best bound, or clips many records."""
         histogram, clipped = self.histogram, self.clipped
         if histogram is None or clipped is None:
             return NOTHING_TO_CHECK
         better, times = histogram.bound, self.bound / histogram.bound
-        noise = self.bound * histogram.noise  # a coordinate's, all gradients together
+        noise = self.bound * histogram.noise  # in a coordinate of the mean gradient
         if self.bound < better / _TIGHTER and histogram.lost(self.bound) > noise:
             text = _CUT
         elif times > _MUCH_LOOSER:
@@ -259,10 +252,11 @@ class Measured(ClipPolicy):
     def warnings(self, status: Status) -> list[Warning]:
         if status.cause != CLIPPING:
             return []
-        return [ClippingWarning(f"{status}. {_LEAVE_OUT}")]
+        return [ClippingWarning(f"{status}. Leave clip out, and DPSVI chooses the bound.")]
 
 
 def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
+    """The policy of DPSVI: releases have a histogram of the norms, unless there is no noise."""
     if same(noise.multiplier, 0):
         return ClipPolicy(clip, math.inf if clip.first_bound is None else clip.first_bound)
     side = [Block(SIZE, 1.0, norm_histogram.SHARE)]
@@ -270,6 +264,7 @@ def by_histogram(clip: Clip, noise: Noise) -> ClipPolicy:
 
 
 def by_bit(clip: Clip, noise: Noise) -> ClipPolicy:
+    """The policy of PaperDPSVI: releases count the records within the bound, if asked."""
     bound = clip.first_bound
     assert bound is not None
     bits = ClippedFractions(clip.adaptive.share if clip.adaptive else SHARE)

@@ -1,19 +1,18 @@
 """A step of DPSVI in Pyro code: the public draw, the records' clipped sums, the gradient.
 
-:class:`EagerStep` runs Pyro code in every step.
-:class:`~pyro_dp.infer.svi.traced_step.TracedStep` gives the same numbers from graphs.
+:class:`~pyro_dp.infer.svi.traced_step.TracedStep` computes the same numbers with graphs.
 
 **Coordinates.** Let l_i be the negative ELBO term of record i, and u the global latents in
-unconstrained coordinates. There are K particles, each with its own pull-back through the guide. Let
-phi be all parameters and psi those used inside the plate. A record's part of the release is
+unconstrained coordinates, with K draws (particles). Let phi be all parameters, and psi those used
+inside the plate. The contribution of a record, which is clipped, is
 
 * in :class:`LatentCoordinates`: ((1/K) dl_i/du^(1), ..., (1/K) dl_i/du^(K), (1/K) sum_k
-  dl_i^(k)/dpsi), jointly clipped. The released sum is the cotangent of u, pulled back through the
-  guide exactly: that is post-processing.
-* in :class:`ParameterCoordinates`: (1/K) sum_k dl_i^(k)/dphi, each record pulled back before it is
-  clipped (Algorithm 1 of DPVI).
+  dl_i^(k)/dpsi). The released sum is the cotangent of u. It is pulled back through the guide
+  exactly, which is post-processing.
+* in :class:`ParameterCoordinates`: (1/K) sum_k dl_i^(k)/dphi. Each record is pulled back before it
+  is clipped (Algorithm 1 of DPVI).
 
-Terms outside the plate carry no data and are added exactly in both.
+In both cases, terms outside the plate carry no data and are added exactly.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +42,7 @@ from pyro_dp.utils.torch_state import private_rng, rows_on
 class LatentCoordinates:
     """Latents in unconstrained coordinates, and the parameters used inside the plate.
 
-    :ivar size: coordinates of a release.
+    :ivar size: number of coordinates of a release.
     """
 
     def __init__(
@@ -52,13 +51,13 @@ class LatentCoordinates:
         self._particles, self._parameters = particles, parameters
         self._latents = [u for particle in particles for u in particle.latents.values()]
         self._inside = list(term.parameters)
-        # Latents by number, parameters by name.
+        # Keys are numbers of latents and names of parameters.
         self._released: dict[Any, Tensor] = dict(enumerate(self._latents))
         self._released |= {name: parameters[name] for name in self._inside}
         self.size = sum(x.numel() for x in self._released.values())
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
-        """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
+        """Contributions (B, ...) of ``size`` coordinates in total, from one gradient a particle."""
         count = len(self._particles)
         latents = [g for each in gradients for g in each.latents.values()]
         latents = latents if count == 1 else [g / count for g in latents]
@@ -74,7 +73,7 @@ class LatentCoordinates:
 
 
 class ParameterCoordinates:
-    """The unconstrained parameters."""
+    """All unconstrained parameters that records inform, directly or through the guide."""
 
     def __init__(
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
@@ -102,9 +101,9 @@ class ParameterCoordinates:
 def _pulled_back(
     particle: Particle, gradients: RecordGradients, parameters: dict[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """Each record's gradient through the guide: (B, ...) per parameter, ``None`` if out of reach.
+    """Each record's gradient through the guide, (B, ...) by parameter; ``None`` without a path.
 
-    Latents without a reparameterisation enter by their score: l_i times the gradient of log q.
+    Latents without a reparameterisation have score-function gradients, l_i times that of log q.
     """
     reached = {name: u for name, u in particle.latents.items() if u.requires_grad}
     outputs = list(reached.values())
@@ -126,11 +125,12 @@ def _pulled_back(
 
 
 def mean_loss(particles: Sequence[Particle]) -> Tensor:
-    """Negative ELBO of everything outside the plate."""
+    """The negative ELBO outside the plate, averaged over the particles."""
     return mean([particle.loss for particle in particles])
 
 
 def mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean of these tensors; a single one is not copied."""
     total = sum(values[1:], values[0])
     return total if len(values) == 1 else total / len(values)
 
@@ -138,7 +138,7 @@ def mean(values: Sequence[Tensor]) -> Tensor:
 def _with_exact(
     parameters: dict[str, Tensor], objective: Tensor, direct: dict[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """Gradients of the objective plus those released directly; ``None`` if there are neither."""
+    """Gradients of the objective plus those in ``direct``; ``None`` if there are neither."""
     exact: Sequence[Tensor | None] = [None] * len(parameters)
     if objective.requires_grad:
         exact = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
@@ -153,14 +153,14 @@ COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "latents": LatentCoordinates,
     "parameters": ParameterCoordinates,
 }
-_MOST_HELD = 2**25  # numbers of gradients, on a processor
-LocalGradients = tuple[Tensor, dict[str, Tensor]]  # B records (B,), (B, ...) by parameter
+_MOST_HELD = 2**25  # numbers of gradients in a microbatch
+LocalGradients = tuple[Tensor, dict[str, Tensor]]  # indices (B,), gradients (B, ...) by parameter
 NewStream = Callable[[], np.random.Generator]
 Report = Callable[[Measured, Tensor | float], list[Contributions]]  # from gradients and bound
 
 
 class Gradients(NamedTuple):
-    """Public: they follow from a release and from public draws."""
+    """The gradients of a step, which are public."""
 
     parameters: dict[str, Tensor | None]
     outside: Tensor  # the loss outside the plate
@@ -168,13 +168,13 @@ class Gradients(NamedTuple):
 
 @dataclass
 class EagerStep:
-    """The computation of a step, by Pyro's own code on the public part and vectorised on records.
+    """A step that runs Pyro code on the public part, and is vectorised over records.
 
     :param term: one record's part of the user's loss.
     :param parameters: all unconstrained parameters, by name.
     :param privatize: "latents" or "parameters".
     :param releases_loss: whether the release has a block for the loss.
-    :param report: makes a block for the norms beside that of the gradient, as
+    :param report: makes the block that reports norms, as
         :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is no such block.
     """
 
@@ -190,36 +190,38 @@ class EagerStep:
 
     @property
     def eager(self) -> "EagerStep":
-        """For what takes either step."""
+        """The step itself, as of a :class:`GradientStep`."""
         return self
 
     def of_norms_alone(self) -> "EagerStep":
+        """A step whose only block is the histogram of the norms."""
         return replace(self, releases_loss=False, report=bins_alone)
 
     @property
     def num_noises(self) -> int:
-        """How many released numbers enter the gradient of a latent's location."""
+        """The number of released numbers that enter the gradient of a latent's location."""
         return self.loss.num_particles if self.privatize == "latents" else 1
 
-    def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
-        """Draws global latents, which are public, one for each particle."""
-        modes: Sequence[RecordMode | None] = given or [None] * self.loss.num_particles
-        return [self._particle(mode) for mode in modes]
+    def draw(self, modes: Sequence[RecordMode] | None = None) -> list[Particle]:
+        """Draw the global latents, which are public, for each particle."""
+        return [self._particle(mode) for mode in modes or [None] * self.loss.num_particles]
 
     def size(self, draws: list[Particle]) -> int:
+        """The number of coordinates of a release."""
         return self.coordinates(draws, self.parameters).size
 
     def most_records(self, size: int) -> int | None:
-        """How many records of so many coordinates to work on at a time; None: all of them."""
+        """The size of a microbatch of records with this many coordinates; None: no limit."""
         records = self.term.records
         return self.microbatch_size or rows_on(records.device, size + records.row_size)
 
     def add(
         self, clipped: ClippedSum, draws: list[Particle], indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
-        """Clip and sum these records' contributions, one microbatch after the other.
+        """Clip and sum the contributions of these records, in microbatches.
 
-        :param new_stream: makes the private source of the records' own draws.
+        :param new_stream: makes the private random stream of the records' local draws.
+        :returns: gradients of rows of parameters per record.
         """
         moves = []
         with private_rng(new_stream()):
@@ -237,15 +239,18 @@ class EagerStep:
         chosen: Tensor,
         sampled: Sequence[list[Tensor]] = (),
     ) -> LocalGradients:
-        """:param sampled: draws for these records, by particle; by default they draw now."""
-        gradients, losses, own = self.of_records(draws, chosen, sampled)
+        """As :meth:`add`, for one microbatch.
+
+        :param sampled: local draws for these records, by particle; by default they draw now.
+        """
+        gradients, losses, local = self.of_records(draws, chosen, sampled)
         clipped.add(*self.blocks(gradients, losses, clipped.blocks[0].bound))
-        return chosen, own
+        return chosen, local
 
     def of_records(
         self, draws: list[Particle], chosen: Tensor, sampled: Sequence[list[Tensor]] = ()
     ) -> tuple[Joined, Tensor, dict[str, Tensor]]:
-        """Gradients and losses (B,) of these records, and gradients of their own rows. Private."""
+        """Gradients and losses (B,) of these records, and gradients of their rows. Private."""
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
         gradients = [
             self.term.gradients(particle, Batch(chosen, rows, values, local_rows))
@@ -253,15 +258,15 @@ class EagerStep:
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
-        # Records that share nothing have rows of their own only.
+        # There are no blocks if all parameters have a row per record.
         parts = [Rows(each) for each in blocks or [losses.new_empty(len(chosen), 0)]]
-        own = {n: mean([each.local[n] for each in gradients]) for n in self.term.local.leaves}
-        return Joined(parts), losses, own
+        local = {n: mean([each.local[n] for each in gradients]) for n in self.term.local.leaves}
+        return Joined(parts), losses, local
 
     def blocks(
         self, gradient: Measured, losses: Tensor, bound: Tensor | float
     ) -> list[Contributions]:
-        """The blocks of the joint release: gradient, loss, report of the norms."""
+        """The blocks of the joint release: the gradient, the loss, and the report of the norms."""
         blocks: list[Contributions] = [gradient]
         if self.report is not None:
             blocks = self.report(gradient, bound)
@@ -270,6 +275,7 @@ class EagerStep:
         return blocks
 
     def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
+        """The gradients of all parameters, from a release. This is post-processing."""
         coordinates = self.coordinates(draws, self.parameters)
         return Gradients(coordinates.gradients(released), mean_loss(draws))
 
@@ -278,16 +284,16 @@ class EagerStep:
     ) -> LatentCoordinates | ParameterCoordinates:
         return COORDINATES[self.privatize](particles, self.term, parameters)
 
-    def _particle(self, given: RecordMode | None) -> Particle:
-        own = (self.term.records, given, self.term.local)
-        particle = draw_particle(self.loss, self.model, self.guide, *own)
+    def _particle(self, mode: RecordMode | None) -> Particle:
+        term = self.term
+        particle = draw_particle(self.loss, self.model, self.guide, term.records, mode, term.local)
         if particle.parameters.keys() != self.parameters.keys():
             raise ModelError("The parameters of model and guide changed between two steps.")
         return particle.restricted(self.term.latents)
 
 
 class GradientStep(Protocol):
-    """An :class:`EagerStep`, or a faster one that computes the same. Draws are of its own kind."""
+    """An :class:`EagerStep`, or a faster one of equal results. The type of draws is its own."""
 
     @property
     def eager(self) -> EagerStep: ...
@@ -326,7 +332,7 @@ def exact(
 ) -> tuple[float, Tensor]:
     """The negative ELBO of all records, and norms (N,) of their gradients before clipping.
 
-    With the draws that the next step would make.
+    They use the draws that the next step would make.
     """
     eager = prepared.step.eager
     particles = eager.draw()

@@ -1,4 +1,4 @@
-"""The bound of a record's gradient, from histograms of norms that releases bring; its effect.
+"""The bound of a record's gradient, from released histograms of norms.
 
 All of it is post-processing of :class:`~pyro_dp.mechanism.norm_histogram.Bins`.
 """
@@ -22,29 +22,29 @@ from pyro_dp.utils.validation import require_count, require_number
 
 Floats = npt.NDArray[np.float64]
 
-_LEFT = (0.3, 0.6, 1.2, 2.0)  # widths of bells, in nats
+_LEFT = (0.3, 0.6, 1.2, 2.0)  # scales of the bells, in nats
 _RIGHT = (0.15, 0.25, 0.4, 0.65, 1.0)
 _SHAPE = (len(_LEFT), SIZE - 1, len(_RIGHT))
-_USUAL_RIGHT = 0.35  # a bell twice as wide to the right is exp(-3/2) as likely before a look
-_ALIGNED = 1 / 8  # square of how far parts cut off point to one side
-_REFUTED = 5.0  # standard deviations of the residual of a bell
-_STANDS_OUT = 4.0  # standard deviations of four bins, next to others that do
-_STANDS_OUT_ALONE = 6.0  # and alone: a run looks at 160 bins some 15 times
-_NEAR = 8  # bins from four to four
-_SPREAD, _SPREAD_LATER = 2.0, 1.0  # sd of guessed norms, in nats
-_LONGER = 1.5  # histograms at one reading, in terms of those at the one before
+_USUAL_RIGHT = 0.35  # prior scale of the right scales
+_ALIGNED = 1 / 8  # squared fraction of the clipped-off parts that adds up in one direction
+_REFUTED = 5.0  # standard deviations of the residual at which the bell is rejected
+_STANDS_OUT = 4.0  # significance of four bins, in standard deviations, beside significant ones
+_STANDS_OUT_ALONE = 6.0  # and alone: a run tests 160 bins some 15 times
+_GAP = 8  # bins between groups of significant bins
+_SPREAD, _SPREAD_LATER = 2.0, 1.0  # prior standard deviation of the log norm, in nats
+_LONGER = 1.5  # ratio of the numbers of histograms at successive choices of C
 _DAMAGED = "load_state_dict: histogram is damaged."
 
 
 def bound(norms: Norms, dim: int, noise: float) -> float:
-    """C, at which noise and bias together are least.
+    """The bound C that minimises the mean squared error of noise and bias.
 
-    All T released gradients together have noise of size sqrt(d) C sigma / (q sqrt(T)). The sum
-    lacks the parts that are cut off, of norms (norm - C)+, as far as they point to one side. The
-    posterior's mean moves in proportion to both. If all parts pointed to one side, their squared
-    sum would be 4 to 20 times larger than in regressions and in a hierarchy.
+    The mean of all T released gradients has noise of size sqrt(d) C sigma / (q sqrt(T)). Its bias
+    is the sum of the clipped-off parts, of norms (norm - C)+, as far as they point in one
+    direction. If all pointed in one direction, their squared sum would be 4 to 20 times larger than
+    it is in regressions and in a hierarchy.
 
-    :param dim: d, coordinates of a gradient.
+    :param dim: d, the number of coordinates of a gradient.
     :param noise: sigma / (q sqrt(T)), in units of C.
     """
     log_norms = np.log(norms.norms)
@@ -54,91 +54,91 @@ def bound(norms: Norms, dim: int, noise: float) -> float:
 
 
 def bias(norms: Norms, bounds: Floats, dim: int) -> Floats:
-    """Size of a coordinate of the parts that clipping cuts off, as in :func:`bound`, for each C."""
+    """The bias of a coordinate of the sum of gradients, as in :func:`bound`, for each bound."""
     return math.sqrt(_ALIGNED / dim) * norms.excess(bounds)
 
 
 def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> Norms:
-    """Norms of gradients, as far as the noise lets see: with care for the largest.
+    """Estimate the norms of gradients from a noisy histogram.
 
-    It is :meth:`Norms.read` with bells that may be steeper to the right than to the left. Residuals
-    are often bounded. A symmetric bell would make up a tail, and a bound that is far too large.
-    Counts that fit no bell are taken as they are if they stand out of the noise. Beyond them the
-    bell is as high as the counts are on average.
+    It is :meth:`Norms.read` with asymmetric bells, which may be steeper on the right. Residuals are
+    often bounded, and a symmetric bell would add a tail that raises the bound. If no bell fits,
+    significant counts are used directly, and the bell only beyond them, scaled to the counts there.
 
-    :param counts: (SIZE,), released, with noise of this sd in a bin.
-    :param typical: a guess of the norms, whose logarithm has the sd ``spread``.
+    :param counts: released, (SIZE,).
+    :param sd: standard deviation of the noise in a bin.
+    :param typical: prior guess of a norm. Its logarithm has standard deviation ``spread``.
     """
     shares, sd = counts / size, max(sd / size, 1e-9)
-    places, rights, bells = _bells()
+    modes, rights, bells = _bells()
     squares = np.square(bells).sum(axis=1)
     residual = (squares - 2 * (bells @ shares) + shares @ shares) / sd**2
-    log_prior = -(((places - math.log(typical)) / spread) ** 2 + (rights / _USUAL_RIGHT) ** 2) / 2
+    log_prior = -(((modes - math.log(typical)) / spread) ** 2 + (rights / _USUAL_RIGHT) ** 2) / 2
     score = log_prior - residual / 2
     weights = np.exp(score - score.max()).reshape(_SHAPE)
     weights = weights / weights.sum()
-    # All stand at the mean: a mean over several would be a tail.
-    place = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
-    bell = np.tensordot(weights.sum(axis=1), bells.reshape(*_SHAPE, SIZE)[:, place], 2)
+    # Put all bells at the mean of the modes. A mixture of modes would have a tail.
+    mode = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
+    bell = np.tensordot(weights.sum(axis=1), bells.reshape(*_SHAPE, SIZE)[:, mode], 2)
     fitted = bell
     if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-        seen = _seen(shares, sd)
-        if seen.any():
-            tail = bell * (np.arange(SIZE) > seen.nonzero()[0][-1])
-            part = (tail @ shares) / max(tail @ tail, 1e-300)  # that counts have of it, on average
-            fitted = seen + min(max(part, 0.0), 1.0) * tail
+        significant = _significant(shares, sd)
+        if significant.any():
+            tail = bell * (np.arange(SIZE) > significant.nonzero()[0][-1])
+            part = (tail @ shares) / max(tail @ tail, 1e-300)  # least squares
+            fitted = significant + min(max(part, 0.0), 1.0) * tail
     kept = fitted > 1e-6 * fitted.max()
     return Norms.of(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
 
-def _seen(shares: Floats, sd: float) -> Floats:
-    """Shares that stand out of the noise together with their neighbours, and zero elsewhere."""
+def _significant(shares: Floats, sd: float) -> Floats:
+    """Shares that are significant together with their neighbours, and zero elsewhere."""
     height = np.convolve(shares, np.ones(4), "valid") / (2.0 * sd)  # four bins each
     candidates = np.flatnonzero(height > _STANDS_OUT)
-    groups = np.split(candidates, np.flatnonzero(np.diff(candidates) > _NEAR) + 1)
+    groups = np.split(candidates, np.flatnonzero(np.diff(candidates) > _GAP) + 1)
     sure = [each for each in groups if (height[each] > _STANDS_OUT_ALONE).any()]
-    places = np.concatenate([np.arange(SIZE)[:0], *sure])
-    seen = np.zeros(SIZE)
+    bins = np.concatenate([np.arange(SIZE)[:0], *sure])
+    significant = np.zeros(SIZE)
     for offset in range(4):
-        seen[places + offset] = np.maximum(shares[places + offset], 0.0)
-    return seen
+        significant[bins + offset] = np.maximum(shares[bins + offset], 0.0)
+    return significant
 
 
 def _normal_cdf(x: Floats) -> Floats:
-    """By torch: the import of scipy.special takes longer than all these numbers."""
+    """torch's, because the import of scipy.special would take longer than the computation."""
     return torch.special.ndtr(torch.from_numpy(x)).numpy()
 
 
 @functools.cache
 def _bells() -> tuple[Floats, Floats, Floats]:
-    """Positions of bells and their widths to the right, (n,), and their shares of the bins."""
+    """Modes and right scales of the bells, (n,), and their mass in each bin, (n, SIZE)."""
     grid = np.meshgrid(EDGES[1:-1], _LEFT, _RIGHT)
-    places, left, right = (each.reshape(-1, 1) for each in grid)
-    below = 2 * left * _normal_cdf((EDGES - places) / left)
-    above = left + right * (2 * _normal_cdf((EDGES - places) / right) - 1)
-    cumulative = np.where(places > EDGES, below, above) / (left + right)
+    modes, left, right = (each.reshape(-1, 1) for each in grid)
+    below = 2 * left * _normal_cdf((EDGES - modes) / left)
+    above = left + right * (2 * _normal_cdf((EDGES - modes) / right) - 1)
+    cumulative = np.where(modes > EDGES, below, above) / (left + right)
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
-    return places.ravel(), right.ravel(), np.diff(cumulative, axis=1)
+    return modes.ravel(), right.ravel(), np.diff(cumulative, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class HistogramBound:
-    """C, and the histograms that it follows: all of it was released.
+    """The bound C, and the mean of the released histograms from which it is chosen.
 
-    Their mean weighs each in proportion to its number, as norms change with the posterior, and to
-    the inverse of its variance.
+    The weight of a histogram is its number, because norms change with the posterior, over its
+    variance.
 
-    :param dim: coordinates of a record's gradient.
-    :param noise: noise of the mean of all gradients that a run releases, in units of C.
-    :param of_many: there are few steps for each latent. Then C is the records' median norm. A bound
-        above most norms would pay noise in many directions for the gradients of few records.
+    :param dim: number of coordinates of a record's gradient.
+    :param noise: noise of the mean of all gradients of a run, in units of C.
+    :param of_many: whether there are few steps for each latent. Then C is the median norm: a higher
+        bound would add noise in many directions for the gradients of few records.
     :param counts: the mean histogram, (SIZE,).
     :param variance: mean variance of a bin, by noise and sampling.
-    :param weight: that of all histograms so far.
+    :param weight: total weight of the histograms so far.
     :param steps: their number.
-    :param next_reading: number at which the bound C is chosen anew.
-    :param typical: norm of a record by the first histogram. (By the latest it would drift away
-        where the noise hides all.)
+    :param next_reading: the number of histograms at which C is chosen again.
+    :param typical: the median norm of the first histogram. (Under large noise, updates of this
+        prior guess would drift.)
     """
 
     size: int
@@ -154,7 +154,7 @@ class HistogramBound:
     typical: float | None = None
 
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
-        """With one more histogram: a released estimate of all records' bins, (SIZE,).
+        """Add a histogram: a released estimate of the counts of all records, (SIZE,).
 
         :param sd: standard deviation of its noise in a bin.
         :param rate: the sample rate.
@@ -183,14 +183,14 @@ class HistogramBound:
         )
 
     def clipped(self, bound: float) -> ClippedFraction:
-        """The fraction of all N records that this bound clips."""
+        """The fraction of all N records that a bound clips."""
         norms = self._norms()
         above = max(1, int((norms.norms > bound).sum()))
         error = math.sqrt(above * self.variance) / self.size
         return ClippedFraction(norms.share_above(bound), error)
 
     def lost(self, bound: float) -> float:
-        """About what this bound takes from a coordinate of all records' gradient."""
+        """The bias of a coordinate of all records' gradient at a bound, roughly."""
         return bias(self._norms(), np.array([bound]), self.dim).item()
 
     def _norms(self) -> Norms:
@@ -206,11 +206,10 @@ class HistogramBound:
     def resumed(state: Any) -> "HistogramBound":
         """From a result of :meth:`state`.
 
-        :raises ConfigurationError: it is none.
+        :raises ConfigurationError: the state is damaged.
         """
-        known = isinstance(state, Mapping)
-        # Version 0.2.0 kept another number.
-        state = {k: v for k, v in state.items() if k != "information"} if known else {}
+        items = state.items() if isinstance(state, Mapping) else ()
+        state = {k: v for k, v in items if k != "information"}  # a number in version 0.2.0
         if state.keys() != {each.name for each in fields(HistogramBound)}:
             raise ConfigurationError(_DAMAGED)
         for name in ("size", "dim", "steps", "next_reading"):
@@ -218,7 +217,7 @@ class HistogramBound:
         for name in ("noise", "variance", "weight", "bound", "typical"):
             require_number(f"histogram.{name}", state[name], above=0.0, below=math.inf)
         counts = state["counts"]
-        known = isinstance(state["of_many"], bool) and isinstance(counts, Tensor)
-        if not (known and counts.shape == (SIZE,) and counts.isfinite().all()):
+        typed = isinstance(state["of_many"], bool) and isinstance(counts, Tensor)
+        if not (typed and counts.shape == (SIZE,) and counts.isfinite().all()):
             raise ConfigurationError(_DAMAGED)
         return HistogramBound(**state)

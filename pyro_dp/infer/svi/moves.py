@@ -1,4 +1,4 @@
-"""Gradient steps after their release: optimizers move parameters, by a plan or without."""
+"""Moves: an optimizer follows released gradients, with or without a plan of step sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ _OF_PAPER = (
     "load_state_dict: this state has no plan. PaperDPSVI takes the states that DPSVI with an optim "
     "saved in version 0.1."
 )
-_IN_ITS_PLACE = (
+_CONCLUDED = (
     "The guide holds {what}. Looks at all records are more precise. `svi.evidence` says why this "
     "run made none."
 )
@@ -49,9 +49,9 @@ _OTHER_NAMES = (
 
 
 def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as it is today: version 0.2.0 also kept released gradients and lengths of steps.
+    """Convert a state of version 0.2.0, which also kept released gradients and step lengths.
 
-    :raises ConfigurationError: its history is damaged.
+    :raises ConfigurationError: the history is damaged.
     """
     kept = {name: value for name, value in state.items() if name not in ("history", "lengths")}
     if "history" in state:
@@ -63,20 +63,23 @@ def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizers(optim: Any) -> tuple[PyroOptim | None, RowAdam | None]:
-    """The optimizer of the parameters, and that of rows of parameters per record."""
+    """The optimizers of shared parameters and of rows of parameters per record, if any.
+
+    :raises ConfigurationError: ``optim`` has another type.
+    """
     found = optim if isinstance(optim, tuple) else () if optim is None else (optim,)
-    own = [each for each in found if isinstance(each, PyroOptim)]
+    shared = [each for each in found if isinstance(each, PyroOptim)]
     rows = [each for each in found if isinstance(each, RowAdam)]
-    if len(own) > 1 or len(rows) > 1 or len(own) + len(rows) < len(found):
+    if len(shared) > 1 or len(rows) > 1 or len(shared) + len(rows) < len(found):
         raise ConfigurationError(
             "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01}), a "
             "RowAdam for rows of parameters per record, or a tuple of both."
         )
-    return next(iter(own), None), next(iter(rows), None)
+    return next(iter(shared), None), next(iter(rows), None)
 
 
 class ClippedSteps(Steps):
-    """Steps whose bound follows a policy."""
+    """Steps whose bound is that of a clipping policy."""
 
     def __init__(self, moves: "Moves", num_steps: int | None, sampling: str, bound: float):
         super().__init__(num_steps, sampling, bound)
@@ -88,7 +91,7 @@ class ClippedSteps(Steps):
 
 
 class PlannedSteps(ClippedSteps):
-    """No step may follow the plan, whose number the first step may choose."""
+    """A fixed number of steps, which the first step may choose."""
 
     chooses = True
 
@@ -101,15 +104,15 @@ class PlannedSteps(ClippedSteps):
 
 
 class Moves:
-    """The user's optimizer, as a paper has it: the guide holds the last iterate.
+    """Steps of the user's optimizer, as in papers: the guide holds the last iterate.
 
-    :param policy: clips the next release.
-    :param optim: the user's; None: ours.
-    :param local: the user's, of rows of parameters per record; None: each has usual settings.
+    :param policy: the clipping policy of the next release.
+    :param optim: the user's optimizer; None: an Adam with our step sizes.
+    :param local: the user's settings for rows of parameters per record; None: the usual settings.
     """
 
     steps: type[ClippedSteps] = ClippedSteps
-    names: tuple[str, ...] = ()  # a state must have these parts
+    state_keys: tuple[str, ...] = ()  # that a saved state must have
     averages: IterateAverages | None = None  # None: the guide holds the last iterate
 
     def __init__(self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None):
@@ -118,17 +121,17 @@ class Moves:
         self.chooses = optim is None  # step sizes
         self.local = local
         self.rows = RowOptimizer(self._row_adam)
-        self.waiting: dict[str, Tensor] = {}  # loaded, of parameters that do not exist yet
+        self.waiting: dict[str, Tensor] = {}  # loaded values of parameters that do not exist yet
 
     def _row_adam(self, name: str) -> RowAdam:
         return self.local or RowAdam.like(self.optimizer.optim, name)
 
     def require(self, parameters: Mapping[str, Tensor]) -> None:
-        """Take up loaded values.
+        """Set loaded values, and check the parameters.
 
-        :raises ConfigurationError: these parameters cannot be moved.
+        :raises ConfigurationError: the parameters cannot be moved.
         """
-        self._take_up()
+        self._set_loaded()
         if self.waiting:
             names = ", ".join(map(repr, self.waiting))
             raise ConfigurationError(_OTHER_NAMES.format(names=names))
@@ -136,7 +139,7 @@ class Moves:
         self.optimizer.require(parameters)
 
     def begin(self, num_steps: int | None) -> int | None:
-        """Begin a run, or go on: the number of its steps."""
+        """Begin or continue a run. Returns its number of steps."""
         return num_steps
 
     def move(
@@ -147,11 +150,11 @@ class Moves:
         step: int,
         noise: float,
     ) -> None:
-        """Take a step, with its number from 1.
+        """Take a step, which is counted from 1.
 
         :param noise: variance of the noise in a location's gradient.
         """
-        # In few steps a device may be waited for.
+        # Only in these steps may the CPU wait for the device.
         rarely = step <= 3 or step % 10 == 0 or step == plan.num_steps
         self.optimizer.step(parameters, gradients, rarely=rarely)
 
@@ -159,21 +162,21 @@ class Moves:
         """Write the run's result into the guide."""
 
     def status_line(self, status: Status) -> str | None:
-        """The result's status, for the ledger; None: no status judges it."""
+        """The status for the ledger; None if there is none."""
         return None
 
     def warnings(self, status: Status) -> list[Warning]:
-        """About a finished run, whose posterior has this status."""
+        """Warnings after a run whose posterior has this status."""
         return []
 
     def state(self, num_steps: int | None, histogram: Any) -> dict[str, Any]:
         return {}
 
     def require_own(self, state: Any) -> None:
-        """:raises ConfigurationError: the state is that of a run of another kind."""
+        """:raises ConfigurationError: the state belongs to another method."""
 
     def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
-        """:raises ConfigurationError: a part is damaged, or of another model or plan."""
+        """:raises ConfigurationError: the state is damaged, or has another model or plan."""
         saved, store = require_tensors("parameters", state["parameters"]), pyro.get_param_store()
         for name, value in saved.items():
             if name in store and store[name].unconstrained().shape != value.shape:
@@ -190,11 +193,11 @@ class Moves:
     def load(self, state: Mapping[str, Any]) -> None:
         self.rows.load_state_dict(state.get("private_local_state", {}))
         self.waiting = dict(state["parameters"])
-        self._take_up()
+        self._set_loaded()
         self.optimizer.load(state["optimizer"])
 
     @torch.no_grad()
-    def _take_up(self) -> None:
+    def _set_loaded(self) -> None:
         store = pyro.get_param_store()
         for name in [name for name in self.waiting if name in store]:
             leaf = store[name].unconstrained()
@@ -204,18 +207,14 @@ class Moves:
 
 
 class PlannedMoves(Moves):
-    """Steps of a planned number. The guide ends at means over the last half of them.
+    """A planned number of steps. The guide ends at means over the last half of them.
 
     Step sizes follow from the plan, unless the user sets them.
     """
 
     steps = PlannedSteps
-    names = ("averages", "num_steps")
-
-    def __init__(self, policy: ClipPolicy, optim: PyroOptim | None, local: RowAdam | None):
-        super().__init__(policy, optim, local)
-        self.averages = None  # until the first look
-        self.concluded = ""  # what the guide holds
+    state_keys = ("averages", "num_steps")
+    concluded = ""  # a text on what the guide holds
 
     def _row_adam(self, name: str) -> RowAdam:
         return self.local or RowAdam()
@@ -237,7 +236,7 @@ class PlannedMoves(Moves):
             self.optimizer.set(lr=plan.step_size(step - 1), betas=BETAS)
         super().move(parameters, gradients, plan, step, noise)
         if self.chooses:
-            self.optimizer.set(lr=plan.step_size(step))  # which a state must know
+            self.optimizer.set(lr=plan.step_size(step))  # a saved state has the next step size
         if self.local is None:
             self.rows.set_step_size(row_step_size((step - 1) / plan.num_steps))
         if self.averages is not None:
@@ -245,7 +244,7 @@ class PlannedMoves(Moves):
 
     def conclude(self, parameters: Mapping[str, Tensor]) -> None:
         averages = self.averages or IterateAverages(1)
-        self.concluded = _IN_ITS_PLACE.format(what=averages.conclude(parameters))
+        self.concluded = _CONCLUDED.format(what=averages.conclude(parameters))
 
     def status_line(self, status: Status) -> str:
         return str(status)
@@ -265,7 +264,7 @@ class PlannedMoves(Moves):
 
     def require_state(self, state: Mapping[str, Any], num_steps: int | None) -> None:
         super().require_state(state, num_steps)
-        _averages(state)
+        IterateAverages.resumed(state["averages"])
 
     def _require_plan(self, saved: Any, num_steps: int | None) -> None:
         if saved is not None:
@@ -275,8 +274,4 @@ class PlannedMoves(Moves):
 
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self.averages = _averages(state)
-
-
-def _averages(state: Mapping[str, Any]) -> IterateAverages | None:
-    return None if state["averages"] is None else IterateAverages.resumed(state["averages"])
+        self.averages = IterateAverages.resumed(state["averages"])

@@ -1,7 +1,7 @@
-"""Optimizers: the user's, which sees released gradients only, and Adam for rows of records.
+"""Optimizers: the user's, which gets released gradients only, and Adam for rows per record.
 
-All that the former does is post-processing. A row's update depends on the gradients of that row and
-on nothing else. If the user has no optimizer, a plan has the step sizes, from public numbers alone.
+The former is post-processing. The update of a row depends on the gradients of that row alone. A
+plan of step sizes, from public numbers alone, serves users without an optimizer.
 """
 
 import math
@@ -43,23 +43,22 @@ _FAILED = "optim failed, and the release was spent: {error}"
 def joint_adam(
     optim: PyroOptim, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
 ) -> bool:
-    """Take the step of a :class:`~pyro.optim.PyroOptim` that makes plain Adams.
+    """Take one joint step of all parameters if each has a plain Adam. This is faster.
 
-    State and settings stay those of the optimizers of single parameters. Gradients are only read.
+    State and settings remain those of the optimizers of single parameters. Gradients are only read.
 
-    :returns: False if nothing was done: the optimizer does more than this, or has no state of
-        some of the leaves yet.
+    :returns: False if nothing was done: an optimizer is no plain Adam, or has no state yet.
     """
-    own = [optim.optim_objs.get(leaf) for leaf in leaves.values()]
-    plain = type(optim).__call__ is PyroOptim.__call__ and all(map(_is_plain, own))
+    adams = [optim.optim_objs.get(leaf) for leaf in leaves.values()]
+    plain = type(optim).__call__ is PyroOptim.__call__ and all(map(_is_plain, adams))
     if not (plain and leaves) or any(map(optim.grad_clip.get, leaves.values())):
         return False
-    settings = [_settings(each.param_groups[0]) for each in own]
+    settings = [_settings(each.param_groups[0]) for each in adams]
     if any(each != settings[0] for each in settings[1:]):
         return False
     moving = [
         (leaf, gradients[name], each.state.get(leaf))
-        for (name, leaf), each in zip(leaves.items(), own, strict=True)
+        for (name, leaf), each in zip(leaves.items(), adams, strict=True)
         if gradients[name] is not None
     ]
     if not all(state and leaf.is_floating_point() for leaf, _, state in moving):
@@ -79,16 +78,16 @@ def _adam(
     fused: bool | None,
     *numbers: Any,
 ) -> None:
-    own = dict(zip(("beta1", "beta2", *_NUMBERS), (*betas, *numbers), strict=True))
-    names = ("exp_avg", "exp_avg_sq", *("max_exp_avg_sq",) * own["amsgrad"], "step")
+    options = dict(zip(("beta1", "beta2", *_NUMBERS), (*betas, *numbers), strict=True))
+    names = ("exp_avg", "exp_avg_sq", *("max_exp_avg_sq",) * options["amsgrad"], "step")
     first, second, *most, steps = ([state[name] for state in states] for name in names)
     tensors = (leaves, gradients, first, second, most[0] if most else [], steps)
     kinds = {(leaf.device.type, leaf.dtype) for leaf in leaves}
     if decoupled or len(kinds) > 1 or kinds.pop()[0] != "cpu":
-        adam(*tensors, fused=fused, decoupled_weight_decay=decoupled, **own)
+        adam(*tensors, fused=fused, decoupled_weight_decay=decoupled, **options)
         return
-    torch._foreach_add_(steps, 1)  # as it does on the CPU, in half of the time
-    torch._fused_adam_(*tensors, **own)
+    torch._foreach_add_(steps, 1)  # what torch's function does on the CPU, in half of the time
+    torch._fused_adam_(*tensors, **options)
 
 
 def _is_plain(optimizer: Any) -> bool:
@@ -106,7 +105,7 @@ class PublicOptimizer:
 
     def __init__(self, optim: PyroOptim):
         self.optim = optim
-        self.failed = False  # then parameters are looked at anew before more is spent
+        self.failed = False  # if true, parameters are checked again before the next release
 
     @property
     def needs_metric(self) -> bool:
@@ -114,7 +113,7 @@ class PublicOptimizer:
         return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
 
     def require(self, leaves: Mapping[str, Tensor]) -> None:
-        """:raises ConfigurationError: no optimizer can be made that needs gradients only."""
+        """:raises ConfigurationError: an optimizer cannot be made, or needs a closure."""
         for name, leaf in leaves.items():
             try:
                 made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
@@ -134,39 +133,39 @@ class PublicOptimizer:
     def step(
         self, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], *, rarely: bool
     ) -> None:
-        """
-        :param gradients: the leaves' gradients, from released numbers.
-        :param rarely: this is one of the few steps that check constrained values, too.
-        :raises ConfigurationError: it fails, or makes a parameter NaN or infinite.
+        """Take a step along released gradients.
+
+        :param rarely: whether this is one of the few steps that also check constrained values.
+        :raises ConfigurationError: the optimizer fails, or makes a parameter NaN or infinite.
         """
         self.failed = True
         try:
             if not joint_adam(self.optim, leaves, gradients):
                 for name, leaf in leaves.items():
-                    # A gradient that the leaf held before may come from the data, so it is
-                    # replaced. The new one is a copy, because optimizers write to it.
-                    own = gradients[name]
-                    leaf.grad = None if own is None else own.clone(memory_format=_CONTIGUOUS)
+                    # An earlier gradient of the leaf may come from the data, so it is replaced.
+                    # The new gradient is a copy, because optimizers write to it.
+                    new = gradients[name]
+                    leaf.grad = None if new is None else new.clone(memory_format=_CONTIGUOUS)
                 self.optim(set(leaves.values()))
         except Exception as error:
             raise ConfigurationError(_FAILED.format(error=_named(error))) from error
         finally:
             for leaf in leaves.values():
                 leaf.grad = None
-        # A look waits for the device, so on devices other than the CPU it is rare.
+        # The check waits for the device, so it is rare on devices other than the CPU.
         if rarely or all(leaf.device.type == "cpu" for leaf in leaves.values()):
             require_finite(leaves, _LEFT, constrained=rarely)
         self.failed = False
 
     def set(self, **settings: Any) -> None:
-        """Set options for the next step, also of optimizers that are made later."""
+        """Set options of all optimizers, including those that are made later."""
         self.optim.pt_optim_args.update(settings)
         for made in self.optim.optim_objs.values():
             for group in made.param_groups:
                 group.update(settings)
 
     def step_scheduler(self, loss: float) -> None:
-        """:raises ConfigurationError: it fails."""
+        """:raises ConfigurationError: the scheduler fails."""
         if isinstance(self.optim, PyroLRScheduler):
             try:
                 self.optim.step(*([loss] if self.needs_metric else []))
@@ -174,7 +173,7 @@ class PublicOptimizer:
                 raise ConfigurationError(_FAILED.format(error=_named(error))) from error
 
     def load(self, state: dict[str, Any]) -> None:
-        """Optimizers are made anew in the next step."""
+        """Load a state. The next step makes new optimizers from it."""
         self.optim.optim_objs.clear()
         self.optim.set_state(state)
 
@@ -190,7 +189,7 @@ def require_finite(leaves: Mapping[str, Tensor], text: str, *, constrained: bool
         for each in ((leaf, store[name]) if constrained else (leaf,))
     ]
     if not math.isfinite(sum(each.sum().item() for _, each in values)):
-        for name, each in values:  # whose sum may be infinite where they are not
+        for name, each in values:  # finite numbers may have an infinite sum
             if not each.isfinite().all():
                 raise ConfigurationError(text.format(name=name))
 
@@ -210,8 +209,8 @@ def _named(error: Exception) -> str:
 class RowAdam:
     """Settings of Adam (Kingma & Ba 2015, arXiv 1412.6980, Algorithm 1) for parameters per record.
 
-    Each row has a step count and moments of its own, so it moves as if it were trained alone. It
-    does not move in steps in which its record was not sampled.
+    Each row has its own step count and moments, so it moves as if it were trained alone. It moves
+    only in steps that sample its record.
 
     :param lr: step size, > 0, in unconstrained coordinates.
     :param betas: decay of the first and second moment, in [0, 1).
@@ -236,9 +235,9 @@ class RowAdam:
 
     @staticmethod
     def like(optim: PyroOptim, name: str) -> "RowAdam":
-        """The settings that this optimizer has for a parameter.
+        """The settings that an optimizer has for a parameter.
 
-        :raises ConfigurationError: it is no plain Adam.
+        :raises ConfigurationError: the optimizer is no plain Adam.
         """
         settings = optim.pt_optim_args
         if callable(settings) and optim.pt_optim_args_argc == 1:
@@ -255,18 +254,18 @@ class RowAdam:
 
 @dataclass
 class _Moments:
-    """Decayed means of one parameter's gradients and of their squares, (N, ...)."""
+    """Adam's moments of one parameter."""
 
-    steps: Tensor  # how often each row has moved, (N,)
-    mean: Tensor
-    square: Tensor
+    steps: Tensor  # (N,)
+    mean: Tensor  # (N, ...)
+    square: Tensor  # (N, ...)
 
 
 _SAVED = {"value", *(each.name for each in fields(_Moments))}
 
 
 class RowOptimizer:
-    """Moves rows of local parameters. All of its state is private."""
+    """Moves the rows of local parameters. Its whole state is private."""
 
     def __init__(self, settings: Callable[[str], RowAdam]):
         self._settings = settings
@@ -277,7 +276,7 @@ class RowOptimizer:
 
     @torch.no_grad()
     def use(self, local: LocalParameters) -> None:
-        """Move these from now on; parameters that it had already keep their moments."""
+        """Move these parameters from now on. Those that it moved before keep their moments."""
         self._adams = {name: self._settings(name) for name in local.leaves}
         moments = {}
         for name, leaf in local.leaves.items():
@@ -299,11 +298,9 @@ class RowOptimizer:
 
     @torch.no_grad()
     def step(self, indices: Tensor, gradients: dict[str, Tensor]) -> None:
-        """Move the rows of these records.
+        """Move the rows of these records, except those with a gradient that is not finite.
 
-        A record with a gradient that is not finite does not move: it would be lost for good.
-
-        :param indices: (B,), distinct.
+        :param indices: distinct indices of records, (B,).
         :param gradients: (B, ...) per parameter.
         """
         if not gradients:
@@ -316,32 +313,32 @@ class RowOptimizer:
                 self._move(name, indices, gradient, finite)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        own = {
+        state = {
             name: {"value": leaf.detach().clone()}
             | {key: value.clone() for key, value in vars(self._moments[name]).items()}
             for name, leaf in self._local.leaves.items()
         }
-        return own | self._loaded
+        return state | self._loaded
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
-        """Take up a saved state. Parameters that do not exist yet get theirs when they do."""
+        """Load a state. Parameters that do not exist yet get their values later."""
         self._loaded = dict(state)
         self.use(self._local)
 
     @staticmethod
     def check(state: Any) -> None:
-        """:raises ConfigurationError: this is no state, or not one of the parameters here."""
+        """:raises ConfigurationError: the state is damaged, or has parameters of other shapes."""
         store = pyro.get_param_store()
-        given: Any = state if isinstance(state, dict) else {"": None}
-        for name, own in given.items():
-            whole = isinstance(own, dict) and own.keys() == _SAVED
-            if not whole or not all(isinstance(each, Tensor) for each in own.values()):
+        saved: Any = state if isinstance(state, dict) else {"": None}
+        for name, values in saved.items():
+            whole = isinstance(values, dict) and values.keys() == _SAVED
+            if not whole or not all(isinstance(each, Tensor) for each in values.values()):
                 raise ConfigurationError("load_state_dict: the private local state is damaged.")
-            if name in store and store[name].unconstrained().shape != own["value"].shape:
+            if name in store and store[name].unconstrained().shape != values["value"].shape:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
 
     def _move(self, name: str, indices: Tensor, gradient: Tensor, moves: Tensor) -> None:
-        """:param moves: which of the records do, (B,). To look at it would wait for a device."""
+        """:param moves: whether each record moves, (B,). A branch on it would wait for a device."""
         adam, moments = self._adams[name], self._moments[name]
         steps = moments.steps.index_select(0, indices).add_(1)
         gradient = gradient.to(moments.mean.dtype)
@@ -356,33 +353,34 @@ class RowOptimizer:
         rows = self._local.leaves[name].detach().movedim(self._local.dims[name], 0)
         rows.index_add_(0, indices, change.to(rows.dtype), alpha=-1)
         for old, new in ((moments.steps, steps), (moments.mean, mean), (moments.square, square)):
-            place = moves.view(-1, *[1] * (new.dim() - 1))
-            old.index_copy_(0, indices, torch.where(place, new, old.index_select(0, indices)))
+            mask = moves.view(-1, *[1] * (new.dim() - 1))
+            old.index_copy_(0, indices, torch.where(mask, new, old.index_select(0, indices)))
 
 
-USUAL_STEPS = 1000  # T, if it is not set
-_SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
-_FIRST, _LEAST = 0.1, 0.02  # first step size, and its least
-_FALL, _FALL_OF_NOISY = 100.0, 10.0  # first over last step size
-_NOISY, _VERY_NOISY = 0.01, 0.05  # rho
-_OF_MANY = 0.1, 0.01  # first and last, of many latents
-_OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
-_OF_QUIET_NETWORKS = 0.01, 0.001  # without noise, which makes Adam's steps shorter
-_OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
-_MANY = 4  # steps for each latent
-BETAS = 0.9, 0.95  # Adam's: it soon forgets first gradients that are far too large
+USUAL_STEPS = 1000  # the default T
+_SAMPLE_RATE, _RECORDS = 0.05, 1000  # the least of a step
+_FIRST, _LEAST = 0.1, 0.02  # the first step size, and its lower bound
+_FALL, _FALL_OF_NOISY = 100.0, 10.0  # the first step size over the last one
+_NOISY, _VERY_NOISY = 0.01, 0.05  # thresholds of rho
+# First and last step sizes.
+_OF_MANY = 0.1, 0.01  # for many latents
+_OF_NETWORKS = 0.03, 0.003  # for many parameters inside the plate
+_OF_QUIET_NETWORKS = 0.01, 0.001  # the same without noise, which makes Adam's steps shorter
+_OF_ROWS = 0.1, 0.01  # for parameters per record
+_MANY = 4  # up to so many steps for each latent, latents are many
+BETAS = 0.9, 0.95  # Adam soon forgets first gradients that are far too large
 
 
 def usual_rate(size: int) -> float:
-    """The sample rate for N records, if it is not set."""
+    """The default sample rate for N records."""
     return max(_SAMPLE_RATE, min(1.0, _RECORDS / size))
 
 
 def row_step_size(done: float) -> float:
-    """The step size of parameters per record, once this fraction of the steps was taken.
+    """The step size of parameters per record after this fraction of the steps.
 
-    Their gradients have no privacy noise. It falls in the second half of the run. Rows of discrete
-    latents travel far, and longest after the global latents have settled.
+    It falls in the second half of the run. Rows move far for discrete latents, and longest after
+    the global latents have settled. Their gradients have no privacy noise.
     """
     first, last = _OF_ROWS
     return float(first * (last / first) ** max(0.0, 2 * done - 1))
@@ -390,17 +388,17 @@ def row_step_size(done: float) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Step sizes of an Adam that fall geometrically, to a hundredth, or to a tenth with noise.
+    """Step sizes of Adam, which fall geometrically to a hundredth, or to a tenth under noise.
 
-    Small last steps are close to a posterior that is narrow. If noise hides nearly everything, long
-    first steps walk at random and far away.
+    A narrow posterior needs small last steps. If the noise far exceeds the data, long first steps
+    would be a random walk, so they are shorter.
 
     :param num_steps: T.
-    :param dim: d, coordinates of a released gradient.
+    :param dim: d, the number of coordinates of a released gradient.
     :param size: N.
-    :param noise: sigma / (q sqrt(T)), of all released gradients together, in units of C.
-    :param sees_parameters: whether records see parameters, such as weights of a decoder, beside
-        latents or instead of them.
+    :param noise: sigma / (q sqrt(T)), of the mean of all released gradients, in units of C.
+    :param sees_parameters: whether the records' terms contain parameters, such as the weights of a
+        decoder.
     """
 
     num_steps: int
@@ -413,35 +411,31 @@ class StepPlan:
     def of(
         num_steps: int | None, dim: int, sampler: RecordSampler, noise: float, sees: bool
     ) -> "StepPlan":
-        """:param noise: that of a released sum, in units of C."""
+        """:param noise: noise of a released sum, in units of C."""
         steps = num_steps or USUAL_STEPS
         of_all = noise / sampler.sample_rate / math.sqrt(steps)
         return StepPlan(steps, dim, sampler.size, of_all, sees)
 
     @property
     def ratio(self) -> float:
-        """rho: about the noise in a released curvature, over the curvature (as DPSEP's)."""
+        """rho: roughly the noise in a curvature that DPSEP would release, over the curvature."""
         return 5 * math.sqrt(2) * self.dim**1.5 * self.noise / self.size
 
     @property
     def is_of_many(self) -> bool:
+        """Whether there are few steps for each coordinate."""
         return self.num_steps <= _MANY * self.dim
 
     def step_size(self, step: int) -> float:
-        """That of a step, counted from 0."""
-        if self.is_of_many:
-            return self._between(*self._of_many, step)
-        first = _FIRST
-        if self.ratio > _VERY_NOISY:
-            first = max(_LEAST, _FIRST * (_VERY_NOISY / self.ratio) ** 0.3)
-        noisy = min(1.0, self.ratio / _NOISY)
-        return self._between(first, first / (_FALL * (_FALL_OF_NOISY / _FALL) ** noisy), step)
-
-    @property
-    def _of_many(self) -> tuple[float, float]:
-        if not self.sees_parameters:
-            return _OF_MANY
-        return _OF_NETWORKS if self.noise else _OF_QUIET_NETWORKS
-
-    def _between(self, first: float, last: float, step: float) -> float:
+        """The step size of a step, which is counted from 0."""
+        if not self.is_of_many:
+            first = _FIRST
+            if self.ratio > _VERY_NOISY:
+                first = max(_LEAST, _FIRST * (_VERY_NOISY / self.ratio) ** 0.3)
+            noisy = min(1.0, self.ratio / _NOISY)
+            last = first / (_FALL * (_FALL_OF_NOISY / _FALL) ** noisy)
+        elif self.sees_parameters:
+            first, last = _OF_NETWORKS if self.noise else _OF_QUIET_NETWORKS
+        else:
+            first, last = _OF_MANY
         return float(first * (last / first) ** (step / self.num_steps))

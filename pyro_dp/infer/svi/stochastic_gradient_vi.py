@@ -68,7 +68,7 @@ class InPlaceOfSVI(Forecasted):
     def finish(self) -> None:
         """End a loop over ``step`` early: write the result into the guide.
 
-        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
+        The last step of the plan does so itself. The cost of steps not taken is not refunded.
 
         :raises ConfigurationError: no step was taken yet.
         """
@@ -79,7 +79,7 @@ class InPlaceOfSVI(Forecasted):
             warn_user(warning)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
-        """:raises PrivacyError: always: the loss on the data is not private."""
+        """:raises PrivacyError: always, because the loss on the data is not private."""
         raise PrivacyError(
             "evaluate_loss would release a number of the data without noise. Set Clip.loss for "
             "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
@@ -89,15 +89,15 @@ class InPlaceOfSVI(Forecasted):
 
 
 class StochasticGradientVI(PrivateInference[PreparedGradient]):
-    """Noisy gradients of the ELBO: :class:`~pyro_dp.DPSVI` where a model has no evidence.
+    """Noisy gradients of the ELBO, which :class:`~pyro_dp.DPSVI` uses for models without evidence.
 
     Arguments, guarantee and limits are those of DPSVI.
 
-    Gradient, loss and the histogram of the norms are blocks of one release. A record moves each by
-    its bound at most: C, L or 1 (its norm lies in one bin). Their noise has standard deviation
-    sigma bound / sqrt(share), and the shares sum to 1. So the blocks together move by 1 / sigma at
-    most in units of their noise: one Gaussian event of noise multiplier sigma. The next C, the step
-    sizes and posteriors are made from releases, which is post-processing.
+    The gradient, the loss and the histogram of the norms are blocks of one release. A record
+    changes each block by its bound at most: C, L or 1 (its norm lies in one bin). The noise of a
+    block has standard deviation sigma bound / sqrt(share), and the shares sum to 1. So all blocks
+    together change by at most 1 / sigma in units of their noise. That is one Gaussian event of
+    noise multiplier sigma. The next C, step sizes and posteriors are post-processing of releases.
     """
 
     _known_as = "DPSVI"
@@ -143,7 +143,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
     def step(self, *args: Any, **kwargs: Any) -> float:
         """As :meth:`~pyro_dp.DPSVI.step`.
 
-        If C is chosen, the first one releases the norms alone, moves nothing, and returns nan.
+        If C is chosen, the first step releases the norms alone. It moves no parameter.
         """
         self._reservation.require_step()
         prepared = self._look_at(args, kwargs)
@@ -151,7 +151,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         if loops and self._steps == 0 and self.clip.loss is None:
             warn_user(PrivacyWarning(NAN))
         policy = self._moves.policy
-        step = policy.of(prepared.step)
+        step = prepared.step.eager.of_norms_alone() if policy.measures_norms_only else prepared.step
         position = self.accountant.position
         draws = step.draw()
         size = step.size(draws)
@@ -167,15 +167,15 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         sees = bool(prepared.term.parameters)
         plan = StepPlan.of(self.num_steps, size, prepared.sampler, per_bound, sees)
         read = Reading(released, blocks, noise, prepared.sampler, plan)
-        if policy.opens:
+        if policy.measures_norms_only:
             self._moves.policy = policy.learned(read)
             return math.nan
         gradients = step.gradients(draws, released[0])
         sd = blocks[0].noise(noise) / prepared.sampler.sample_rate
         variance = step.eager.num_noises * sd**2
         self._moves.move(prepared.parameters, gradients.parameters, plan, self._steps, variance)
-        for indices, own in moves:  # behind the privacy wall
-            self._moves.rows.step(indices, own)
+        for indices, of_rows in moves:  # behind the privacy wall
+            self._moves.rows.step(indices, of_rows)
         self._moves.policy = policy.learned(read)
         if self._steps == self.num_steps:
             self._moves.conclude(prepared.parameters)
@@ -200,24 +200,24 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The guide's global latents, with the noise in the mean of the iterates."""
-        known = self._kept.prepared
-        if known is None:
+        prepared = self._kept.prepared
+        if prepared is None:
             raise ConfigurationError(NO_STEP)
         found = posterior_of(
-            gaussian_of(self.model, self.guide, known.records),
-            _averages(self, known),
-            known.sampler.sample_rate,
+            gaussian_of(self.model, self.guide, prepared.records),
+            _averages(self, prepared),
+            prepared.sampler.sample_rate,
             self._moves.policy.judged if self.noise_multiplier else lambda _: NOTHING_TO_CHECK,
         )
         return found if noise_aware else found.plain
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        known = self._kept.prepared
-        averages = None if known is None else _averages(self, known)
-        if known is None or averages is None or not averages.complete:
+        prepared = self._kept.prepared
+        averages = None if prepared is None else _averages(self, prepared)
+        if prepared is None or averages is None or not averages.complete:
             return {NOISE: torch.ones(())}
         covariance = self.posterior(noise_aware=False).covariance_matrix
-        parts = averages.variances(covariance, known.sampler.sample_rate)
+        parts = averages.variances(covariance, prepared.sampler.sample_rate)
         return {name: each.diagonal() for name, each in parts.items()}
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
@@ -228,26 +228,26 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         if not same(self._reservation.noise_multiplier, 0):
             try:
                 found = self.posterior().status
-            except ConfigurationError:  # the guide has no Gaussian to read
+            except ConfigurationError:  # the guide is not Gaussian
                 found = policy.judged(WITHOUT_NOISE)
         super()._conclude(self._moves.status_line(found))
         return policy.warnings(found) + self._moves.warnings(found)
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of all N records whose part was clipped.
+        """The fraction of all N records whose gradient was clipped.
 
-        DPSVI reads it off the mean histogram of all steps so far, for the present bound.
-        :class:`~pyro_dp.PaperDPSVI` counts over the last half of the steps. None before the first
-        step, and without a report.
+        DPSVI estimates it from the mean histogram of all steps, for the present bound.
+        :class:`~pyro_dp.PaperDPSVI` counts over the last half of the steps. It is None before the
+        first step, and without a report.
         """
         return self._moves.policy.clipped
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """As :meth:`~pyro_dp.DPSVI.state_dict`."""
-        known = self._kept.prepared
-        parameters = (known.parameters if known else {}) | self._moves.waiting
-        local = known.term.local.leaves if known else {}
+        prepared = self._kept.prepared
+        parameters = (prepared.parameters if prepared else {}) | self._moves.waiting
+        local = prepared.term.local.leaves if prepared else {}
         state = self._reservation.state() | {
             "clipped_fractions": self._moves.policy.fractions.state(),
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
@@ -267,9 +267,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
         self._moves.require_own(state)
         if isinstance(state, dict):
             state = without_history(state)
-        names = (*self._moves.names, *self._moves.policy.names)
-        names = ("parameters", "optimizer", "bound", *names)
-        self._reservation.require(state, names)
+        keys = (*self._moves.state_keys, *self._moves.policy.state_keys)
+        self._reservation.require(state, ("parameters", "optimizer", "bound", *keys))
         require_fractions(state.get("clipped_fractions"))
         policy = self._moves.policy.resumed(state)
         self._moves.require_state(state, self.num_steps)
@@ -343,10 +342,10 @@ class StochasticGradientVI(PrivateInference[PreparedGradient]):
 
 
 def _averages(svi: StochasticGradientVI, prepared: PreparedGradient) -> IterateAverages | None:
-    """Those of a run whose noise moves the guide as its own covariance says; else None.
+    """The averages of a run, or None if the guide's covariance does not predict their noise.
 
-    Latents of a record follow the global ones, and hide how far those still are from their optimum.
-    A loss of one's own may have any optimum.
+    With latents per record, a small gradient does not imply that global latents are near their
+    optimum. A user's loss may have any optimum.
     """
     own_loss = svi.loss is not None and isinstance(as_elbo(svi.loss), OwnLoss)
     term = prepared.term
@@ -358,23 +357,23 @@ class PaperDPSVI(StochasticGradientVI, InPlaceOfSVI):
 
     It is for comparisons with papers. The guide holds the last iterate, and its intervals ignore
     the privacy noise. The result depends on the learning rate and on the bound, whose bias no
-    number of steps removes. :class:`DPSVI` has neither weakness where it makes looks.
+    number of steps removes. :class:`DPSVI` with looks has neither weakness.
 
-    **Guarantee.** As :class:`DPSVI`. Instead of the histogram, the release has a block with bound
-    1/2: each record's bit, whether it lies within the bound.
+    **Guarantee.** As :class:`DPSVI`. A block with bound 1/2 replaces the histogram. It has a bit
+    for each record: whether its gradient lies within the bound.
 
     **Not protected.** As :class:`DPSVI`.
 
-    :param optim: a ``pyro.optim`` optimizer, or a tuple of it and a :class:`RowAdam`. Without the
-        latter, rows have the settings of ``optim``, which must be a plain Adam then.
-    :param accountant: as for :class:`DPSVI`, as are model, guide, loss, noise and execution.
-    :param num_steps: number of steps of :meth:`run`; if the noise is calibrated also the most steps
-        there can be, and then required.
-    :param clip: C, an :class:`AdaptiveClip`, or a :class:`Clip` of either, whose bound is 1 if it
-        has none. Unless it says ``report=False``, :attr:`clipped_fraction` is released.
-    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. A rate of
-        ``None`` is subsample_size / size of the plate.
-    :raises ConfigurationError: as :class:`DPSVI`; or there is no ``optim``.
+    :param optim: a ``pyro.optim`` optimizer, or a tuple of it and a :class:`RowAdam`. Without a
+        :class:`RowAdam`, rows have the settings of ``optim``, which must then be a plain Adam.
+    :param accountant: as for :class:`DPSVI`, and so are model, guide, loss, noise and execution.
+    :param num_steps: number of steps of :meth:`run`. If the noise is calibrated, it is required,
+        and no more steps are possible.
+    :param clip: C, an :class:`AdaptiveClip`, or a :class:`Clip` of either, with bound 1 by default.
+        :attr:`clipped_fraction` is released unless ``report=False``.
+    :param sampling: a sample rate, or an object such as :class:`PoissonSampling`. ``None`` is
+        subsample_size / size of the plate.
+    :raises ConfigurationError: as :class:`DPSVI`; or ``optim`` is missing.
 
     >>> adam = pyro.optim.Adam({"lr": 0.1})
     >>> svi = PaperDPSVI(model, guide, adam, accountant=accountant, num_steps=10)

@@ -1,12 +1,11 @@
 """A step of DPSVI from two flat graphs, which run no Pyro code.
 
-*Records*: parameters, public draws, rows -> clipped sums. *Public*: parameters, public draws,
-released estimate -> gradients of the parameters. Both are traced from the functions of
-:class:`~pyro_dp.infer.svi.eager_step.EagerStep` and compared with it in the first steps. All draws
-are inputs.
+* The *records' graph* maps parameters, public draws and rows to clipped sums.
+* The *public graph* maps parameters, public draws and the released sums to gradients. It covers the
+  guide, and the model outside the plate.
 
-The public part is the guide and the model outside the plate. A guide may draw from a distribution
-that cannot be traced, or branch on a value. Then it runs Pyro code in every step, and its latents
+Both are traced from :class:`~pyro_dp.infer.svi.eager_step.EagerStep`, and compared with it in the
+first steps. If the public part cannot be traced, it runs Pyro code in every step, and its latents
 are inputs of the records' graph (:class:`RecordsTracedStep`).
 """
 
@@ -60,16 +59,16 @@ from pyro_dp.utils.linalg import MISMATCH, require_same
 from pyro_dp.utils.torch_state import forked_rng, private_rng, private_torch, put_back
 
 _MOST_CHECKED = 2**22  # numbers
-_AT_ONCE = 50  # records whose gradients Pyro's code holds
+_AT_ONCE = 50  # records in a call of Pyro's code
 _NOT_RELEASED = torch.tensor(math.nan)
-PublicTables = list[list[Tensor]]  # the draws of each particle
+PublicTables = list[list[Tensor]]  # draws, by particle
 
 
 class TracedStep:
-    """The same numbers as an :class:`EagerStep`'s, faster.
+    """A faster :class:`EagerStep` of equal results.
 
     :param usual_size: number of records that few batches exceed.
-    :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
+    :raises NotTraceable: model or guide is no fixed sequence of tensor operations.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class TracedStep:
     ):
         self.eager = eager
         self._leaves = list(eager.parameters.values())
-        own = [*self._leaves, *eager.term.local.leaves.values()]
-        self._exact = all(leaf.dtype == torch.float64 for leaf in own)
+        leaves = [*self._leaves, *eager.term.local.leaves.values()]
+        self._exact = all(leaf.dtype == torch.float64 for leaf in leaves)
         self._unchecked = CHECKED_STEPS
         with forked_rng():
             self._size = eager.size(self._first_draw())
@@ -92,7 +91,7 @@ class TracedStep:
         return self.eager.draw()
 
     def draw(self) -> PublicTables:
-        """Draw public numbers from torch's global generator, in the guide's order of use."""
+        """Draw the guide's public numbers from torch's global generator."""
         with torch.no_grad():
             drawn = self._drawing(*(leaf.detach() for leaf in self._leaves))
         return parted(drawn, self._counts)[:-1]
@@ -104,8 +103,8 @@ class TracedStep:
         self, clipped: ClippedSum, draws: PublicTables, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
         inputs, moves = self._public_inputs(draws), []
-        stream = functools.cache(new_stream)  # one: each use of it has other numbers
-        private = private_rng if self._unchecked else private_torch  # a graph draws by torch alone
+        stream = functools.cache(new_stream)  # all uses share one stream, so no number is reused
+        private = private_rng if self._unchecked else private_torch  # graphs draw by torch alone
         draws_more = self.eager.term.samples or self._unchecked
         with private(stream()) if draws_more else contextlib.nullcontext():
             if self._unchecked:
@@ -130,20 +129,20 @@ class TracedStep:
                 own = (self._particles(draws), chosen, sampled)
                 return self.eager.add_microbatch(clipped, *own)
 
-        own = [self._like(clipped)] if self._unchecked else []
+        checked = [self._like(clipped)] if self._unchecked else []
         try:
             batch = self._passes.batch(inputs, chosen)
-            found = self._passes.add(clipped, inputs, batch, *own)
-        except Exception:  # on some record; which one, the eager step finds out
+            found = self._passes.add(clipped, inputs, batch, *checked)
+        except Exception:  # some record fails in the graph, and the eager step finds out which
             return [by_pyro(chosen)]
-        # No failure from here on may add the records again.
+        # From here on, no failure may add the records again.
         kept, beside = self._kept(chosen, found)
         moves = []
         if len(kept) < len(chosen):
             apart = torch.ones_like(chosen, dtype=torch.bool).index_fill(0, kept, False)
             moves.append(by_pyro(chosen[apart], self._sampled(batch, apart)))
-        if own and len(kept):
-            self._check_sums(own[0], draws, batch, kept, beside)
+        if checked and len(kept):
+            self._check_sums(checked[0], draws, batch, kept, beside)
         names = self.eager.term.local.leaves
         return [*moves, (chosen[kept], dict(zip(names, beside, strict=True)))]
 
@@ -151,15 +150,15 @@ class TracedStep:
         return type(clipped)(clipped.blocks, self.eager.term.records.device)
 
     def _kept(self, chosen: Tensor, found: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Indices (n,) of the records in the sums, and the graph's further outputs for those."""
+        """Indices (n,) of the records in the sums, and the graph's other outputs for them."""
         kept = torch.arange(len(chosen), device=chosen.device)
-        if self.eager.term.answers:  # by these draws
+        if self.eager.term.answers:  # the model branches on draws
             *found, apart = found
             kept = kept[~apart]
         return kept, [each[kept] for each in found]
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
-        """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
+        """As :meth:`EagerStep.gradients`. A loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(draws), released))
         outside = found.pop() if self.eager.releases_loss else _NOT_RELEASED
@@ -169,21 +168,21 @@ class TracedStep:
 
     def _public_inputs(self, public: PublicTables) -> list[Tensor]:
         values = [leaf.detach() for leaf in self._leaves]
-        return values + [table for own in public for table in own]
+        return values + [table for tables in public for table in tables]
 
     def _modes(
         self, public: PublicTables, substitutes: dict[int, Tensor] | None = None
     ) -> list[RecordMode]:
-        """The modes in which the guide gets these draws."""
+        """Modes that feed these draws to the guide, by particle."""
         return [RecordMode(LocalDraws(tables, more=False), substitutes) for tables in public]
 
     def _substitutes(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Leaves with these values that replace the parameters, by ``id``."""
+        """New leaves with these values, by the ``id`` of the parameter that they replace."""
         values = [value.detach().requires_grad_() for value in values]
         return {id(x): y for x, y in zip(self._leaves, values, strict=True)}
 
     def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
-        """Parameters and particles that are functions of the public inputs."""
+        """Parameters and particles, as functions of the public inputs."""
         counts = [len(self._leaves), *self._counts]
         values, *tables, _ = parted(inputs, counts)
         substitutes = self._substitutes(values)
@@ -192,10 +191,7 @@ class TracedStep:
         return dict(zip(self.eager.parameters, substitutes.values(), strict=True)), particles
 
     def _trace_draws(self) -> tuple[Callable[..., Sequence[Tensor]], list[int]]:
-        """A graph that makes the guide's draws, some of them at the values of the parameters.
-
-        :returns: it, and each particle's number of draws.
-        """
+        """The graph that makes the guide's draws, and each particle's number of draws."""
         made: list[LocalDraws] = []
 
         def drawn(*values: Tensor) -> list[Tensor]:
@@ -214,27 +210,27 @@ class TracedStep:
     def _trace_records(
         self, size: int, sum_type: type[ClippedSum], compiler: Compiler
     ) -> PaddedSum:
-        """Trace gradients per record, to find what must be stored; then clipped and summed."""
+        """Trace the gradients per record, and their clipped sum."""
         eager, term = self.eager, self.eager.term
         names = list(term.local.leaves)
         public = self._public_inputs(self.draw())
         counts = [len(public), 1, len(term.records.placeholder())]
 
         def per_record(*inputs: Tensor) -> list[Tensor]:
-            own, (indices,), rows, own_rows = parted(inputs, counts)
-            parameters, drawn = self._at(own)
-            batch = Batch(indices, rows, local_rows=dict(zip(names, own_rows, strict=True)))
+            shared, (indices,), rows, local_rows = parted(inputs, counts)
+            parameters, drawn = self._at(shared)
+            batch = Batch(indices, rows, local_rows=dict(zip(names, local_rows, strict=True)))
             found = [term.at_once(particle, batch) for particle in drawn]
             losses = mean([each.losses for each in found])
             blocks = eager.coordinates(drawn, parameters).per_record(found)
             beside = [mean([each.local[name] for each in found]) for name in names]
             if term.answers:
-                beside.append(torch.stack([own.apart for own in found]).any(dim=0))
+                beside.append(torch.stack([each.apart for each in found]).any(dim=0))
             sampled = [value for each in found for value in each.sampled]
             return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside, *sampled]
 
-        def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
-            outputs = graph(*own, indices, *rows, *rest)
+        def contribute(bounds, shared, indices, rows, rest) -> tuple[list[Contributions], list]:
+            outputs = graph(*shared, indices, *rows, *rest)
             losses, *beside = outputs[len(outputs) - others :]
             return eager.blocks(joined(outputs, forms), losses, bounds[0]), beside
 
@@ -258,13 +254,13 @@ class TracedStep:
         )
 
     def _trace_public(self, compiler: Compiler) -> None:
-        """The pull-back, and the parameters whose gradients it gives, in their order."""
+        """Trace the pull-back, and note which parameters have a gradient."""
         public = self._public_inputs(self.draw())
         with_gradient: list[str] = []
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
-            *own, released = inputs
-            parameters, particles = self._at(own)
+            *shared, released = inputs
+            parameters, particles = self._at(shared)
             coordinates = self.eager.coordinates(particles, parameters)
             gradients = coordinates.gradients(released)
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
@@ -279,7 +275,7 @@ class TracedStep:
 
     @functools.cached_property
     def _generators(self) -> list[Any]:
-        """Those of model and guide, which :meth:`_particles` runs more often in some batches."""
+        """Random generators of model and guide. The number of runs must not change their state."""
         return [x for _, x in References(self.eager.model, self.eager.guide).generators]
 
     def _particles(self, public: PublicTables) -> list[Particle]:
@@ -294,7 +290,7 @@ class TracedStep:
         kept: Tensor,
         beside: list[Tensor],
     ) -> None:
-        """Compare a pass with Pyro's code, which affords only a few records of a large model."""
+        """Compare a pass with Pyro's code, on few records if the model is large."""
         give_back_memory()
         most = max(2, _MOST_CHECKED // max(1, self._size))
         if len(kept) > most:
@@ -304,20 +300,20 @@ class TracedStep:
             kept, beside = self._kept(few, self._passes.add(found, inputs, batch))
         expected, particles = self._like(found), self._particles(public)
         for part in torch.arange(len(kept), device=kept.device).split(min(most, _AT_ONCE)):
-            own = kept[part]
-            given = (particles, batch.chosen[own], self._sampled(batch, own))
-            _, moves = self.eager.add_microbatch(expected, *given)
+            rows = kept[part]
+            sampled = self._sampled(batch, rows)
+            _, moves = self.eager.add_microbatch(expected, particles, batch.chosen[rows], sampled)
             for one, other in zip(beside, moves.values(), strict=True):
                 require_same(one[part], other, exact=self._exact)
         found.require_same_as(expected, count=len(kept), exact=self._exact)
 
-    def _sampled(self, batch: PaddedBatch, places: Tensor) -> list[list[Tensor]]:
-        """Draws of some of its records, by particle."""
-        own = [each[places] for each in batch.sampled]
-        return parted(own, [self.eager.term.samples] * len(self._counts))[:-1]
+    def _sampled(self, batch: PaddedBatch, rows: Tensor) -> list[list[Tensor]]:
+        """Local draws of these rows of a batch, by particle."""
+        draws = [each[rows] for each in batch.sampled]
+        return parted(draws, [self.eager.term.samples] * len(self._counts))[:-1]
 
     def _check_gradients(self, public: PublicTables) -> None:
-        """Check them at a constant instead of a release, before anything is spent."""
+        """Compare the gradients at a constant with Pyro's code, before anything is spent."""
         device = self.eager.term.records.device
         constant = torch.linspace(-1.0, 1.0, self._size, dtype=torch.float64, device=device)
         found = self.gradients(public, constant)
@@ -331,7 +327,7 @@ class TracedStep:
 
 
 def joined(outputs: Sequence[Tensor], forms: Sequence[Form]) -> Joined:
-    """The records' block from the first outputs of a graph that hands out factors."""
+    """The records' block, from the factors that a graph returns first."""
     rest = iter(outputs)
     parts: list[OuterProducts | LookedUpRows | Rows] = []
     for form in forms:
@@ -359,13 +355,13 @@ _PARTLY = (
 def step_from_graphs(
     eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
 ) -> TracedStep:
-    """A step with a graph for each part, or with a warning and a graph for the records alone."""
-    own = (eager, sum_type, usual_size, compiler)
+    """A step from both graphs, or from the records' graph alone with a warning."""
+    settings = (eager, sum_type, usual_size, compiler)
     try:
-        return TracedStep(*own)
+        return TracedStep(*settings)
     except NotTraceable as whole:
         try:
-            step = RecordsTracedStep(*own)
+            step = RecordsTracedStep(*settings)
         except NotTraceable:
             raise whole from None
         jit = "compile" if compiler.enabled else "trace"
@@ -374,13 +370,13 @@ def step_from_graphs(
 
 
 class RecordsTracedStep(TracedStep):
-    """As :class:`TracedStep`, with public draws that are particles, as those of the eager step.
+    """A step from the records' graph alone, whose public draws are particles.
 
-    If a draw's latents have other names, shapes or supports than the first draw's, it does not fit
-    the graph. Then the step is the eager one's.
+    If names, shapes or supports of the latents differ from those of the first draw, the step is
+    eager.
 
-    :raises NotTraceable: the records' terms are more than a fixed sequence of tensor operations.
-        Or the release is of parameters, or the latents' supports change from draw to draw.
+    :raises NotTraceable: a record's term is no fixed sequence of tensor operations, or the release
+        is of parameters. Or names, shapes or supports of the latents change from draw to draw.
     """
 
     def _first_draw(self) -> list[Particle]:
@@ -388,7 +384,7 @@ class RecordsTracedStep(TracedStep):
             raise NotTraceable("each record is pulled back through the guide")
         self._inside = list(self.eager.term.parameters)
         self._template = self.eager.draw()
-        self._counts = [0] * len(self._template)  # no draws are inputs: latents are
+        self._counts = [0] * len(self._template)  # the inputs are latents, not draws
         if not self._fits(self.eager.draw()):
             raise NotTraceable("the latents' names, shapes or supports change")
         return self._template
@@ -410,7 +406,7 @@ class RecordsTracedStep(TracedStep):
         return self.eager.gradients(draws, released)
 
     def _fits(self, draws: list[Particle]) -> bool:
-        """Whether these particles are the template with other numbers in its tensors."""
+        """Whether these particles differ from the template in numbers alone."""
         return list(map(_fixed, draws)) == list(map(_fixed, self._template))
 
     def _public_inputs(self, public: Any) -> list[Tensor]:
@@ -423,44 +419,45 @@ class RecordsTracedStep(TracedStep):
         inside = dict(zip(self._inside, values, strict=True))
         particles = []
         for particle, table in zip(self._template, tables, strict=True):
-            own: dict[str, Any] = {kind: {} for kind in _KINDS}
+            values_of: dict[str, Any] = {kind: {} for kind in _KINDS}
             for (kind, name), value in zip(_tensors(particle), table, strict=True):
-                own[kind][name] = value
-            particles.append(replace(particle, parameters=particle.parameters | inside, **own))
+                values_of[kind][name] = value
+            parameters = particle.parameters | inside
+            particles.append(replace(particle, parameters=parameters, **values_of))
         return self.eager.parameters | inside, particles
 
     def _trace_public(self, compiler: Compiler) -> None:
-        """There is no such graph."""
+        """Do nothing: the public part is eager."""
 
     def _particles(self, public: Any) -> list[Particle]:
         return public
 
     def _check_gradients(self, public: Any) -> None:
-        """They are those of the eager step."""
+        """Do nothing: the gradients are eager."""
 
 
 def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
-    """The tensors of a draw on which the records' terms depend."""
+    """The tensors of a particle on which the records' terms depend."""
     return {(kind, name): x for kind in _KINDS for name, x in getattr(particle, kind).items()}
 
 
 def _fixed(particle: Particle) -> list[Any]:
-    """The shapes and transforms of a draw, which are constants in a graph."""
+    """The shapes and transforms of a particle, which are constants of a graph."""
     shapes = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
     transforms = (particle.transforms[name] for name in particle.latents)
-    return [shapes, *(each for own in transforms for each in _constants(own))]
+    return [shapes, *(each for transform in transforms for each in _constants(transform))]
 
 
-def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """Constants of a transform, and of those that it is made of: some refer to their inverse."""
+def _constants(transform: Transform, visited: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """Constants of a transform and of its parts, which may refer to their inverse."""
     yield type(transform)
-    known = known | {id(transform)}
+    visited = visited | {id(transform)}
     for name, value in vars(transform).items():
         if name == "_cached_x_y":
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, Transform) and id(each) not in known:
-                yield from _constants(each, known)
+            if isinstance(each, Transform) and id(each) not in visited:
+                yield from _constants(each, visited)
             elif isinstance(each, Tensor):
                 yield name, each.dtype, each.tolist()
             elif isinstance(each, int | float | str):
