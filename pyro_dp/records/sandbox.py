@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dp.graphs.references import is_library
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.records.vectorised import OF_NUMBERS, promoted
+from pyro_dp.records.vectorised import OF_NUMBERS, UNCHECKED, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
 
 PLACEHOLDERS = (
@@ -192,7 +192,7 @@ class _RecordByRecord(TorchFunctionMode):
                 "each record."
             )
         try:
-            return func(*args, **kwargs)
+            return UNCHECKED.get(func, func)(*args, **kwargs)
         except Exception:
             self.failed = self.failed or _together()
             raise
