@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dp.graphs.references import is_library
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.records.vectorised import OF_NUMBERS, promoted
+from pyro_dp.records.vectorised import OF_NUMBERS, UNCHECKED, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
 
 PLACEHOLDERS = (
@@ -189,7 +189,7 @@ class _RecordByRecord(TorchFunctionMode):
                 "each record."
             )
         try:
-            return func(*args, **kwargs)
+            return UNCHECKED.get(func, func)(*args, **kwargs)
         except Exception:
             levels = get_interpreter_stack() or ()
             self.failed |= tracing() or any(x.key() == TransformType.Vmap for x in levels)

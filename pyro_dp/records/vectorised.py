@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.references import is_users
 from pyro_dp.records.losses import NotVectorizable
+from pyro_dp.utils.errors import ModelError
 
 # Their tensors are numbers, never indices.
 OF_NUMBERS = {
@@ -37,8 +38,11 @@ OF_NUMBERS = {
     functional.linear,
 }
 _MOST_PAIRS = 2**17  # over all heads
-_TORCHS = ("aten", "prim", "prims")  # namespaces of operators
-_OF_USERS = "{name} is no function of torch's own, and would see several records at once"
+_OF_USERS = "{name} would see several records at once"
+_INNER = (
+    "Call torch.nn.functional.ctc_loss or torch.nn.CTCLoss. Torch's inner functions of this loss "
+    "check no labels, and would read the memory of other records."
+)
 State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
 Cell = Callable[[Tensor, State, Sequence[Any]], State]  # from the input's part, state and weights
 _IN_PLACE = (
@@ -277,6 +281,40 @@ def _filled_in_place(tensor: Tensor, *args: Any, **options: Any) -> Tensor | Non
     return None if found is None else tensor.copy_(found)
 
 
+def _by_labels(
+    loss: Callable[..., Tensor],
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *args: Any,
+    **options: Any,
+) -> Tensor:
+    """The CTC loss, or NaN if a label is no class: torch would read memory out of bounds."""
+    classes = log_probs.shape[-1]
+    valid = (targets >= 0) & (targets < classes)
+    if targets.dim() > 1:  # padded
+        lengths = torch.as_tensor(target_lengths, device=targets.device).reshape(-1, 1)
+        valid = valid | (torch.arange(targets.shape[-1], device=targets.device) >= lengths)
+    labels = targets.clamp(0, classes - 1)
+    found = loss(log_probs, labels, input_lengths, target_lengths, *args, **options)
+    return found * torch.where(valid.all(), 1.0, torch.nan).to(found)
+
+
+def _refused(*_args: Any, **_options: Any) -> Tensor:
+    raise ModelError(_INNER)
+
+
+_INNER_NAMES = ("_ctc_loss", "_cudnn_ctc_loss", "miopen_ctc_loss")
+_PACKETS = [getattr(torch.ops.aten, name) for name in ("ctc_loss", *_INNER_NAMES)]
+# Replaces functions that check no bounds, even for one record alone.
+UNCHECKED: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((getattr(torch, name) for name in _INNER_NAMES), _refused),
+    **dict.fromkeys(_PACKETS, _refused),
+    **{getattr(packet, each): _refused for packet in _PACKETS for each in packet.overloads()},
+    functional.ctc_loss: partial(_by_labels, functional.ctc_loss),
+    torch.ctc_loss: partial(_by_labels, torch.ctc_loss),
+}
 # Replaces functions whose vmap rules check no bounds. A result of None: use the function itself.
 _BOUNDED: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
@@ -305,8 +343,9 @@ VECTORISED: dict[Any, Callable[..., Any]] = {
 def all_at_once() -> Iterator[None]:
     """Inside, ``torch.vmap`` may run code that is written for one record on all records.
 
-    :raises NotVectorizable: user code has a ``vmap`` rule, which would see all records. Or it has
-        an operator, which torch may call record by record, and which may keep state in between.
+    :raises NotVectorizable: user code has a ``vmap`` rule, which would see all records. Or it calls
+        an operator by ``torch.ops``. A user's operator may keep state between records. One of
+        torch's escapes the replacements above, and may read beyond the record.
     """
     rule = autograd_function.custom_function_call_vmap_helper
 
@@ -323,13 +362,11 @@ def all_at_once() -> Iterator[None]:
 
 
 class _Alone(TorchFunctionMode):
-    """Refuses operators of users, and keeps an index from reaching another record's rows."""
+    """Refuses calls by ``torch.ops``, and keeps an index from reaching another record's rows."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if isinstance(func, OpOverload | OpOverloadPacket):
-            name = str(func)
-            if name.split(".")[0] not in _TORCHS:
-                raise NotVectorizable(_OF_USERS.format(name=name))
+            raise NotVectorizable(_OF_USERS.format(name=func))
         found, kwargs = None, kwargs or {}
         if func in _BOUNDED and get_interpreter_stack():
             found = _BOUNDED[func](*args, **kwargs)

@@ -5,8 +5,11 @@ import torch
 from torch.nn import functional
 
 from pyro_dp.records.local_draws import LocalDraws
+from pyro_dp.records.losses import NotVectorizable
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.records.vectorised import all_at_once
+from pyro_dp.utils.errors import ModelError
 
 ROWS = torch.linspace(-40.0, 40.0, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -127,3 +130,61 @@ def test_an_index_that_a_table_lacks_breaks_its_own_record(index):
     for k in (0, 2, 3):
         expected = torch.func.grad(loss)(torch.ones(3, 2), indices[k])
         assert torch.equal(gradients[k], expected)
+
+
+def _ctc(log_probs, targets, length=3):
+    return functional.ctc_loss(log_probs, targets, (len(log_probs),), (length,))
+
+
+SPEECH = torch.linspace(0.0, 9.0, 4 * 8 * 3, dtype=torch.float64).sin().reshape(4, 8, 3)
+SPELLED = torch.tensor([[1, 2, 1], [2, 1, 2], [1, 1, 2], [2, 2, 1]])
+
+
+@pytest.mark.parametrize("label", [-7, -1, 3, 9])
+def test_a_label_that_is_no_class_breaks_its_own_record(label):
+    """Torch would read the memory beside the record's: another record's, at once or alone."""
+    spelled = SPELLED.index_put((torch.tensor(1), torch.tensor(0)), torch.tensor(label))
+
+    def loss(log_probs, targets):
+        with all_at_once():
+            return _ctc(log_probs, targets)
+
+    with guarded("Test"):
+        together = torch.vmap(loss)(SPEECH, spelled)
+        alone = torch.stack([_ctc(*row) for row in zip(SPEECH, spelled, strict=True)])
+    for found in (together, alone):
+        assert found.isnan().tolist() == [False, True, False, False]
+    for k in (0, 2, 3):
+        assert together[k] == alone[k] == _ctc(SPEECH[k], SPELLED[k])
+
+
+def test_a_label_beyond_the_length_counts_for_nothing():
+    padded = SPELLED[:1].index_put((torch.tensor(0), torch.tensor(2)), torch.tensor(-1))
+    with guarded("Test"):
+        found = _ctc(SPEECH[0].unsqueeze(1), padded, 2)
+    assert found == _ctc(SPEECH[0].unsqueeze(1), padded, 2)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y: torch.ops.aten.ctc_loss(x, y, [8], [3]),
+        lambda x, y: torch.ops.aten.ctc_loss.IntList(x, y, [8], [3]),
+        lambda x, y: torch._ctc_loss(x.unsqueeze(1), y, [8], [3])[0],
+    ],
+)
+def test_inner_functions_of_a_loss_without_checks_are_refused(loss):
+    with pytest.raises(ModelError, match=r"Call torch\.nn\.functional\.ctc_loss"), guarded("Test"):
+        loss(SPEECH[0], SPELLED[0])
+
+
+@pytest.mark.parametrize("operator", [torch.ops.aten.embedding, torch.ops.aten.embedding.default])
+def test_an_operator_that_is_called_directly_takes_one_record_at_a_time(operator):
+    """It escapes the replacement, and would read a row of another record's table."""
+
+    def looked_up(table, indices):
+        with all_at_once():
+            return operator(table, indices)
+
+    with pytest.raises(NotVectorizable, match="aten.embedding"):
+        torch.vmap(looked_up)(torch.ones(4, 3, 2), torch.zeros(4, 2, dtype=torch.long))
