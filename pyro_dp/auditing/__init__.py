@@ -1,4 +1,4 @@
-"""Attacks on runs: how much of one record do they tell at the least?"""
+"""Audits: attacks on real runs give a lower bound on their epsilon."""
 
 from pyro_dp.auditing.audit import audit, audit_one_run
 from pyro_dp.auditing.result import AuditResult

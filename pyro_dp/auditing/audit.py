@@ -1,4 +1,4 @@
-"""Audits: how much of a canary a real run gives away, as a lower bound on its epsilon.
+"""Audits: attacks on real runs give a lower bound on their epsilon.
 
 An audit is the counterpart of a proof. The accountant bounds epsilon from above, from the design of
 the code. An audit bounds it from below, from the code's results. A bound above the claim shows a
@@ -50,8 +50,8 @@ def audit(
     """A lower confidence bound on epsilon from repeated runs, with and without a canary.
 
     In each trial the canary replaces the first record, or does not. A fifth of the runs chooses two
-    thresholds. Above the upper one the attacker says "with", up to the lower one "without", and
-    between them nothing. In the other runs a fair coin decides on the canary. The bound counts how
+    thresholds. The attacker guesses "with" above the upper one, "without" up to the lower one, and
+    abstains between them. In the other runs a fair coin decides on the canary. The bound counts how
     often the attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`).
 
     With a claim, the same runs also test its whole trade-off curve
@@ -65,27 +65,27 @@ def audit(
     share of its noise. If the claim is true, the result contradicts it with probability 1 -
     confidence at most.
 
-    **Not protected.** Nothing is: the result is not private, and ``make_run`` gets the data as they
-    are. Use made-up data, or be their curator; a :class:`NotPrivateWarning` says so. And an audit
-    proves no privacy: a low bound may come from a weak canary, a weak score or too few runs.
+    **Not protected.** The result is not private, and ``make_run`` gets the raw data. Use made-up
+    data, or keep the result to yourself; a :class:`NotPrivateWarning` says so. An audit never
+    proves privacy: a low bound may come from a weak canary, a weak score or too few runs.
 
     :param make_run: called as ``make_run(*records)``. It runs the inference from its start, with
         fresh noise, and returns the release. State kept from one run for the next would make the
         runs dependent.
     :param data: tensors or arrays with one row per record. Under ``add_or_remove_one`` the first
         record must be empty and add nothing, such as zero features in a regression. Under
-        ``replace_one`` it may be any.
-    :param canary: its row for each of ``data``. The most revealing canary has the largest gradient
-        in a direction that no other record has.
-    :param num_trials: runs altogether, at least 100. No attack on n runs can show an epsilon above
-        about log(n / 9).
+        ``replace_one`` any record will do.
+    :param canary: one row for each entry of ``data``. The most revealing canary has the largest
+        gradient in a direction that no other record has.
+    :param num_trials: total number of runs, at least 100. No attack on n runs can show an epsilon
+        above about log(n / 9).
     :param score: a function of the release that returns a number, larger with the canary. None: the
         release is a number, tensor or array. Another fifth of the runs finds the direction in which
         its means differ most, relative to the variances.
     :param delta: the delta at which epsilon is bounded, in [0, 1).
     :param confidence: in (0, 1).
     :param claim: the accountant of one run, whose epsilon and trade-off curve the audit tests.
-    :param seed: the coins' seed, for an audit that can be repeated.
+    :param seed: seed of the coins, to repeat an audit.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
     >>> noise = np.random.default_rng(1)  # another seed than that of the coins
@@ -121,7 +121,7 @@ def audit(
         rule = _projection(run(chosen, _vector), chosen) if score is None else score
         held_out, tested = (run(each, lambda v: _number(rule(v))) for each in (chosen, coins))
 
-    error = (1.0 - confidence) / (1.0 if claim is None else 2.0)  # each test has its part
+    error = (1.0 - confidence) / (1.0 if claim is None else 2.0)  # each test gets an equal share
     low, high = chosen_thresholds(held_out, chosen, delta, 1.0 - error)
     guesses, correct = count_guesses(tested, coins, low, high)
     bound = float(runs_bound(len(coins), guesses, correct, delta, 1.0 - error))
@@ -151,22 +151,21 @@ def audit_one_run(
 ) -> AuditResult:
     """A lower confidence bound on epsilon from one run, with many canaries.
 
-    Each of m canaries replaces one of the first m records with probability 1/2. The attacker says
-    "with" of those with the highest scores and "without" of those with the lowest (Steinke, Nasr &
-    Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim,
-    the same guesses also test its whole trade-off curve
+    Each of m canaries replaces one of the first m records with probability 1/2. The attacker
+    guesses "with" for the highest scores and "without" for the lowest (Steinke, Nasr & Jagielski
+    2023, arXiv 2305.08846; :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim, the same
+    guesses also test its whole trade-off curve
     (:func:`pyro_dp.auditing.bounds.canaries_contradict`). The test that rejects at fewer correct
     guesses decides, so each may have all of the error probability.
 
     **Guarantee.** As for :func:`audit`, if the run is private for each of the first m records, and
     also if canaries disturb each other.
 
-    **Not protected.** As for :func:`audit`. One run shows less than many: canaries share the room
-    that the noise leaves.
+    **Not protected.** As for :func:`audit`. One run gives a smaller bound than many runs.
 
     :param make_run: as for :func:`audit`; called once.
-    :param data: as for :func:`audit`. The first m records are those that canaries replace.
-    :param canaries: m rows for each of ``data``, best in directions of their own. With 1,000
+    :param data: as for :func:`audit`. Canaries replace some of the first m records.
+    :param canaries: m rows for each entry of ``data``. Orthogonal canaries are best. With 1,000
         canaries in as many directions the curve shows epsilon >= 2.2 of 4, at a confidence of 0.95.
     :param score: a function of the release that returns m numbers, larger for canaries that seem
         included.
@@ -244,7 +243,7 @@ def _vector(value: Any) -> np.ndarray:
 
 
 def _projection(vectors: np.ndarray, included: np.ndarray) -> Callable[[Any], np.ndarray]:
-    """A score: weights are the difference of the means over the variance, for each coordinate."""
+    """A linear score. Each coordinate's weight is its difference of means over its variance."""
     difference = vectors[included].mean(axis=0) - vectors[~included].mean(axis=0)
     variance = (vectors[included].var(axis=0) + vectors[~included].var(axis=0)) / 2.0
     least = 1e-12 * np.max(difference**2, initial=0.0)  # without noise any weight will do
@@ -280,7 +279,7 @@ def _claims(
 
 
 def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
-    """The canaries, (m, ...) for each column of the data, in its type; m is 1 for a single one."""
+    """Check the canaries. Each column becomes (m, ...) in the data's type, with m = 1 if single."""
     name = "canary" if single else "canaries"
     for argument, value in (("data", data), (name, canaries)):
         if not isinstance(value, tuple | list) or not value:
@@ -301,7 +300,7 @@ def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
             else:
                 rows = np.asarray(rows, dtype=column.dtype)
         except (TypeError, ValueError, RuntimeError):
-            raise ConfigurationError(f"{name}[{i}] is no row of data[{i}].") from None
+            raise ConfigurationError(f"{name}[{i}] does not fit the type of data[{i}].") from None
         rows = rows[None] if single else rows
         if rows.ndim < 1 or rows.shape[1:] != column.shape[1:] or not 1 <= len(rows) <= len(column):
             shape = f"shape {tuple(column.shape[1:])}, as a row of data[{i}]"
@@ -331,11 +330,11 @@ def _alike(data: Sequence[Column], canaries: Sequence[Column]) -> np.ndarray:
 def _with_canaries(
     data: Sequence[Column], canaries: Sequence[Column], included: np.ndarray
 ) -> tuple[Column, ...]:
-    """A copy of the data, in which the included canaries replace records of the same number."""
-    places = np.flatnonzero(included)
+    """A copy of the data in which included canary i replaces record i."""
+    chosen = np.flatnonzero(included)
     records = []
     for column, rows in zip(data, canaries, strict=True):
         kept: Any = column.clone() if isinstance(column, torch.Tensor) else column.copy()
-        kept[places] = rows[places]
+        kept[chosen] = rows[chosen]
         records.append(kept)
     return tuple(records)

@@ -3,11 +3,11 @@
 Canaries are included by fair coins. From the releases an attacker guesses some of the coins and
 abstains from the others. Under (epsilon, delta)-differential privacy few guesses can be better than
 those of randomised response. It is right with probability q = e^epsilon / (1 + e^epsilon). Both
-bounds turn that around. They hold for any attack; a weak one makes them small. The proofs are in
-docs/proofs/audits.md.
+bounds invert this relation. They hold for any attack; a weak attack makes them small. The proofs
+are in docs/proofs/audits.md.
 
-:func:`least_advantage` and :func:`canaries_contradict` test a whole trade-off curve, and find noise
-that is a little too small.
+:func:`least_advantage` and :func:`canaries_contradict` test a whole trade-off curve, so they detect
+noise that is slightly too small.
 """
 
 import math
@@ -42,10 +42,10 @@ def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarra
 def runs_bound(
     trials: Counts, guesses: Counts, correct: Counts, delta: float, confidence: float
 ) -> np.ndarray:
-    """Bounds from independent runs, each with one coin, and a rule for guesses fixed before.
+    """Bounds from independent runs, each with one coin. The rule for guesses was fixed before.
 
     Clopper & Pearson's limits on how often a guess is made (a twentieth of the error) and how often
-    it is right (the rest) hold together. Epsilon is the least that allows both.
+    it is right (the rest) hold together. The bound is the smallest epsilon that allows both.
 
     :param guesses: runs in which a guess was made; ``correct`` of these were right.
     :returns: bounds on epsilon in nats, >= 0.
@@ -67,7 +67,7 @@ def least_advantage(trials: int, correct: int, error: float) -> float:
 def odds_limit(
     trials: Counts, guesses: Counts, correct: Counts, delta: float, confidence: float
 ) -> np.ndarray:
-    """The exponential of :func:`runs_bound`, also where it is below 1, or even negative."""
+    """The exponential of :func:`runs_bound`, without its floor: it may be below 1, or negative."""
     trials, guesses, correct = np.broadcast_arrays(trials, guesses, correct)
     error = 1.0 - confidence
     rate = rate_interval(guesses, trials, _RATE_SHARE * error)[0]
@@ -78,7 +78,7 @@ def odds_limit(
 def canaries_error(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """How probable so many correct guesses are, at most, in one run with many canaries.
+    """The largest probability of so many correct guesses in one run with many canaries.
 
     Let the coins S of m canaries be fair and independent. Let the run be (epsilon, delta)-private
     with respect to each. Let T be a function of its releases that guesses r of them, r fixed. Then
@@ -153,7 +153,7 @@ def canaries_contradict(
 
 
 _FAR = np.geomspace(0.002, 0.05, 5)
-_DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # to be reported
+_DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # ranks that are reported
 
 
 def chosen_thresholds(
@@ -172,9 +172,9 @@ def chosen_thresholds(
 
 
 def middle_threshold(scores: np.ndarray, included: np.ndarray) -> float:
-    """Guesses "with" above it, and "without" up to it, are right most often on these scores.
+    """The threshold at which guesses ("with" above it) are right most often on these scores.
 
-    Many thresholds are as good up to chance. This is the middle of those within a standard
+    Many thresholds are equally good up to chance. This is the middle of those within a standard
     deviation of the best.
     """
     with_, without = np.sort(scores[included]), np.sort(scores[~included])
@@ -186,7 +186,7 @@ def middle_threshold(scores: np.ndarray, included: np.ndarray) -> float:
 def count_guesses(
     scores: np.ndarray, included: np.ndarray, low: ArrayLike, high: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many scores are at most ``low`` or above ``high``, and how many of them rightly so."""
+    """The number of guesses (scores at most ``low`` or above ``high``), and of correct ones."""
     with_, without = np.sort(scores[included]), np.sort(scores[~included])
 
     def up_to(sample: np.ndarray, threshold: ArrayLike) -> np.ndarray:
@@ -202,7 +202,7 @@ def error_rates(
 ) -> ErrorRates:
     """Error rates at the quantiles of ``chosen_from``.
 
-    :param error: error probability of all limits together; None for no limits.
+    :param error: error probability of all limits together; None to omit the limits.
     """
     thresholds = np.unique(np.quantile(chosen_from, _DRAWN))
     above, below = (

@@ -29,7 +29,7 @@ class CurveTest:
     :param noise_share: the largest share of the claimed noise that the guesses allow. The claim is
         refuted if it is below 1. inf: they allow any noise.
     :param epsilon: the cost of the ledger with that share of its noise; 0 if any noise is allowed.
-    :param guesses: how many were made; ``correct`` of these were right.
+    :param guesses: number of guesses; ``correct`` of these were right.
     :param allowed: (2, P): the trade-off curve of that share, as in :class:`AuditResult`.
     """
 
@@ -59,7 +59,7 @@ def drawn_curve(claim: PrivacyAccountant) -> np.ndarray:
 
 
 def with_noise(claim: PrivacyAccountant, share: float) -> PrivacyAccountant:
-    """An accountant of the same releases, with this share of their noise."""
+    """An accountant of the same releases with this share of the noise."""
     other = PrivacyAccountant(delta=claim.delta, neighboring=claim.neighboring, engine=claim.engine)
     for event, count in claim.counted:
         if isinstance(event, SubsampledGaussian):
@@ -69,7 +69,7 @@ def with_noise(claim: PrivacyAccountant, share: float) -> PrivacyAccountant:
 
 
 def largest_share(claim: PrivacyAccountant, rejected: Callable[[TradeOff], bool]) -> float:
-    """The largest share of the claimed noise that is not rejected, to a thousandth above it.
+    """The largest share of the claimed noise that is not rejected, rounded up by at most 1/1000.
 
     :param rejected: whether a test rejects a curve, and so all curves above it.
     :returns: inf if no share is rejected, and 0 if all are.
@@ -89,7 +89,7 @@ def largest_share(claim: PrivacyAccountant, rejected: Callable[[TradeOff], bool]
     return float(2.0**high)
 
 
-_METHODS = {  # the setting, and the sources of both bounds
+_METHODS = {  # the setting, and the sources of both tests
     "repeated runs": (
         "Independent runs, with or without the canary by a fair coin, thresholds chosen on other "
         "runs",
@@ -109,8 +109,8 @@ class ErrorRates:
     """Error rates of "score above a threshold means with the canary", one entry per threshold.
 
     :param thresholds: (K,), ascending.
-    :param false_positive: (K,): how often a run without the canary was taken for one with it.
-    :param false_negative: (K,): the reverse.
+    :param false_positive: (K,): share of the runs without the canary that are guessed "with".
+    :param false_negative: (K,): share of the runs with it that are guessed "without".
     :param false_positive_limits: (2, K): Clopper-Pearson limits, as are ``false_negative_limits``;
         None for one run. All 4 K limits hold together with the audit's confidence.
     """
@@ -124,16 +124,16 @@ class ErrorRates:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """
-    :param point_bound: epsilon in nats is above this, by the guesses that fit this delta best. It
-        is what an attack could show, not the true epsilon: zero means that the attack found
-        nothing.
+    """The result of :func:`audit` or :func:`audit_one_run`.
+
+    :param point_bound: lower bound on epsilon in nats, at this delta. It measures the attack, not
+        the true epsilon: zero means that the attack found nothing.
     :param delta: the delta at which the bound is stated.
-    :param confidence: the probability with which such an audit gives a true bound, at least.
+    :param confidence: the bound of such an audit is true with at least this probability.
     :param method: "repeated runs" or "one run".
-    :param coins: number of fair coins that the guesses were about: held-out runs, or canaries.
+    :param coins: number of fair coins to guess: held-out runs, or canaries.
     :param guesses: number of coins guessed; ``correct`` guesses were right.
-    :param rates: error rates at other thresholds, to be drawn.
+    :param rates: error rates at other thresholds, for :meth:`plot`.
     :param claimed_epsilon: the accountant's claim at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the lowest false-negative rates that the
         accountant's ledger allows; None without one.
@@ -163,7 +163,7 @@ class AuditResult:
 
     @property
     def bound(self) -> float:
-        """Epsilon in nats is above this, with the stated confidence: the larger of both bounds."""
+        """Lower bound on epsilon in nats, with the stated confidence: the larger of both tests."""
         return max(self.point_bound, self.curve.epsilon if self.curve else 0.0)
 
     @property

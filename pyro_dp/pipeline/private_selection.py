@@ -1,4 +1,4 @@
-"""private_selection: choose among settings; its cost is in :mod:`pyro_dp.pipeline.trials`."""
+"""Choose among settings privately. :mod:`pyro_dp.pipeline.trials` has the cost."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ from pyro_dp.utils.torch_state import private_rng, version
 from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
-_GOES_ON = (  # it reveals that there was an earlier trial, and no more than that
+_GOES_ON = (  # reveals only that there was an earlier trial
     "A trial of private_selection found parameters, tensors or an optimizer that an earlier trial, "
     "or somebody else, had moved. Trials that go on from each other cost more than was charged. "
     "Make guide, optimizer and modules inside run. The cost was spent."
@@ -39,7 +39,7 @@ _GOES_ON = (  # it reveals that there was an earlier trial, and no more than tha
 
 @dataclass(frozen=True)
 class Selection:
-    """The winner of a private selection: nothing else is kept.
+    """The winner of a private selection. The other trials are discarded.
 
     :param result: as ``run`` returned it, as was the score.
 
@@ -123,7 +123,7 @@ def private_selection(
         declared, trials=trials, delta=delta, neighboring=accountant.neighboring
     )
     if epsilon == math.inf:
-        raise ConfigurationError("releases must have noise: a selection has a finite cost only so.")
+        raise ConfigurationError("releases must have noise, or a selection costs infinitely much.")
     randomness = Randomness("system" if generator is None else generator)
     if randomness.seeded:
         accountant.note(SEEDED)
@@ -170,7 +170,7 @@ def selection_epsilon(
     (:mod:`pyro_dp.pipeline.trials`). Proposition 12 of Canonne, Kamath & Steinke 2020 converts them
     to epsilon. Arguments as for :func:`private_selection`.
 
-    :param releases: one trial's releases, with counts; or several such: the most expensive counts.
+    :param releases: one trial's releases, with counts; or several of these, to charge the worst.
     :param neighboring: the relation, as for :class:`PrivacyAccountant`.
     :returns: epsilon in nats; inf if a release has no noise.
     :raises ConfigurationError: a setting is out of range.
@@ -185,7 +185,7 @@ def selection_epsilon(
     delta = require_number("delta", delta, above=0.0, below=1.0)
     each = [releases] if isinstance(releases, Mapping) else list(releases)
     parts = [composition.moments(_checked(one), neighboring) for one in each]
-    # A random setting that is public once drawn costs at most what the worst one does.
+    # A random public setting costs at most as much as the worst one.
     base = np.max([moments for moments, _ in parts], axis=0)
     if not np.isfinite(base).any():
         return math.inf
@@ -209,7 +209,7 @@ class _Trial(NamedTuple):
 def _tried(
     run: Callable, setting: Any, accountant: TrialAccountant, private: np.random.Generator
 ) -> _Trial:
-    """One trial, hidden from the outside."""
+    """Run one trial, and hide everything but its result."""
     try:
         with _unseen(private):
             result, score = run(setting, accountant)
@@ -228,7 +228,7 @@ def _tried(
 
 @contextlib.contextmanager
 def _unseen(private: np.random.Generator) -> Iterator[None]:
-    """Restores global state and standard output, also after errors."""
+    """Hide prints and warnings, seed privately, and restore global state, also after errors."""
     with (
         private_rng(private),
         pyro.get_param_store().scope(),
@@ -241,9 +241,9 @@ def _unseen(private: np.random.Generator) -> Iterator[None]:
 
 
 def _watch(run: Callable, candidates: Sequence[Any]) -> Callable[[], bool]:
-    """Whether tensors to which these refer, such as a module's parameters, have moved since.
+    """Watch the tensors that ``run`` and the settings refer to: has any of them changed since?
 
-    A copy of a setting shares what its functions capture.
+    A copied setting still shares the tensors that its functions capture.
     """
     found = References(("run", run), ("candidates", list(candidates)))
     tensors = [x for _, x in found.tensors if not is_lazy(x)]
@@ -259,7 +259,7 @@ def _watch(run: Callable, candidates: Sequence[Any]) -> Callable[[], bool]:
 
 
 def _copies(candidates: Sequence[Any]) -> list[Any]:
-    """Settings that no trial has changed."""
+    """Copies of the settings, from which each trial gets another copy."""
     if any(isinstance(each, (nn.Module, PyroOptim)) for each in pytree.tree_leaves(candidates)):
         raise ConfigurationError(
             "candidates must be settings, not guides, modules or optimizers, which trials would go "

@@ -1,4 +1,4 @@
-"""DPStandardScaler: features centred and scaled by private means and variances."""
+"""Centre and scale features by private means and variances."""
 
 import inspect
 import math
@@ -30,19 +30,19 @@ class DPStandardScaler:
     as *one* Gaussian event of two blocks with equal shares. One record's parts have norms of at
     most sqrt(d) and sqrt(d) / 2.
 
-    **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
-    (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
-    Every call of :meth:`fit` is a release of its own, and pays. Calls of cross-validation on clones
-    pay too, because clones keep the accountant. A pickled or copied scaler transforms, but has no
+    **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's (epsilon,
+    delta) for one row of the data, under both neighbouring relations, for finite data. Every call
+    of :meth:`fit` makes a new release and pays for it. Cross-validation pays for each of its
+    clones, because clones keep the accountant. A pickled or copied scaler transforms, but has no
     accountant and no seed, and cannot be fitted.
 
-    **Not protected.** The number of rows and features, their names and the bounds. Do not look
-    bounds up in the data. The output of :meth:`transform` is as secret as its input. Errors about
+    **Not protected.** The number of rows and features, their names and the bounds. Do not read
+    bounds off the data. The output of :meth:`transform` is as secret as its input. Errors about
     the data are for the curator.
 
     :param bounds: (lower, upper), public: numbers, or arrays with one number per feature. Values
-        beyond them are clipped for the means and variances, and only there. Noise grows with their
-        distance.
+        beyond them are clipped when means and variances are computed, and only then. Noise grows
+        with the distance between the bounds.
     :param accountant: keeps the ledger and the budget, also for later fits.
     :param noise: sigma of the event, or a :class:`Noise` with sigma. The noise of a mean has
         standard deviation sigma sqrt(2 d) h / N, h half of the distance between the bounds. See
@@ -68,7 +68,7 @@ class DPStandardScaler:
         accountant: PrivacyAccountant,
         noise: Noise | float,
     ):
-        # As scikit-learn asks: kept as they are, and looked at by fit().
+        # scikit-learn asks for unchanged settings. fit() checks them.
         self.bounds = bounds
         self.accountant = accountant
         self.noise = noise
@@ -110,7 +110,7 @@ class DPStandardScaler:
         return self
 
     def transform(self, X: Any) -> Any:
-        """``(X - mean_) / scale_``, of the same kind as X. It costs nothing, and hides nothing.
+        """``(X - mean_) / scale_``, in the type of X. It costs no budget, and adds no privacy.
 
         :raises ConfigurationError: there is no fit yet.
         """
@@ -146,7 +146,7 @@ class DPStandardScaler:
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> "DPStandardScaler":
-        """:raises ConfigurationError: there is no setting of that name."""
+        """:raises ConfigurationError: a name is no setting."""
         unknown = sorted(params.keys() - self.get_params().keys())
         if unknown:
             raise ConfigurationError(f"DPStandardScaler has no settings {', '.join(unknown)}.")
@@ -159,7 +159,7 @@ class DPStandardScaler:
         return type(self)(**self.get_params())
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the ledger could be spent twice, and a seed tells the noise.
+        # A copied ledger could be spent twice, and a seed reveals the noise.
         return vars(self) | {"accountant": None, "noise": Noise.read(self.noise).multiplier}
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -209,21 +209,21 @@ class DPStandardScaler:
         values = np.asarray(X)
         try:
             values = values if values.dtype.kind == "f" else values.astype(float)
-        except (TypeError, ValueError):  # whose text would show a value
+        except (TypeError, ValueError):  # its text would show a value
             raise ModelError("X must hold real numbers.") from None
         mean, scale = (x.astype(values.dtype) for x in (self.mean_, self.scale_))
         return move(values, mean, scale)
 
 
 class _MomentRelease(IterativeMechanism):
-    """The one release of a fit."""
+    """Releases the moments of one fit."""
 
     _method = "DPStandardScaler"
 
     def step(self, scaled: Tensor) -> float:
         """Private means and variances (d,) of rows (N, d) in [-1, 1]."""
         size, dim = scaled.shape
-        # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
+        # Subtracting 1/2 from the squares halves their bound and noise. N is public.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
         clipped = self._releases.sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):

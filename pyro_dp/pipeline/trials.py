@@ -5,10 +5,10 @@ Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy
 would reveal a data set on which one outcome is a little better. With K random, a better one may
 have been missed for lack of trials. So the cost grows with log E[K] only.
 
-Let f be the probability generating function that K has. The winner is y with probability f(Q(<= y))
+Let f be the probability generating function of K. The winner is y with probability f(Q(<= y))
 - f(Q(< y)) = Q(y) E f'(X), X uniform in between. By joint convexity, the moment of order lambda is
-at most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda). Here q and q' are any
-that privacy of one trial allows. The theorems bound that.
+at most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda). The maximum is over
+all q and q' that the privacy of one trial allows. The theorems bound that.
 """
 
 import abc
@@ -39,7 +39,7 @@ class Trials(abc.ABC):
 
     @abc.abstractmethod
     def probabilities(self) -> tuple[int, float]:
-        """The least K, and its probability."""
+        """The smallest K, and its probability."""
 
     @abc.abstractmethod
     def ratio(self, k: int) -> float:
@@ -49,7 +49,7 @@ class Trials(abc.ABC):
     def moments(self, base: np.ndarray) -> np.ndarray:
         """Bounds of log E exp(rate * loss) at :data:`RATES`, for the best of K trials.
 
-        :param base: those of one trial, for both directions of the neighbouring relation.
+        :param base: the bounds for one trial, for both directions of the neighbouring relation.
         """
 
     def draw(self, uniform: float) -> int:
@@ -70,8 +70,8 @@ class Trials(abc.ABC):
 class TruncatedNegativeBinomial(Trials):
     """K >= 1 with P(K = k) in proportion to (1 - gamma)^k prod_{l < k} (l + eta) / (l + 1).
 
-    The smaller ``eta``, the longer the tail, and the cheaper the selection: few trials are likely
-    where the mean is large.
+    A smaller ``eta`` has a longer tail and a cheaper selection: few trials are likely, although the
+    mean is large.
 
     :param mean: E[K], in [1.000001, 500].
     :param eta: shape, 0 or in [0.000001, 100]: 0 is the logarithmic distribution, 1 the geometric
@@ -160,7 +160,7 @@ class Declared:
     """The declared releases that a trial has not made yet.
 
     :ivar refused: whether the trial tried to release anything else.
-    :ivar over: whether the trial is: the selection may have its winner.
+    :ivar over: whether the trial has ended. It may release nothing more.
     """
 
     def __init__(self, releases: Mapping[SubsampledGaussian, int]):
@@ -170,7 +170,7 @@ class Declared:
         self.refused = self.over = False
 
     def use(self, event: Any, count: int, record: Callable[[Any, int], None]) -> None:
-        """Record a release, and count it off.
+        """Record a release, and subtract it from the declared ones.
 
         :raises PrivacyBudgetExceeded: it was not declared, or the trial is over.
         """
@@ -191,10 +191,10 @@ class Declared:
 
 
 class TrialAccountant(PrivacyAccountant):
-    """Admits the declared releases, and no other.
+    """The accountant of one trial, which admits only the declared releases.
 
-    :param start: a number of 128 bits, drawn for this trial. So no two trials derive a stream from
-        the same position, and no position reveals a trial's number.
+    :param start: a random number of 128 bits. So no two trials derive a stream from the same
+        position, and no position reveals a trial's number.
     """
 
     silent = True
@@ -214,7 +214,7 @@ class TrialAccountant(PrivacyAccountant):
             self.declared.use(event, count, super().record)
 
     def note_earlier_values(self, text: str) -> None:
-        """:raises PrivacyError: always: trials that go on from each other cost more than one."""
+        """:raises PrivacyError: always, because a trial must not continue an earlier one."""
         self.continued = True
         raise PrivacyError(text)
 
@@ -224,7 +224,7 @@ class TrialAccountant(PrivacyAccountant):
 
 
 def _precision(event: Event) -> float:
-    """Precision of a Gaussian sum's noise, in units of its bound; 0 for samples and others."""
+    """Noise precision of a sum over all records, in units of its bound; 0 for other events."""
     if type(event) is not SubsampledGaussian or event.sample_rate < 1.0:
         return 0.0
     sigma = event.noise_multiplier

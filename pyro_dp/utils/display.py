@@ -1,4 +1,4 @@
-"""Documents and pictures of numbers: as text, Markdown or HTML; amounts of epsilon, and figures."""
+"""Render reports as text, Markdown or HTML, format numbers and epsilon, and make figures."""
 
 import abc
 import decimal
@@ -16,7 +16,7 @@ from pyro_dp.utils.validation import require_choice
 
 @dataclass(frozen=True)
 class Paragraph:
-    """:param loud: to be seen first."""
+    """:param loud: highlighted."""
 
     text: str
     loud: bool = False
@@ -33,9 +33,9 @@ class Bullets:
 class Table:
     """The first cell of each row is its name.
 
-    :param foot: a last row, set apart; empty: there is none.
+    :param foot: a last row, set apart; none if empty.
     :param numbers: columns of numbers, by index.
-    :param kept: columns whose cells are one line, by index.
+    :param kept: columns whose cells do not wrap, by index.
     """
 
     head: Sequence[str]
@@ -69,11 +69,11 @@ Ticks = list[tuple[float, str]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart. ``pages/picture.svg`` draws it, in whose view box all numbers are.
+    """A chart for ``pages/picture.svg``. All coordinates are in its view box.
 
-    :param caption: describes it, also to readers who cannot see it.
+    :param caption: a description, also for screen readers.
     :param paths: each with a class of the style sheet.
-    :param legend: its left and top; classes with their texts, "mark" for a dot, "shade" for a box.
+    :param legend: its left and top, and texts by class: "mark" for a dot, "shade" for a box.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Side by side, in HTML alone."""
+    """Pictures side by side, which only HTML shows."""
 
     pictures: Sequence[Picture]
     kind: ClassVar[str] = "pictures"
@@ -98,24 +98,24 @@ Block = Paragraph | Bullets | Table | Facts | Pictures
 
 
 def rendered(title: str, sections: Mapping[str, Sequence[Block]], format: str) -> str:
-    """
+    """The text of a document.
+
     :param sections: by their headings. Empty ones are left out.
-    :param format: "markdown", or "html" for a page of its own.
-    :raises ConfigurationError: the format is another one.
+    :param format: "markdown", or "html" for a complete page.
+    :raises ConfigurationError: the format is unknown.
     """
     require_choice("format", format, ("markdown", "html"))
     filled = {name: blocks for name, blocks in sections.items() if blocks}
     template = _environment(format == "html").get_template(f"report.{format}")
-    text: str = template.render(title=title, sections=filled)
-    return text
+    return str(template.render(title=title, sections=filled))
 
 
 class Displayed(abc.ABC):
-    """An object that notebooks display as it prints."""
+    """An object that looks the same in print and in notebooks."""
 
     @abc.abstractmethod
     def _blocks(self) -> Sequence[Table | Facts | str]:
-        """Tables, facts and sentences, in their order."""
+        """Tables, facts and sentences, in the order of display."""
 
     def __repr__(self) -> str:
         blocks = ([x] if isinstance(x, str) else x.lines() for x in self._blocks())
@@ -126,9 +126,8 @@ class Displayed(abc.ABC):
 
 
 def in_notebook(blocks: Sequence[Table | Facts | str]) -> str:
-    """Their HTML."""
-    text: str = _environment(True).get_template("notebook.html").render(blocks=blocks)
-    return text
+    """HTML of the blocks for a notebook."""
+    return str(_environment(True).get_template("notebook.html").render(blocks=blocks))
 
 
 @functools.cache
@@ -152,13 +151,13 @@ _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|#~$"} | {"<": "&lt;", ">
 
 
 def _line(text: str) -> str:
-    """Markdown of a text that begins a line, where it could start a list or underline a heading."""
+    """Escape text at the start of a line, where it could begin a list or underline a heading."""
     text = re.sub(r"^([-+=])", r"\\\1", _inner(text))
     return re.sub(r"^(\d+)([.)])(?= |$)", r"\1\\\2", text)
 
 
 def _inner(text: str) -> str:
-    """Markdown of a text within a line."""
+    """Escape text within a line of Markdown."""
     return _one_line(text).replace("&", "&amp;").translate(_SPECIAL)
 
 
@@ -168,12 +167,12 @@ def _one_line(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Markup that the templates have made is no plain ``str``, and stays as it is."""
+    """Clean plain strings. Markup from the templates has another type, and stays as it is."""
     return _one_line(value) if type(value) is str else value
 
 
 def up(value: float) -> str:
-    """Four digits, rounded up: a cost must not be understated."""
+    """Format a cost with four digits. Rounding up never understates it."""
     if math.isinf(value):
         return "inf"
     digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
@@ -181,16 +180,16 @@ def up(value: float) -> str:
 
 
 def spent(epsilon: float, budget: float | None) -> str:
-    """Rounded up, but not beyond a budget that holds it."""
+    """Format the spent epsilon, rounded up, but not beyond a budget that it fits."""
     return up(epsilon) if budget is None else spent_and_left(epsilon, budget)[0]
 
 
 def spent_and_left(spent: float, budget: float) -> tuple[str, str]:
-    """Two texts that add up to the budget as printed, :func:`of_budget`."""
+    """Format the spent and the remaining epsilon. They add up to :func:`of_budget`."""
     shown, whole = up(spent), Decimal(of_budget(budget))
     if shown == "inf":
         return shown, "0"
-    if spent <= whole < Decimal(shown):  # rounding up must not seem to exceed it
+    if spent <= whole < Decimal(shown):  # rounding up must not seem to exceed the budget
         return of_budget(budget), "0"
     left = max(Decimal(0), whole - Decimal(shown))
     return shown, f"{left.normalize():g}" if left < Decimal("1e-9") else f"{left.normalize():f}"
@@ -204,7 +203,7 @@ _SMALLEST, _LARGEST, _SPAN = -6, 6, 5  # powers of ten that a column shows witho
 
 
 def numbers(values: Sequence[float]) -> list[str]:
-    """The texts of a column, all with the same number of decimals.
+    """Format a column, with the same number of decimals in each row.
 
     Every number other than zero has three significant digits, or the largest has six. If the
     magnitudes differ too much for that, each number has three significant digits of its own.
@@ -237,7 +236,7 @@ def figure(call: str, height: float = 4.5, width: float = 7.0) -> Any:
 def with_rows(call: str, names: Sequence[str], of: int = 0) -> tuple[Any, Any]:
     """A figure and its axes, which have a row for each name.
 
-    :param of: the number of all rows, if some are left out.
+    :param of: the total number of rows, if some are left out.
     """
     found = figure(call, 1.2 + 0.25 * len(names))
     axes = found.subplots()
@@ -248,5 +247,5 @@ def with_rows(call: str, names: Sequence[str], of: int = 0) -> tuple[Any, Any]:
 
 
 def left_out(count: int, where: str) -> list[str]:
-    """The line below a table that says where rows beyond :data:`MOST_LINES` are, if any."""
+    """The line below a table that says where to find rows beyond :data:`MOST_LINES`, if any."""
     return [f"... and {count - MOST_LINES} more: {where}"] * (count > MOST_LINES)

@@ -15,7 +15,7 @@ class PrivacyError(Exception):
 
 
 class PrivacyBudgetExceeded(PrivacyError):
-    """A release would cost more than the budget: it did not happen, the ledger is unchanged.
+    """A release would exceed the budget. It did not happen, and the ledger is unchanged.
 
     >>> PrivacyAccountant(epsilon=0.1).record(SubsampledGaussian(1.0))
     Traceback (most recent call last):
@@ -45,7 +45,7 @@ class ConfigurationError(PrivacyError, ValueError):
 
 
 class SchemaError(PrivacyError, ValueError):
-    """A frame does not fit its schema: the text names the column, and shows no value.
+    """A frame does not fit its schema. The text names the column, and shows no value.
 
     >>> Schema({"age": Number(0, 120)}).encode(pd.DataFrame({"age": ["young", "old"]}))
     Traceback (most recent call last):
@@ -55,7 +55,7 @@ class SchemaError(PrivacyError, ValueError):
 
 
 class ClusterError(PrivacyError, RuntimeError):
-    """A process of a cluster died, stopped, failed, or is not where the others are.
+    """A process of a cluster died, stopped or failed, or is out of step with the others.
 
     >>> issubclass(ClusterError, PrivacyError)
     True
@@ -70,30 +70,30 @@ class NotPrivateWarning(UserWarning):
 
 
 class PrivacyWarning(UserWarning):
-    """A guarantee holds as it is stated, and says less than its reader may think.
+    """A guarantee holds as stated, but protects less than a reader may think.
 
     >>> warnings.simplefilter("error", PrivacyWarning)  # before anything is released
     """
 
 
 class ConvergenceWarning(UserWarning):
-    """A run ended before its posterior settled, or the noise hides most of it.
+    """A run ended before its posterior settled, or the noise dominates it.
 
-    >>> warnings.simplefilter("error", ConvergenceWarning)  # a script that stops in such a case
+    >>> warnings.simplefilter("error", ConvergenceWarning)  # to stop a script
     """
 
 
 class ClippingWarning(UserWarning):
     """A run clipped so many records that its posterior is biased by the clipping.
 
-    >>> warnings.simplefilter("error", ClippingWarning)  # a script that stops in such a case
+    >>> warnings.simplefilter("error", ClippingWarning)  # to stop a script
     """
 
 
 class ClusterWarning(UserWarning):
-    """A cluster spends more time on talking than on computing.
+    """A cluster spends more time on communication than on computation.
 
-    >>> warnings.simplefilter("ignore", ClusterWarning)  # for who tries it on small data
+    >>> warnings.simplefilter("ignore", ClusterWarning)  # for trials on small data
     """
 
 
@@ -113,9 +113,9 @@ def warn_user(warning: Warning) -> None:
 
 
 def warn_not_private(function: str, about: str, instead: str) -> None:
-    """A function without a ledger warns about its result.
+    """Warn that the result of a function is not private, and that no ledger counts it.
 
-    :param about: the subject of the result. ``instead`` are data to use instead.
+    :param about: the data that the result reveals. ``instead`` names safer data.
     """
     warnings.warn(
         f"{function}() adds no noise, and no ledger counts what it reveals about the {about}. "

@@ -1,4 +1,4 @@
-"""Files that are never half written, and lines with digests of all above them."""
+"""Atomic writes of files, and journal lines with chained digests."""
 
 import argparse
 import hashlib
@@ -13,12 +13,12 @@ from pyro_dp.utils.errors import ConfigurationError
 
 
 def write_file(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write JSON; the file is the old one or the new one, never half of it, and on the disk."""
+    """Write JSON to the disk atomically: a crash leaves the old file or the new one."""
     write_text(path, json.dumps(state, indent=1))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """As :func:`write_file`, of any text, in UTF-8."""
+    """As :func:`write_file`, for any text, in UTF-8."""
     path = Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -34,7 +34,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a file's new name last, where the system lets folders be synchronised."""
+    """Flush a file's new name to the disk, on systems that can synchronise folders."""
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -69,14 +69,14 @@ def writable(text: str) -> Path:
 
 
 def line_of(value: Any, before: str) -> tuple[bytes, str]:
-    """A line and its digest, after the digest of the line above."""
+    """The journal line of a value, and its digest, which covers the digest of the line before."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     digest = _digest(text, before)
     return f"{digest} ".encode() + text + b"\n", digest
 
 
 def value_of(line: bytes, before: str) -> tuple[Any, str]:
-    """The value of a line, without its end, and its digest.
+    """The value of a line without its newline, and the line's digest.
 
     :raises ValueError: the line does not match its digest.
     """

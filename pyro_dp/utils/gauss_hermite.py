@@ -1,7 +1,7 @@
 """Tilted moments of one or two numbers by Gauss-Hermite quadrature.
 
-Each number is a tensor of its own. The first number is the same along the second axis of nodes. So
-a density computes terms of the first number alone only once for that axis.
+Each number is a separate tensor. The first number is constant along the second axis of nodes. So a
+density computes terms of the first number only once for that axis.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from pyro_dp.utils.linalg import product
 NODES = {1: 15, 2: 10}  # per number
 _MODE_STEPS = 10
 _FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
-_LEAST_SPREAD = 1e-6  # around a mode it is near 1; if it is less, rounding decides moments
-_LARGEST_VALUE = 1e10  # log densities beyond it are too coarse to weigh nodes
+_LEAST_SPREAD = 1e-6  # near 1 around a mode; below this, rounding decides the moments
+_LARGEST_VALUE = 1e10  # rounding of larger log densities exceeds differences between nodes
 
 
 class Derivatives(NamedTuple):
@@ -89,7 +89,7 @@ def tilted_moments(density: Density, mean: Tensor, covariance: Tensor) -> Tilted
 
 
 def moments_near_mean(density: Density, mean: Tensor, covariance: Tensor, nodes: int) -> Tilted:
-    """As :func:`tilted_moments`, by few nodes around the cavity's mean: for narrow cavities.
+    """As :func:`tilted_moments`, with few nodes around the mean of a narrow cavity.
 
     :param nodes: for each number.
     """
@@ -121,7 +121,7 @@ def _moments(
     width: Tensor | None,
     count: int,
 ) -> Tilted:
-    """Moments by nodes z = centre + width n, with lower triangular matrices; None: by nodes n."""
+    """Moments from nodes z = centre + width n (lower triangular), or z = n if both are None."""
     rank, batch = mean.shape[-1], mean.shape[:-1]
     *axes, features, log_weights = (torch.from_numpy(x).to(mean) for x in _rule(rank, count))
     axes = [n.reshape(*n.shape, *(1,) * len(batch)) for n in axes]
@@ -154,7 +154,7 @@ def _moments(
     usual = value[(count // 2,) * rank].abs() < _LARGEST_VALUE
     spread = torch.where(usual[..., None, None], spread, torch.nan)
     if centre is not None and width is not None:
-        # One node has all weight where no mode was found. Rounding would decide such a site.
+        # If no mode was found, one node has all the weight, and rounding would decide the site.
         spread = _function(spread, lambda x: torch.where(x > _LEAST_SPREAD, x, torch.nan))
         shift = centre + product(width, shift.unsqueeze(-1)).squeeze(-1)
         spread = product(product(width, spread), width.mT)
@@ -171,7 +171,7 @@ def _moments(
 def _mode(density: Density, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Mode in z, (..., r), and the precision there: Newton's method in a trust region.
 
-    Each problem takes the same number of steps, whatever the others do.
+    Each problem takes a fixed number of steps, which no other problem can change.
     """
     z = torch.zeros_like(mean)
     radius = torch.full_like(z[..., :1], _FIRST_STEP)
@@ -193,7 +193,7 @@ def _mode(density: Density, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]
 def _newton(
     density: Density, mean: Tensor, root: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log tilted density at z, its precision (no curvature of the wrong sign) and gradient."""
+    """Log tilted density at z, its precision (negative curvature counts as zero) and gradient."""
     value, gradients, hessians = density(_moved(mean, root, list(z.unbind(-1))))
     hessian = _symmetric([h.expand(value.shape) for h in hessians])
     gradient = torch.stack([g.expand(value.shape) for g in gradients], dim=-1)
@@ -204,7 +204,7 @@ def _newton(
 
 
 def _moved(mean: Tensor, root: Tensor, z: list[Tensor]) -> list[Tensor]:
-    """The numbers mean + root z, for a lower triangular root."""
+    """The r numbers mean + root z, for a lower triangular root."""
     count = len(z)
     return [sum((root[..., i, j] * z[j] for j in range(i + 1)), mean[..., i]) for i in range(count)]
 
@@ -236,7 +236,7 @@ def _symmetric(triangle: list[Tensor]) -> Tensor:
 def _root(matrix: Tensor) -> Tensor:
     """The lower triangular root of a semidefinite matrix (..., r, r), r <= 2.
 
-    The closed form leaves a broken record's NaN where it is.
+    The closed form keeps a broken record's NaN to that record.
     """
     if matrix.shape[-1] == 1:
         return matrix.clamp(min=0.0).sqrt()

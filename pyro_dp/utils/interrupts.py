@@ -1,4 +1,4 @@
-"""Ctrl-C between the stages of work, which is left undone or finished."""
+"""Delay Ctrl-C until work can stop without leaving a broken state."""
 
 import contextlib
 import signal
@@ -17,13 +17,13 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        # The handler whose turn it is; None: ours is not installed.
+        # The handler that ours replaces; None while ours is not installed.
         self._before: Callable[[int, Any], Any] | None = None
         self._working = self._held = self._pending = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Many works: the handler takes longer to install than small ones take."""
+        """Install the handler once for many short pieces of work."""
         before = signal.getsignal(signal.SIGINT)
         here = threading.current_thread() is threading.main_thread()
         if not here or not callable(before) or self._before is not None:
@@ -39,7 +39,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Work, which may have parts that are such work, too: then it is all of it."""
+        """Delay interrupts inside the block. Nested blocks belong to the outermost one."""
         if self._working:
             yield
             return
@@ -55,13 +55,13 @@ class Interrupts:
                     before(signal.SIGINT, None)
 
     def check(self) -> None:
-        """A point at which a Ctrl-C leaves the work undone."""
+        """Raise a pending interrupt: the work stops here and is not done."""
         if self._pending and not self._held and self._before is not None:
             self._pending = False
             self._before(signal.SIGINT, None)
 
     def hold(self) -> None:
-        """The last such point. Work begun here must finish."""
+        """The last check. From here on the work must finish."""
         self.check()
         self._held = True
 

@@ -1,7 +1,6 @@
 """Symmetric matrices, Gaussians in natural parameters, and agreement up to rounding.
 
-A matrix of shape (d, d) is full, one of shape (d,) diagonal; its inverse and its root have the same
-shape.
+A matrix of shape (d, d) is full, and one of shape (d,) is diagonal.
 """
 
 import math
@@ -28,10 +27,10 @@ _CACHED = 2**18  # numbers
 def require_same(
     found: Tensor, expected: Tensor, *, exact: bool, scale: float = 0.0, rounding: float = 0.0
 ) -> None:
-    """:raises ModelError: a graph's numbers are not those of the model.
+    """:raises ModelError: the results of a graph and of the model differ.
 
     :param exact: whether the model computes in float64.
-    :param rounding: by how much they may differ in any case, in units of ``scale``.
+    :param rounding: a difference that is always allowed, in units of ``scale``.
     """
     size = max(scale, largest(expected))
     tolerance = (1e-8 if exact else 1e-3) * size + rounding * scale
@@ -40,17 +39,17 @@ def require_same(
 
 
 def largest(values: Tensor) -> float:
-    """The largest size of a finite number; 0 if there is none."""
+    """The largest absolute value of a finite number; 0 if there is none."""
     if not values.numel():
         return 0.0
     sizes = torch.stack(values.aminmax()).abs()
-    if not sizes.isfinite().all():  # a copy, which may take much memory
+    if not sizes.isfinite().all():  # this makes a copy
         sizes = values.abs().nan_to_num(0.0, 0.0, 0.0)
     return sizes.max().item()
 
 
 def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether tensors of one shape differ by no more than this; NaNs are equal."""
+    """Whether tensors of equal shape differ by at most the tolerance. NaNs are equal."""
     pairs = zip(one.reshape(-1).split(_CACHED), other.reshape(-1).split(_CACHED), strict=True)
     return all(
         bool(((ours - theirs).abs() <= tolerance).all())
@@ -61,7 +60,7 @@ def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool:
     """Whether tensors are equal up to rounding, relative to the largest entry."""
-    if torch.equal(one, other):  # often, and in a hundredth of the time
+    if torch.equal(one, other):  # the usual case, and 100 times as fast
         return True
     if one.shape != other.shape or not one.is_floating_point():
         return False
@@ -76,7 +75,7 @@ def apply(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Batched left @ right; elementwise, which is faster, where one row or column is all."""
+    """Batched left @ right. A 1 x 1 factor or result is computed elementwise, which is faster."""
     if left.shape[-2:] == (1, 1):
         return left * right
     if left.shape[-2] == right.shape[-1] == 1:
@@ -85,7 +84,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """rows @ matrix, of many rows; NumPy's library is faster on some processors than torch's."""
+    """rows @ matrix. On some processors NumPy's library is faster than torch's."""
     if not in_memory(rows):
         return rows @ matrix
     with np.errstate(all="ignore"):  # a warning would reveal a broken record
@@ -93,7 +92,7 @@ def times(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def gram(rows: Tensor) -> Tensor:
-    """rows' rows, (d, d), of (n, d): symmetric, which takes half the work of a product."""
+    """rows' rows, (d, d), of rows (n, d). NumPy needs half the work, because it is symmetric."""
     if not in_memory(rows):
         return rows.mT @ rows
     array = rows.numpy()
@@ -115,7 +114,7 @@ def inverse(matrix: Tensor) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower triangular factor of matrices (..., d, d), positive definite up to rounding.
 
-    For others, the factor of the matrix with its eigenvalues raised.
+    For any other matrix, small and negative eigenvalues are raised first.
     """
     size = matrix.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)[..., None, None]
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
@@ -130,7 +129,7 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 def spectra(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``torch.linalg.eigh`` of (B, d, d). One matrix on which that fails is NaN, alone."""
+    """As ``torch.linalg.eigh`` of (B, d, d). A matrix on which it fails gets NaN eigenvalues."""
     try:
         found = torch.linalg.eigh(matrices)
         return found.eigenvalues, found.eigenvectors
@@ -143,7 +142,7 @@ def spectra(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def capped(covariance: Tensor, precision: Tensor) -> Tensor:
-    """A covariance, nowhere larger than the inverse of a precision; both full or both diagonal."""
+    """Reduce a covariance to at most a precision's inverse. Both are full, or both diagonal."""
     if covariance.dim() == 1:
         return torch.minimum(covariance, 1 / precision)
     _, failed = torch.linalg.cholesky_ex(inverse(precision) - covariance)
@@ -155,13 +154,13 @@ def capped(covariance: Tensor, precision: Tensor) -> Tensor:
     return (back * values.clamp(max=1.0)) @ back.mT
 
 
-def restricted(matrix: Tensor, places: Tensor) -> Tensor:
-    """The part of a matrix, full or diagonal, on these coordinates."""
-    return matrix[places] if matrix.dim() == 1 else matrix[places.unsqueeze(1), places]
+def restricted(matrix: Tensor, indices: Tensor) -> Tensor:
+    """The rows and columns of a matrix, full or diagonal, at these indices."""
+    return matrix[indices] if matrix.dim() == 1 else matrix[indices.unsqueeze(1), indices]
 
 
 def dense(matrix: Tensor) -> Tensor:
-    """(d, d) in either case."""
+    """The full matrix, (d, d)."""
     return torch.diag(matrix) if matrix.dim() == 1 else matrix
 
 
@@ -171,7 +170,7 @@ def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
     if matrix.dim() == 1:
         return matrix.clamp(min=least)
     _, failed = torch.linalg.cholesky_ex(matrix - least * torch.eye(len(matrix)).to(matrix))
-    if not failed:  # in a tenth of the time
+    if not failed:  # ten times as fast
         return matrix
     values, vectors = torch.linalg.eigh(matrix)
     if values[0] >= least:
@@ -182,7 +181,7 @@ def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
 def stacked(matrix: Tensor) -> Tensor:
     """A symmetric matrix (d, d) as a vector (d (d + 1) / 2,) of the same Euclidean norm.
 
-    Off-diagonals, which occur twice, come times sqrt 2; the diagonal comes first.
+    The diagonal comes first. Off-diagonals, which occur twice, are multiplied by sqrt 2.
     """
     rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1, device=matrix.device)
     return torch.cat([matrix.diagonal(), math.sqrt(2) * matrix[rows, columns]])
@@ -203,7 +202,7 @@ def in_memory(tensor: Tensor) -> bool:
 
 
 def noise_radius(sd: float, size: int) -> float:
-    """Spectral radius of the matrix (size, size) that is stacked noise of this size."""
+    """Asymptotic spectral radius of a matrix (size, size) whose stacked entries are noise."""
     return sd * math.sqrt(2 * size)
 
 
@@ -211,7 +210,7 @@ def clipped_rows(rows: Tensor, bound: float) -> Tensor:
     """Rows (..., d), scaled down to Euclidean norm ``bound`` where they are longer."""
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     if in_memory(rows) and not (norms > bound).any():
-        return rows  # as it would be times one
+        return rows  # multiplying by one changes nothing
     return rows * torch.where(norms > bound, bound / norms, 1.0)
 
 
@@ -228,12 +227,12 @@ def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
 
 
 def standardised(draws: Tensor) -> Tensor:
-    """Draws (K, d) of mean 0, turned and scaled to have the covariance 1."""
+    """Whiten draws (K, d) of mean 0: their covariance becomes the identity."""
     return draws @ torch.linalg.inv(cholesky(draws.mT @ draws / len(draws))).mT
 
 
 # An entry of D may tend to zero (a Heywood case), but a scale must be positive. The bound is this
-# part of the coordinate's conditional variance, so it costs almost no divergence.
+# share of the coordinate's conditional variance. It hardly changes the divergence.
 _LEAST = 1e-6
 _SEARCH = {"maxiter": 500, "ftol": 0.0, "gtol": 1e-10}
 
@@ -273,31 +272,31 @@ class Gaussian:
     def __pow__(self, power: float) -> "Gaussian":
         return Gaussian(power * self.eta, power * self.precision)
 
-    def restricted(self, places: Tensor) -> "Gaussian":
-        """The factor as a function of these coordinates, the others at zero."""
-        return Gaussian(self.eta[places], restricted(self.precision, places))
+    def restricted(self, indices: Tensor) -> "Gaussian":
+        """The factor as a function of these coordinates, with the others at zero."""
+        return Gaussian(self.eta[indices], restricted(self.precision, indices))
 
-    def embedded(self, places: Tensor, size: int) -> "Gaussian":
-        """The same factor on more coordinates. It says nothing about the others.
+    def embedded(self, indices: Tensor, size: int) -> "Gaussian":
+        """The factor as a function of ``size`` coordinates, constant in the added ones.
 
-        :param places: (d,), where its own coordinates are.
+        :param indices: (d,), the positions of its d coordinates.
         """
-        eta = self.eta.new_zeros(size).index_copy(0, places, self.eta)
+        eta = self.eta.new_zeros(size).index_copy(0, indices, self.eta)
         if self.precision.dim() == 1:
-            return Gaussian(eta, self.eta.new_zeros(size).index_copy(0, places, self.precision))
+            return Gaussian(eta, self.eta.new_zeros(size).index_copy(0, indices, self.precision))
         precision = self.eta.new_zeros(size, size)
-        precision[places.unsqueeze(1), places] = self.precision
+        precision[indices.unsqueeze(1), indices] = self.precision
         return Gaussian(eta, precision)
 
     def with_precision(self, precision: Tensor, centre: Tensor) -> "Gaussian":
-        """Another precision, and the same gradient of the log density at ``centre``."""
+        """The factor with this precision, and an unchanged log-density gradient at ``centre``."""
         return Gaussian(self.eta + apply(precision - self.precision, centre), precision)
 
 
 def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Scale s (d,) and factor F (d, rank), whose covariance is s (F F' + I) s.
 
-    It has the variances of S exactly, and it equals S if S has this form. Otherwise it is a local
+    The variances are those of S. If S has this form, the result equals S. Otherwise it is a local
     minimum of the divergence. The same S gives the same result.
 
     Factor analysis by maximum likelihood fits S by T = D + L L' with a diagonal D. It minimises
@@ -309,7 +308,7 @@ def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     deviations = covariance.diagonal().sqrt()
     correlation = (covariance / deviations / deviations.unsqueeze(-1)).cpu()
     size, held = len(correlation), min(rank, len(correlation))
-    given_others = 1.0 / inverse(correlation).diagonal()
+    conditional = 1.0 / inverse(correlation).diagonal()  # variances
 
     def divergence(log_diagonal: np.ndarray) -> tuple[float, np.ndarray]:
         """Twice KL at the best L, and its gradient."""
@@ -320,8 +319,8 @@ def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         gradient = vectors[:, missed].square() @ (1.0 - left)
         return float((left - 1.0 - left.log()).sum()), gradient.numpy()
 
-    start = (1.0 - held / (2 * size)) * given_others  # Jöreskog's
-    lowest = (_LEAST * given_others).log()
+    start = (1.0 - held / (2 * size)) * conditional  # Jöreskog's
+    lowest = (_LEAST * conditional).log()
     bounds = scipy.optimize.Bounds(lowest.numpy(), np.zeros(size))
     found = scipy.optimize.minimize(
         divergence, start.log().numpy(), jac=True, bounds=bounds, method="L-BFGS-B", options=_SEARCH
@@ -329,12 +328,12 @@ def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     values, vectors = _whitened(correlation, found.x)
     factor = (vectors * (values - 1.0).clamp(min=0.0).sqrt())[:, size - held :]
     factor = pad(factor, (0, rank - held)).to(covariance.device)
-    # At the minimum this is the square root of D. It keeps the variances where the search stops
-    # a little short of it.
+    # At the minimum this is the square root of D. If the search stops short of the minimum, it
+    # still keeps the variances.
     return deviations / (1.0 + factor.square().sum(dim=1)).sqrt(), factor
 
 
 def _whitened(correlation: Tensor, log_diagonal: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, which ascend, and eigenvectors of D^-1/2 R D^-1/2."""
+    """Ascending eigenvalues, and eigenvectors, of D^-1/2 R D^-1/2."""
     roots = torch.from_numpy(log_diagonal).mul(-0.5).exp()
     return torch.linalg.eigh(correlation * roots * roots.unsqueeze(-1))

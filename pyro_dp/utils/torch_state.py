@@ -26,13 +26,13 @@ def forked_rng() -> Iterator[None]:
 
 
 def torch_states() -> list[torch.Tensor]:
-    """States of torch's global generators: the host's, and those of devices in use."""
+    """States of torch's global generators: the host's, and those of CUDA devices in use."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *devices]
 
 
 def set_torch_states(states: list[torch.Tensor]) -> None:
-    """As they were."""
+    """Restore the result of :func:`torch_states`."""
     on_host, *devices = states
     torch.set_rng_state(on_host)
     if devices and torch.cuda.is_initialized():
@@ -40,7 +40,7 @@ def set_torch_states(states: list[torch.Tensor]) -> None:
 
 
 def state_of(generator: Any) -> Any:
-    """The state of a generator of Python's, numpy's or torch's, which it does not write to."""
+    """The state of a generator of Python, numpy or torch, as an object that stays unchanged."""
     bits = getattr(generator, "bit_generator", generator)
     if isinstance(bits, np.random.BitGenerator):
         return bits.state
@@ -58,7 +58,7 @@ def set_state_of(generator: Any, state: Any) -> None:
 
 
 def reseed(generator: Any, seed: int) -> None:
-    """Its next draws follow from the seed alone."""
+    """Seed a generator of Python, numpy or torch."""
     bits = getattr(generator, "bit_generator", generator)
     if isinstance(bits, np.random.BitGenerator):
         bits.state = type(bits)(seed).state
@@ -80,10 +80,10 @@ def put_back(generators: Sequence[Any]) -> Iterator[None]:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed these generators.
+    """Seed torch's global generators.
 
-    ``torch.manual_seed`` keeps stack traces for devices that are not in use, which takes longer
-    than a model's draws.
+    ``torch.manual_seed`` records stack traces for unused devices. That takes longer than the
+    draws of a model.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -92,8 +92,7 @@ def seed_torch(seed: int) -> None:
 
 @contextlib.contextmanager
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
-    """Within: the global generators are seeded privately. The state, which is public, is restored
-    on exit."""
+    """Seed the global generators privately inside the block, and restore their public state."""
     with forked_rng(), private_torch(stream):
         np.random.seed(stream.integers(2**32, size=8, dtype=np.uint32))
         random.seed(int(stream.integers(2**63)))
@@ -102,7 +101,7 @@ def private_rng(stream: np.random.Generator) -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_torch(stream: np.random.Generator) -> Iterator[None]:
-    """The same for torch alone, in a tenth of the time."""
+    """As :func:`private_rng`, for torch alone and ten times as fast."""
     before = torch_states()
     try:
         # The whole Mersenne Twister state: manual_seed() would keep 32 bits of its argument.
@@ -118,9 +117,9 @@ def private_torch(stream: np.random.Generator) -> Iterator[None]:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's, on a device; itself, where that is the CPU.
+    """Copy a tensor of the host to a device. For the CPU this returns the tensor itself.
 
-    From pinned memory the copy joins the device's queue. From other memory torch waits for it.
+    A copy from pinned memory is asynchronous. From other memory torch waits for it.
     """
     if device.type == "cpu":
         return tensor
@@ -128,45 +127,47 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def rows_on(device: torch.device, numbers: int) -> int | None:
-    """How many records of so many numbers an accelerator works on at a time; None: no limit.
+    """How many records of this size an accelerator processes at a time; None for no limit.
 
-    It follows from its whole memory, which is public. Free memory would reveal earlier batches.
+    It depends on the total memory, which is public. Free memory would reveal earlier batches.
+
+    :param numbers: how many numbers a record has.
     """
     if device.type != "cuda":
         return None
     _, total = torch.cuda.mem_get_info(device)
-    # A pass holds each number, of 8 bytes, 16 times, and takes an eighth of the memory.
+    # A pass holds about 16 copies of each number (8 bytes), and may fill 1/8 of the memory.
     return max(1, min(2**20, total // (8 * 16 * 8 * max(1, numbers))))
 
 
 def signed(word: int) -> int:
-    """The int64 with the same 64 bits as a word in [0, 2^64): torch has no unsigned words."""
+    """The int64 with the same 64 bits as a word in [0, 2^64)."""
     return (word + 2**63) % 2**64 - 2**63
 
 
 def version(value: Any) -> int:
-    """How often a tensor was overwritten; 0 if it does not count."""
+    """How often a tensor was overwritten; 0 if torch does not count that."""
     if not isinstance(value, Tensor) or is_lazy(value):
         return 0
     return 0 if value.is_inference() else value._version
 
 
 def address(tensor: Tensor) -> int:
-    """The address of the memory that a tensor and its views share; -1 without one."""
+    """The address of the memory that a tensor shares with its views; -1 if it has none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1
 
 
 def rows_in_cache(size: int) -> int:
-    """How many rows of so many numbers fit the processor's cache; fewer take longer in Python."""
+    """How many rows of ``size`` numbers to process at a time: about as many as fit the cache."""
     return max(1024, min(32768, 2**20 // size))
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch uses one thread for an operation.
+    """Let torch use one thread per operation inside the block.
 
-    A microbatch is too small for more threads. They wait for each other and for NumPy's, up to ten
-    times as long as one takes. (Python threads, one microbatch each, were not faster than one.)
+    A microbatch is too small for more. Several threads wait for each other and for NumPy's, and
+    take up to ten times as long. (One Python thread per microbatch was not faster.)
     """
     count = torch.get_num_threads()
     torch.set_num_threads(1)

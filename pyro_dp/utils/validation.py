@@ -1,4 +1,4 @@
-"""Validation of settings. Every text names the argument."""
+"""Validation of settings. Every error names the argument."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ConfigurationError
 
-LARGEST = 1e50  # numbers whose fourth powers, and their inverses, are still numbers
+LARGEST = 1e50  # fourth powers of such numbers, and their inverses, are finite
 
 
 def require_number(
@@ -42,7 +42,7 @@ def require_number(
 def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
     """A positive number in whose units something is measured, as a float.
 
-    :raises ConfigurationError: not in [1e-50, 1e50], where powers can be taken, nor ``infinite``.
+    :raises ConfigurationError: not in [1e-50, 1e50], or infinity unless ``infinite``.
     """
     scale = require_number(name, value, above=0.0, closed=infinite)
     if not 1 / LARGEST <= scale <= LARGEST and scale != math.inf:
@@ -54,7 +54,7 @@ def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
 
 
 def value_at(name: str, function: Callable[[int], Any], step: int) -> Any:
-    """The present value of a setting. :raises ConfigurationError: its function failed."""
+    """The setting's value at a step. :raises ConfigurationError: its function failed."""
     try:
         return function(step)
     except Exception as error:
@@ -63,7 +63,7 @@ def value_at(name: str, function: Callable[[int], Any], step: int) -> Any:
 
 
 def same(found: Any, expected: float | str | None) -> bool:
-    """Whether a value from a state, which may be anything, is this plain value."""
+    """Whether a loaded value, of whatever type, equals this plain value."""
     return isinstance(found, (int, float, str, type(None))) and found == expected
 
 
