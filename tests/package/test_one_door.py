@@ -104,7 +104,7 @@ USES = {
         vips.e_step.MixedStatistics.state
         vips.e_step.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
-        infer.posterior.forecast infer.posterior.forecast.Forecasted._forecast
+        infer.posterior.forecast.Forecasted._forecast
         pipeline.standard_scaler.DPStandardScaler.__getstate__
     """,  # all but the first two: how noisy is what was released, and the argument's name
     ".stream": """

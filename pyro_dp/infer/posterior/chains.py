@@ -96,7 +96,7 @@ class _Chains:
         return torch.randn(like.shape, generator=self._draws, dtype=torch.float64).to(like)
 
 
-_FEWEST = 128  # draws
+_FEWEST = 128  # draws in a Monte Carlo estimate
 _ADAM, _STEP_SIZE, _DECAY = 300, 0.05, 0.1  # small steps, which a steep density cannot throw far
 _LBFGS, _ROUNDS, _TOLERANCE = 200, 5, 1e-3
 

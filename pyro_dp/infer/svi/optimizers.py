@@ -358,7 +358,7 @@ class RowOptimizer:
 
 
 USUAL_STEPS = 1000  # the default T
-_SAMPLE_RATE, _RECORDS = 0.05, 1000  # the least of a step
+_SAMPLE_RATE, _RECORDS = 0.05, 1000  # a step has at least this rate, and this many records
 _FIRST, _LEAST = 0.1, 0.02  # the first step size, and its lower bound
 _FALL, _FALL_OF_NOISY = 100.0, 10.0  # the first step size over the last one
 _NOISY, _VERY_NOISY = 0.01, 0.05  # thresholds of rho

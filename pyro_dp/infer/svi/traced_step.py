@@ -152,7 +152,7 @@ class TracedStep:
     def _kept(self, chosen: Tensor, found: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Indices (n,) of the records in the sums, and the graph's other outputs for them."""
         kept = torch.arange(len(chosen), device=chosen.device)
-        if self.eager.term.answers:  # the model branches on draws
+        if self.eager.term.answers:  # the model branches on values of a record
             *found, apart = found
             kept = kept[~apart]
         return kept, [each[kept] for each in found]
