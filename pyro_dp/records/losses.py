@@ -61,7 +61,7 @@ _KINDS = (
 _WEIGHTED = (
     "loss: {kind} weights whole draws of the latents by the likelihood of all records together. It "
     "is no sum over records, so no record's part of it can be clipped. Use "
-    "Trace_ELBO(num_particles=...). If its bound is loose, use a more flexible guide, such as "
+    "Trace_ELBO(num_particles=...), with a more flexible guide if its bound is loose, such as "
     "AutoMultivariateNormal(model) or AutoIAFNormal(model)."
 )
 _NOT_DIFFERENTIABLE = (

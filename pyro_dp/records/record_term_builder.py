@@ -148,7 +148,7 @@ _NO_SUM = (
     "penalty beside the sites as pyro.factor inside the plate, divided by the plate's size."
 )
 _RUNS = (
-    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents. For several "
+    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents; for several "
     "draws, set num_particles of a subclass of ELBO. (TraceEnum_ELBO without max_plate_nesting "
     "runs it once more: write TraceEnum_ELBO(max_plate_nesting=...), and enumerate in parallel.)"
 )

@@ -320,9 +320,9 @@ class _Support:
             if name not in self.trusted and not supported.all():
                 raise ModelError(
                     f"Site {name!r} observes values outside the support of its distribution. "
-                    "Recode or scale them (a Bernoulli takes 0 and 1). If you want such values, "
-                    "make the distribution with validate_args=False. (This message depends on the "
-                    "data: it is for the curator only.)"
+                    "Recode or scale them (a Bernoulli takes 0 and 1), or allow them by "
+                    "validate_args=False. (This message depends on the data: it is for the curator "
+                    "only.)"
                 )
 
     def _found(self, indices: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:

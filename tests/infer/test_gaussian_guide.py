@@ -448,7 +448,7 @@ def of_one_parameter(x, y):
     ("model", "message"),
     [
         (switched, "'switch' of the model is not in the guide"),
-        (of_one_shape, "'w' has another shape"),
+        (of_one_shape, "'w' has different shapes"),
         (of_spreads, "'w' of the model is constrained.*autoguide"),
         (with_a_shift, "learns parameter 'shift'.*make it a latent"),
         (of_one_parameter, "The model learns parameter 'loc'"),

@@ -181,7 +181,7 @@ _EMPTY = type("Empty", (Dataset,), {"__len__": lambda _: 0, "__getitem__": lambd
         ),
         (DistributedSampler(TensorDataset(X), 2, 0), ["x"], "is a DistributedSampler, which"),
         (SequentialSampler(X), ["x"], "drawn privately"),
-        (X, ["x"], "no columns by name"),
+        (X, ["x"], "no named columns"),
         ({"x": X}, [], "say which columns.*'x'"),
         ({"x": X}, [3], "a name is a text"),
         ({"x": X}, [[]], "a name is a text"),
