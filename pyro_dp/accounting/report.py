@@ -118,7 +118,7 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
 
 
 def releases(accountant: Accountant) -> list[Block]:
-    """The section on releases: a table with their cost, and the planned releases of runs."""
+    """The section on releases: a table with their cost, and notes on planned releases."""
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]

@@ -28,28 +28,6 @@ from pyro_dp.utils.torch_state import forked_rng, set_torch_states, torch_states
 from pyro_dp.utils.validation import require_count
 
 Numbers = NDArray[np.int64]
-_OTHER_NUMBERS = (
-    "Federation: holders, dropouts or colluders differ between the holders, but they determine the "
-    "noise that each must add. Pass the same numbers everywhere."
-)
-_TOO_FEW = (
-    "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise would "
-    "be too little, and the opened total is not used. Start all anew, with journals and the last "
-    "states."
-)
-_OVER = "This holder left the federation, or was interrupted: make a new Federation at all holders."
-_ABSENT = (
-    "Holder {holder} is missing, and data can only be prepared together: start all anew, without "
-    "it."
-)
-_FAILED = (
-    "Holder {holders} failed, so all holders abandoned what they were doing. Its own error says "
-    "why."
-)
-_LEFT = (
-    "Only {left} of the {holders} holders stayed to the end. The others' records count as "
-    "absent since they left, so the posterior moves away from them."
-)
 
 
 class Channel(Protocol):
@@ -164,7 +142,10 @@ class Federation:
         self.present = list(range(holders))
         numbers = [holders, dropouts, colluders]
         if any(each != numbers for each in self.tell_all(numbers)):
-            raise ConfigurationError(_OTHER_NUMBERS)
+            raise ConfigurationError(
+                "Federation: holders, dropouts or colluders differ between the holders, but they "
+                "determine the noise that each must add. Pass the same numbers everywhere."
+            )
         set_torch_states(self.agreed_states())
 
     @property
@@ -193,7 +174,10 @@ class Federation:
         received = self._talk(public)
         for holder in range(self.size):
             if holder not in received:
-                raise ClusterError(_ABSENT.format(holder=holder))
+                raise ClusterError(
+                    f"Holder {holder} is missing, and data can only be prepared together: start "
+                    "all anew, without it."
+                )
         return [received[holder] for holder in range(self.size)]
 
     def agreed_states(self) -> list[Tensor]:
@@ -238,14 +222,21 @@ class Federation:
         :raises ClusterError: they are too few, or an absent holder came back.
         """
         if len(set(present)) < self.size - self.dropouts or not set(present) <= set(self.present):
-            raise ClusterError(_TOO_FEW.format(left=len(set(present))))
+            raise ClusterError(
+                f"Only {len(set(present))} holders are left, fewer than holders - dropouts: their "
+                "shares of the noise would be too little, and the total is not used. Start all "
+                "anew, with journals and the last states."
+            )
         self.present = sorted(set(present))
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
         """If this holder is interrupted inside the block, it cannot go on: it is out of step."""
         if self._over:
-            raise ClusterError(_OVER)
+            raise ClusterError(
+                "This holder left the federation, or was interrupted: make a new Federation at all "
+                "holders."
+            )
         try:
             yield
         except ClusterError:
@@ -308,12 +299,19 @@ class Holders(Peers):
         clipped.in_shares(self._group.honest, self._group.add)
 
     def warnings(self) -> list[Warning]:
-        left = len(self._group.present)
-        if left == self._group.size:
+        left, holders = len(self._group.present), self._group.size
+        if left == holders:
             return []
-        return [ClusterWarning(_LEFT.format(holders=self._group.size, left=left))]
+        text = (
+            f"Only {left} of the {holders} holders stayed to the end. The others' records count as "
+            "absent since they left, so the posterior moves away from them."
+        )
+        return [ClusterWarning(text)]
 
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
         if error is None:
             holders = " and ".join(str(self._group.present[rank]) for rank in ranks)
-            raise ClusterError(_FAILED.format(holders=holders))
+            raise ClusterError(
+                f"Holder {holders} failed, so all holders abandoned what they were doing. Its own "
+                "error says why."
+            )

@@ -23,12 +23,6 @@ from pyro_dp.utils.validation import LARGEST
 
 ONE_BY_ONE = DrawnAhead(1, [])  # draws each sample when it is needed
 
-_LARGE_DELTA = (
-    "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
-    "one of them as it is, picked at random, has delta = 1 / N. Stay below, best at a tenth: "
-    "PrivacyAccountant(..., delta={better:.0e})."
-)
-
 
 class Releases:
     """Draws the records of a run's steps, and releases their sums.
@@ -140,8 +134,11 @@ class Releases:
         accountant = self.reservation.accountant
         times = accountant.delta * size
         if times >= 1.0:
-            delta, better = accountant.delta, 0.1 / size
-            text = _LARGE_DELTA.format(delta=delta, times=times, size=size, better=better)
+            text = (
+                f"delta={accountant.delta:g} is large: {times:.3g} / N for N = {size:,} protected "
+                "records. Publishing one of them as it is, picked at random, has delta = 1 / N. "
+                f"Stay below, best at a tenth: PrivacyAccountant(..., delta={0.1 / size:.0e})."
+            )
             accountant.note(text)
             warn_user(PrivacyWarning(text))
 

@@ -24,15 +24,6 @@ from pyro_dp.utils.errors import (
 )
 from pyro_dp.utils.validation import require_count, same
 
-_RESULTS_LOST = (
-    " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
-    "and their results are lost. The present result can be used as it is."
-)
-_OTHER_NOISE = (
-    "The noise differs between holders. It is agreed before the first release, and no holder may "
-    "choose it later, in view of releases on samples. Start all anew, with journals and the last "
-    "states."
-)
 gaussian = lru_cache(16)(SubsampledGaussian)  # most steps of a run have equal events
 
 
@@ -169,8 +160,13 @@ class Reservation:
         try:
             return self.accountant.least_noise(partial(self.plan.releases, rate), self.name)
         except PrivacyBudgetExceeded as error:
-            text = _RESULTS_LOST.format(lost=self.lost) if self.lost else ""
-            raise PrivacyBudgetExceeded(f"{error}{text}") from None
+            if not self.lost:
+                raise
+            raise PrivacyBudgetExceeded(
+                f"{error} {self.lost} releases in the journal came after the loaded state, or "
+                "failed. They are paid for, and their results are lost. The present result can be "
+                "used as it is."
+            ) from None
 
     def catch_up(self) -> None:
         self.plan.catch_up(self.lost, self._held, self._peers)
@@ -288,7 +284,11 @@ class Reservation:
             if any(each != multipliers[0] for each in multipliers):
                 sampled = self.origin is not None and settings["sample_rate"] != 1.0
                 if sampled or not self.calibrates:
-                    raise ClusterError(_OTHER_NOISE)
+                    raise ClusterError(
+                        "The noise differs between holders. It is agreed before the first release, "
+                        "and no holder may choose it later, in view of releases on samples. Start "
+                        "all anew, with journals and the last states."
+                    )
                 self.noise_multiplier = None  # so the next release agrees on it anew
             return
         budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}

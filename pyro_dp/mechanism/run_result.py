@@ -15,14 +15,6 @@ from pyro_dp.utils.display import Displayed, Facts, figure
 from pyro_dp.utils.errors import ConfigurationError
 
 Callback = Callable[["ReleasedStep"], bool | None]
-_NO_CALLBACKS = (
-    "callbacks must be a list of functions of a ReleasedStep, for example "
-    "callbacks=[lambda step: print(step)]."
-)
-_NO_ANSWER = (
-    "callbacks: {name} returned {kind}. Return True to stop the run, and None or False to go on. "
-    "The step is done and counted: run() goes on after it."
-)
 DONE = "all steps are done"
 BY_CALLBACK = "a callback stopped it"
 _RUNNING = "it is not finished"
@@ -76,7 +68,10 @@ def require_callbacks(callbacks: Any) -> None:
     """:raises ConfigurationError: this is not a list of functions."""
     is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
     if not (is_list and all(map(callable, callbacks))):
-        raise ConfigurationError(_NO_CALLBACKS)
+        raise ConfigurationError(
+            "callbacks must be a list of functions of a ReleasedStep, for example "
+            "callbacks=[lambda step: print(step)]."
+        )
 
 
 def wants_to_stop(callback: Callback, step: ReleasedStep) -> bool:
@@ -87,7 +82,10 @@ def wants_to_stop(callback: Callback, step: ReleasedStep) -> bool:
     answer = callback(step)
     if not isinstance(answer, bool | np.bool_ | None):
         name, kind = getattr(callback, "__name__", repr(callback)), type(answer).__name__
-        raise ConfigurationError(_NO_ANSWER.format(name=name, kind=kind))
+        raise ConfigurationError(
+            f"callbacks: {name} returned {kind}. Return True to stop the run, and None or False to "
+            "go on. The step is done and counted: run() goes on after it."
+        )
     return bool(answer)
 
 
