@@ -35,8 +35,8 @@ def pytest_addoption(parser):
 # Tests with these marks, by rung of the ladder.
 LEFT_OUT = {"quick": ("slow", "long"), "test": ("slow",), "ci": ()}
 
-# CI runs a test with such a mark, and with fewer cases than this, once in as many commits.
-ONCE_IN = {"slow": 4, "long": 2}
+# CI runs a slow or long test with fewer cases than this once in as many commits.
+COMMITS = 4
 
 # The defaults that users get.
 DEFAULTS = {each: each._usual_jit for each in (StochasticGradientVI, StochasticEP)}
@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(config, items):
         elif rung == "ci":
             sparse = has("one_in")
             step = min(step, sparse.args[0] if sparse else 4)
-            rare = [few for mark, few in ONCE_IN.items() if has(mark) and len(each) < few]
-            commits = max(rare, default=1)
+            takes_turns = (has("slow") or has("long")) and not has("every_commit")
+            commits = COMMITS if takes_turns and len(each) < COMMITS else 1
         # The tests of a file have their turn at the same commit: they may share what is slow.
         if (zlib.crc32(name.split("::")[0].encode()) + turn) % commits == 0:
             # Each test begins at another case, so that no model is left out everywhere.

@@ -601,7 +601,7 @@ def test_a_refused_release_is_of_no_run():
     assert accountant.runs() == []
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_threads_lose_nothing_and_cannot_pass_the_budget():
     """Threads switch all the time, so that a race would show."""

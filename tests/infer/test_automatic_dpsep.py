@@ -512,7 +512,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     assert accountant.get_epsilon() == sep.accountant.get_epsilon()
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_too_many_latents_are_refused_before_anything_is_spent():
     def wide(x, y):
@@ -588,7 +588,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
     assert 0.01 < lower < upper < 3.0  # a's standard deviations are 0.68 and 0.37
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_the_posterior_follows_from_the_evidence_alone():
     """An early look may lose the scale, so later posteriors start from the evidence."""

@@ -262,6 +262,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         torch.testing.assert_close(one, other / rate)
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("moments", ["linear", "stein"])
 def test_public_generators_do_not_see_the_batch(monkeypatch, moments):

@@ -163,7 +163,7 @@ def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
     """Lost looks count as spent. The looks to come share the rest of the same number."""
@@ -312,7 +312,7 @@ def test_the_openings_histograms_share_its_cost():
     assert sum(each.share for each in blocks) == pytest.approx(1.0)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_record_of_stein_moments_does_so_too():
     (x,) = points()

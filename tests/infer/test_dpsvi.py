@@ -264,7 +264,7 @@ def test_without_a_posterior_the_reason_is_told(model, guide, words):
         svi.evidence  # noqa: B018
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_after_a_release_the_method_stays():
     """If the model stops being linear, that is an error and not a change of method."""

@@ -121,6 +121,7 @@ class Replayed:
         return [each.clone() for each in self.released[self.place - 1]]
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 def test_only_what_was_released_speaks(run, monkeypatch):

@@ -196,7 +196,7 @@ def test_in_integers():
     close(both(logistic, data(logistic), kind=FixedPointSum), tolerance=1e-6)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_one_record_adds_the_bound_at_most():
     """Both relations follow: zeroed out it is C, replaced 2 C."""

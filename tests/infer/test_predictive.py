@@ -243,6 +243,7 @@ def amortised(x, y):
         pyro.sample("own", dist.Normal(100.0 + slope * (y[idx] - x[idx].sum(-1)), 0.01))
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("guide", [with_rows, AutoNormal(effects)])
 def test_rows_of_the_fit_are_not_used(guide):

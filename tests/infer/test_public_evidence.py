@@ -254,7 +254,7 @@ def test_what_is_no_prior_or_method(evidence):
 # Products.
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_products_cost_what_the_people_in_them_pay(evidence):
     other = run(data=regression(seed=1), epsilon=1.0).evidence
@@ -267,7 +267,7 @@ def test_products_cost_what_the_people_in_them_pay(evidence):
     assert overlapping.times(third, disjoint=True).mu > overlapping.mu
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_mu_is_that_of_the_relation():
     """Sums over all records move twice as far where a record is replaced."""
@@ -282,7 +282,7 @@ def test_mu_is_that_of_the_relation():
         one.times(two, disjoint=True)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_products_that_are_refused(evidence, tmp_path):
     with pytest.raises(ConfigurationError, match="a run that is in this evidence"):

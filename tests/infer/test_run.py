@@ -110,7 +110,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
     assert same(*states)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     """The step is counted, the regression has its gradient, and the run goes on."""

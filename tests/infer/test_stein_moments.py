@@ -92,6 +92,7 @@ def test_stein_sites_are_those_of_the_loop(few_draws):
     torch.testing.assert_close(fast.matrices(), slow.matrices())
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("vectorizes", [True, False])
 def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):

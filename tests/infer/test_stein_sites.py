@@ -160,7 +160,7 @@ def test_in_single_precision():
     compare(sites(moments), *records, tolerance=3e-5)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 def test_every_record_counts_once():
     """Kinds take turns, in parts of any length."""
     moments, indices, rows = prepared(BINARY)
@@ -175,7 +175,7 @@ def test_every_record_counts_once():
     torch.testing.assert_close(total, whole.matrices().sum(dim=0))
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 def test_a_kind_does_not_tell_who_else_takes_part(monkeypatch):
     """It is found when a record takes part first, even if others would be found otherwise now."""
     moments, _, rows = prepared(BINARY)
@@ -188,7 +188,7 @@ def test_a_kind_does_not_tell_who_else_takes_part(monkeypatch):
     assert (moments.design.kinds[6:9] == OTHER).all()
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 def test_a_broken_record_is_alone():
     moments, indices, whole = prepared(BINARY)
     rows = [x.clone() for x in whole]

@@ -490,7 +490,7 @@ def factorised(predictor):
     return predictor + 0 * root[..., 0, 0]
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_record_that_raises_in_a_vectorised_model():
     """SVI's gradients go on with the loop."""

@@ -180,6 +180,7 @@ def sums(svi, batch, seed):
     return contributions(svi, batch, seed=seed)[0]
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("name", LOCAL)
 def test_private_draws_leave_the_public_generator_alone(name):

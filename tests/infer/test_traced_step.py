@@ -353,7 +353,7 @@ def test_sensitivity(monkeypatch, name, privatize):
         torch.testing.assert_close(nan, none)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
     """Its batch is taken by Pyro's code; all others are not."""
@@ -485,7 +485,7 @@ def test_a_support_that_moves_has_no_graph():
     assert len(caught) == 1 and svi._kept.prepared.step is eager(svi)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_indices_of_another_plate_are_public_draws():
     def make():

@@ -92,7 +92,7 @@ def test_loss_and_norms_of_dpsvi(execution):
     assert norms.max() > 0.01  # before they are clipped
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_norms_of_sites():
     """At the mean m of a wide cavity, of (eta - Lambda m, kappa Lambda)."""

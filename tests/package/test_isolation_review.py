@@ -256,7 +256,7 @@ def test_what_is_kept_of_an_odd_record(place, fit):
     require_good(lambda x, y: fit(model_with(PLACES[place]()), None, x, y), few, *names)
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_submodule_made_for_an_odd_record():
     class Regression(nn.Module):
@@ -277,6 +277,7 @@ def test_a_submodule_made_for_an_odd_record():
 # Arguments that are no data: the model can write into them, and they can hold data.
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
@@ -503,6 +504,7 @@ def test_code_that_would_see_several_records(make, infer):
     require_good(lambda x, y: infer(model_of(make()), None, x, y), few, "'kept'")
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_derivative_that_would_see_several_records(order, monkeypatch):
@@ -540,7 +542,7 @@ def test_a_method_of_vips_that_is_replaced():
     assert require_good(build, points, "'counts'").kind == "refused"
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_distribution_that_would_see_several_records():
     class Scaled(dist.Normal):

@@ -131,6 +131,7 @@ def test_what_is_slow_warns_once(model, warns):
     assert ["for the curator only" in str(each.message) for each in caught] == [True] * warns
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @JIT
@@ -157,6 +158,7 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
         assert sum(taken, []) == [i for i in batch if i in apart]
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 @JIT

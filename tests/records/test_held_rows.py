@@ -117,7 +117,7 @@ def _fails(*_, **__):
     raise ZeroDivisionError
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_two_that_share_an_accountant(path):
     found = []

@@ -376,6 +376,7 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
         assert all(map(torch.equal, sums([1, 8, 20], state), without))
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_public_draws_do_not_depend_on_local_state(monkeypatch):
     """Neither the draws, nor the loss outside, nor how much of the public stream they take."""
@@ -448,6 +449,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
             assert value.isfinite().all()
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
     """A parameter that is created later, on new arguments, does not start at private values."""
@@ -760,6 +762,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
     require_same_by_graphs(monkeypatch, lambda: guide, model, data, **options)
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""

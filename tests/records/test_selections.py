@@ -180,6 +180,7 @@ def test_other_functions_take_records_one_by_one(model, name):
         svi.step(*data())
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @JIT
 def test_a_record_that_selects_nothing_adds_its_empty_sum(monkeypatch, jit):

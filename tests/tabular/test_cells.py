@@ -132,6 +132,7 @@ class TestContributions:
             assert (exact - whole <= 3).all()
 
 
+@pytest.mark.every_commit
 @pytest.mark.long
 @pytest.mark.parametrize("fault", [False, True])
 @pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")

@@ -87,7 +87,7 @@ def test_noise_is_averaged():
     assert off["fitted"] < 0.75 * off["released"]
 
 
-@pytest.mark.every_case
+@pytest.mark.every_commit
 @pytest.mark.long
 def test_is_a_function_of_what_was_released():
     rows, cells = drawn_rows(truth(), 200, np.random.default_rng(0)), Cells(SIZES, 2)
