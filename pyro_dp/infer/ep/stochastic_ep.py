@@ -1,8 +1,7 @@
 """Stochastic expectation propagation by private sums of sites: the base of DPSEP and PaperDPSEP.
 
-The method is that of Li, Hernández-Lobato & Turner 2015 (arXiv 1506.04132). It works for any Pyro
-model with a plate of individuals and a guide that is Gaussian in unconstrained space. The sites are
-exact rather than sampled (:mod:`pyro_dp.infer.ep.tilted_sites`).
+The method is that of Li, Hernández-Lobato & Turner 2015 (arXiv 1506.04132). The sites are exact
+rather than sampled (:mod:`pyro_dp.infer.ep.tilted_sites`).
 """
 
 import abc
@@ -56,13 +55,13 @@ class PreparedSites(Prepared):
 
 
 class Fit(abc.ABC, Generic[A]):
-    """The public half of a run: its approximation, and how that starts, learns and is judged.
+    """The public half of a run: its approximation, with its start, updates and status.
 
-    :param shaping: settings that decide what a state means.
-    :param moments: those asked for.
+    :param moments: the requested moments.
+    :param shaping: settings that a saved state must share.
     :param fractions: estimates of the fraction of clipped records.
-    :ivar known: the approximation, from the first look on.
-    :ivar loaded: a saved state, until the first step takes it up.
+    :ivar known: the approximation; None before the first step.
+    :ivar loaded: a saved state, until the first step resumes it.
     """
 
     remedy = ""  # for a posterior that left the finite numbers
@@ -80,8 +79,8 @@ class Fit(abc.ABC, Generic[A]):
         """:raises ConfigurationError: no step was taken yet."""
         if self.known is None:
             raise ConfigurationError("There is no state before the first step.")
-        own = {"clipped_fractions": self.fractions.state(), "settings": dict(self.shaping)}
-        return own | self.known.state()
+        both = {"clipped_fractions": self.fractions.state(), "settings": dict(self.shaping)}
+        return both | self.known.state()
 
     @property
     def approximation(self) -> A:
@@ -102,29 +101,28 @@ class Fit(abc.ABC, Generic[A]):
     def start(self, problem: EPProblem, size: int, releases: Releases, *, new: bool) -> A:
         """The approximation before the first release.
 
-        :param new: whether the guide has been used for nothing before.
+        :param new: nothing has used the guide yet.
         """
 
     @abc.abstractmethod
     def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, A]]:
-        """Turns the next release into an approximation. It refuses bad settings beforehand.
+        """A function of the release, the cavity and the noise multiplier: the next approximation.
 
-        Its arguments are the release, the cavity, and the noise multiplier.
-
-        :param step: the number of steps done.
+        :param step: number of finished steps.
+        :raises ConfigurationError: a setting of this step is out of range.
         """
 
     @abc.abstractmethod
     def status(self) -> Status: ...
 
     def conclude(self, run: Any) -> None:
-        """Bring the guide to the posterior, where steps do not."""
+        """Fit the guide to the posterior if the steps do not write it."""
 
 
 class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
     """Each step releases one sum of sites, which moves the posterior and the guide.
 
-    :param fit: how a release becomes a posterior.
+    :param fit: turns a release into a posterior.
     """
 
     _measure = "change of the factor"
@@ -139,7 +137,7 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
 
     @property
     def moments(self) -> str:
-        """Those that were asked for."""
+        """The requested moments: "auto", "linear" or "stein"."""
         return self._fit.moments
 
     @whole_step
@@ -154,7 +152,7 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
         """
         self._reservation.require_step()
         prepared: PreparedSites = self._look_at(args, kwargs)
-        self._reservation.require_step()  # a state taken up here may have no step left
+        self._reservation.require_step()  # a state resumed here may have no step left
         rate = prepared.sampler.sample_rate
         self._reservation.catch_up()
         learn = self._fit.learner(self._steps, rate)
@@ -228,13 +226,12 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        own = self._fit.state()
-        return self._reservation.state() | own
+        return self._reservation.state() | self._fit.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, as :meth:`DPSVI.load_state_dict`, and raise the same.
+        """Continue from a saved state, with the errors of :meth:`DPSVI.load_state_dict`.
 
-        A new object takes up the state when ``run`` or ``step`` sees the data. If all looks are
+        A new object resumes the state when ``run`` or ``step`` gets the data. If all looks are
         done, ``run`` costs nothing.
         """
         self._reservation.require(state, ("settings",))
@@ -270,7 +267,7 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = self._kept.values_before(self.guide)
         problem = self._fit.problem(self, records)
-        known = self._fit.known
+        size, known = records.plate.size, self._fit.known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
         if known is not None and problem.moments.name != known.problem.moments.name:
@@ -278,17 +275,15 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
         used = bool(started or before & problem.guide.names)
         note_values(self._reservation, used)
         if known is None:
-            own = problem, records.plate.size, self._releases
-            approximation = self._fit.start(*own, new=not used)
+            known = self._fit.start(problem, size, self._releases, new=not used)
         else:
-            approximation = replace(known, problem=problem)
+            known = replace(known, problem=problem)
         if self._fit.loaded is not None:
-            approximation = _resumed(approximation, self._fit.loaded, records.device)
-            problem.guide.write(*approximation.moments(True))
-        self._fit.known, self._fit.loaded = approximation, None
-        sites = approximation.site_sum(self.execution.microbatch_size)
-        at = approximation.at(records.plate.size)
-        trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
+            known = _resumed(known, self._fit.loaded, records.device)
+            problem.guide.write(*known.moments(True))
+        self._fit.known, self._fit.loaded = known, None
+        sites = known.site_sum(self.execution.microbatch_size)
+        trace = partial(sites.trace, known.at(size), self._releases.sum_type, sampler.usual_size)
         self._kept.traced(trace, problem.likelihood.term, self.model, self.guide)
         return PreparedSites(records, sampler, problem, sites)
 
@@ -296,21 +291,22 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
 def _exact_norms(
     ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
 ) -> Tensor:
-    """Norms of the records' sites before they are clipped, (N,)."""
+    """Norms of the records' sites before clipping, (N,)."""
     at = ep._fit.approximation.at(prepared.records.plate.size)
     with torch.no_grad(), private_rng(stream):
         return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 
 
 def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -> A:
-    """
+    """The approximation from a saved state.
+
     :raises ModelError: the state has other latents.
     :raises ConfigurationError: the state lacks a part.
     """
     latents = approximation.problem.guide.latents
     try:
-        sent = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
-        found = approximation.resumed(sent)
+        moved = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
+        found = approximation.resumed(moved)
         saved, own = len(found.posterior.eta), latents[-1].stop
     except (KeyError, TypeError, AttributeError):
         raise ConfigurationError("load_state_dict: this state is damaged.") from None
