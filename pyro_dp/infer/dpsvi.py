@@ -54,8 +54,8 @@ from pyro_dp.utils.errors import (
 _MOST_CURVATURES = 20  # latents, if each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"
 _TURNS = "Records see products of latents that no deterministic site outside the plate names"
-_PER_RECORD = "The guide has parameters per record, which no peers share"
-_QUIET = "Records have continuous latents, and looks without noise at them may not settle"
+_PER_RECORD = "The guide has parameters per record, which peers cannot share"
+_QUIET = "Records have continuous latents, so looks without noise may not converge"
 _MANY = "There are too many latents for a matrix of curvatures"
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. The reason: {reason}. DPSEP has "
@@ -84,7 +84,7 @@ class ServedLooks(FitByLooks):
 
     def problem(self, run: StochasticEP[EPState], records: Records) -> EPProblem:
         """:raises NoEvidence: gradient steps suit model and guide better, by public criteria."""
-        own, plate = (run.model, run.guide, records), records.plate
+        inputs, plate = (run.model, run.guide, records), records.plate
         microbatch = run.execution.microbatch_size
         guide, read, self.rows = run.guide, read_guide, None
         try:
@@ -92,9 +92,9 @@ class ServedLooks(FitByLooks):
             if plate.continuous:
                 if run._reservation.noise_multiplier == 0:
                     raise NoEvidence(_QUIET)
-                self.rows = FittedRows.find(*own, microbatch)
+                self.rows = FittedRows.find(*inputs, microbatch)
             if self.rows:  # an integral replaces the guide's sites inside the plate
-                guide, read = Outside(plate)(guide), lambda *_: read_guide(*own, globally=True)
+                guide, read = Outside(plate)(guide), lambda *_: read_guide(*inputs, globally=True)
             term = record_term(model, guide, records, microbatch)
             if term.answers:
                 raise NoEvidence(_BRANCHES)
@@ -112,7 +112,7 @@ class ServedLooks(FitByLooks):
         if self.rows:
             if not run._releases.peers.alone:
                 raise NoEvidence(_PER_RECORD)
-            run.accountant.note(NOTE.format(names=self.rows.names))
+            run.accountant.note(NOTE.format(names=self.rows.term.local.listed))
         return problem
 
 
@@ -149,12 +149,12 @@ class Looks(EPByLooks):
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
         found = super()._conclude(status)
-        known = self._fit.known
-        guide = known.problem.guide if known else None
+        current = self._fit.current
+        guide = current.problem.guide if current else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-        if known and self._fit.rows:
+        if current and self._fit.rows:
             self._fit.rows.fit()
         return found
 
@@ -164,7 +164,7 @@ class DPSVI(Readable, InPlaceOfSVI):
 
     Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and ``loss``. After the
     last step the guide holds the result of :meth:`posterior`. docs/dpsvi.md has examples. The first
-    step chooses one of two methods by the model, on placeholders:
+    step runs the model on placeholders to choose one of two methods:
 
     * *Looks.* A run makes some ten looks at all records, as :class:`DPSEP` does. This is for
       generalised linear models, also with hierarchical priors, and other smooth likelihoods of up
@@ -191,40 +191,39 @@ class DPSVI(Readable, InPlaceOfSVI):
     ``accountant.get_epsilon()``, under the accountant's neighbouring relation. Looks have the proof
     of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step is one Gaussian event of noise
     multiplier sigma (:class:`~pyro_dp.infer.svi.stochastic_gradient_vi.StochasticGradientVI`). The
-    method is chosen without the records.
+    choice of the method does not depend on the records.
 
     **Not protected.**
 
     * The number N of records, the sample rate, all other settings, and running times.
-    * Arguments without a row per record, and numbers made from the data beforehand that no check
-      can recognise.
+    * Arguments without a row per record, and numbers computed from the data beforehand that no
+      check can recognise.
     * Values that parameters or optimizer had before.
-    * The choice of model and settings, if it was made by looking at the data.
-    * State that a model keeps where Python cannot look (files, other processes).
+    * The choice of model and settings, if it depends on the data.
+    * State that a model keeps outside Python (files, other processes).
     * Errors of the structural checks, which are for the curator.
     * Parameters with a row per record, in guides with latents per record. Row i is learnt from
-      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and a guide's
-      results about the training records' own latents, are for the curator. Results about global
-      latents are covered.
+      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and results about
+      latents of the training records, are for the curator. Results about global latents are
+      covered.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
-    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
-        plate have parameters that are computed from the record (amortisation), or a row of
-        parameters per record. A row is read at the plate's index, ``loc[idx]``, or subsampled by
-        Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``). Record i must be the same individual
-        in every step.
-    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its own
+    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Parameters of latents
+        inside the plate are computed from the record (amortisation), or have a row per record. A
+        row is read at the plate's index, ``loc[idx]``, or subsampled by Pyro (``event_dim``,
+        ``AutoNormal``, ``AutoDelta``). Record i must be the same individual in every step.
+    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its
         ``clip_norm`` clips the finished gradient, which protects nobody and costs nothing.
         :meth:`run` calls the ``step()`` of a scheduler after each private step. A
         ``ReduceLROnPlateau`` gets the private loss and needs ``Clip.loss``. In a loop over
         :meth:`step` you call it yourself, as with ``SVI``. A :class:`RowAdam`, or a tuple of both,
-        sets the Adam that moves rows of parameters per record, each on its own, without noise. By
-        default its step size is 0.1, and falls to 0.01 in the second half.
+        sets the Adam for rows of parameters per record, which moves each row separately without
+        noise. By default its step size is 0.1, and falls to 0.01 in the second half.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
-        particles. Forms with ``Jit`` are taken as those without, and ``TraceGraph_ELBO`` as
-        ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model marks latents to be enumerated,
-        else ``Trace_ELBO``. Global draws without a reparameterisation need
+        particles. Forms with ``Jit`` count as those without, and ``TraceGraph_ELBO`` as
+        ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model enumerates latents, else
+        ``Trace_ELBO``. Global draws without a reparameterisation need
         ``Clip(of="parameters")``. A loss of your own is a function
         ``loss(model, guide, *args, **kwargs)``, or a subclass of ``ELBO`` with
         ``differentiable_loss``. It must be a sum over sites, which is checked on made-up rows.
@@ -304,19 +303,20 @@ class DPSVI(Readable, InPlaceOfSVI):
     def run(
         self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
-        """Make the looks, or the steps that are left of ``num_steps``, with a progress bar.
+        """Make the looks, or the remaining steps of ``num_steps``, with a progress bar.
 
         Interrupts, callbacks, early stops and the result are those of
         :meth:`~pyro_dp.mechanism.iterative.IterativeMechanism.run`.
 
-        :param args: the data, as of the model; so are kwargs.
+        :param args: the model's arguments, which hold the data; so are kwargs.
         :raises ConfigurationError: all steps are done. A callback returns neither None nor a bool.
             A scheduler needs a metric, and there is no private loss.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the run does not fit the budget; nothing was spent.
         """
-        options: Any = {"progress": progress, "callbacks": callbacks}
-        return self._on_data(lambda each: each.run(*args, **options, **kwargs))
+        return self._on_data(
+            lambda each: each.run(*args, progress=progress, callbacks=callbacks, **kwargs)
+        )
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Make one look or one private gradient step from the full data.
@@ -429,9 +429,6 @@ class DPSVI(Readable, InPlaceOfSVI):
 
     def __repr__(self) -> str:
         return repr(self._inference)
-
-    def _repr_html_(self) -> str:
-        return self._inference._repr_html_()
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")

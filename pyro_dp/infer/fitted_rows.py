@@ -54,10 +54,6 @@ class FittedRows:
             raise ModelError(_AMORTISED)
         return FittedRows(term, model, guide)
 
-    @property
-    def names(self) -> str:
-        return self.term.local.listed
-
     @torch.enable_grad()
     def fit(self) -> None:
         """Fit each record's row by gradient steps, as SVI would.

@@ -15,10 +15,7 @@ from pyro_dp.records.record_term import RecordTerm
 
 CHECKED_STEPS = 3
 
-Contribute = Callable[
-    [list[Tensor], list[Tensor], Tensor, list[Tensor], list[Tensor]],
-    tuple[list[Contributions], list[Tensor]],
-]
+Contribute = Callable[..., tuple[list[Contributions], list[Tensor]]]
 Graph = Callable[..., Sequence[Tensor]]
 
 

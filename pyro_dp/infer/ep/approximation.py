@@ -137,7 +137,7 @@ _UNSETTLED = (
 class AverageFactor:
     """f^N, a damped average of released estimates. All of it is public.
 
-    :attr:`known` is the reported Gaussian. The next step starts from :meth:`projected`, which
+    :attr:`reported` enters the posterior. The next step starts from :meth:`projected`, which
     raises eigenvalues of the precision to the noise's spectral radius. This makes the step shorter,
     and adds no information about the latents. The score at the average cavity mean stays the same,
     because noise in the precision has no effect there.
@@ -169,7 +169,7 @@ class AverageFactor:
         self._average = Gaussian(*state["_average"])
 
     @property
-    def known(self) -> Gaussian:
+    def reported(self) -> Gaussian:
         """The average, without negative eigenvalues of the precision."""
         precision = floored(self._average.precision, 0.0)
         return self._average.with_precision(precision, self._centre)
@@ -301,7 +301,7 @@ class Approximation:
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
         """Mean and covariance: (d, d), or (d,) for diagonal precisions."""
         mean = self.posterior.mean
-        plain = inverse((self.prior * self.problem.on_all(self.average.known)).precision)
+        plain = inverse((self.prior * self.problem.on_all(self.average.reported)).precision)
         if not noise_aware:
             return mean, plain
         aware = (1 + self.average.sampling_variance) * plain + self._privacy_noise(mean, plain)

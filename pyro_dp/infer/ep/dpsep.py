@@ -64,6 +64,7 @@ _OVERDISPERSED = (
 
 
 def status(state: EPState) -> Status:
+    """Whether the posterior's intervals can be published, by released numbers."""
     seen, pooled = state.seen, state.seen.pooled
     if pooled is None:
         return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
@@ -75,24 +76,21 @@ def status(state: EPState) -> Status:
         reason = f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
         return Status(DO_NOT_PUBLISH, reason, NOISE)
     mean = state.posterior.mean[places]
-    way = mean - seen.looks[-1].point
+    move = mean - seen.looks[-1].point
     precision = state.prior_seen() + pooled.information(mean)
-    step = (way @ precision @ way).item() / state.plan.dim
+    step = (move @ precision @ move).item() / state.plan.dim
     if step > _FAR_AWAY or not state.finished:
         reason = f"the mean still moved by {math.sqrt(step):.1f} standard deviations in the end"
         return Status(CHECK, reason, STEPS)
     if count := _num_convex(state):
-        reason = _NOT_CONCAVE.format(count=count, dim=state.plan.dim)
-        return Status(CHECK, reason, STEPS)
-    bent = pooled.relative(pooled.bending(mean), mean)
-    cut = pooled.relative(state.squared_bias * pooled.geometry, mean)
-    if bent + cut > 1:
-        share = math.sqrt(bent + cut)
-        if cut > bent:
-            reason = f"clipping may shift the mean by {share:.1f} standard deviations"
-            return Status(CHECK, reason, CLIPPING)
-        reason = f"the search may have missed the mean by {share:.1f} standard deviations"
-        return Status(CHECK, reason, STEPS)
+        return Status(CHECK, _NOT_CONCAVE.format(count=count, dim=state.plan.dim), STEPS)
+    search = pooled.relative(pooled.bending(mean), mean)
+    clipping = pooled.relative(state.squared_bias * pooled.geometry, mean)
+    if search + clipping > 1:
+        shift = f"the mean by {math.sqrt(search + clipping):.1f} standard deviations"
+        if clipping > search:
+            return Status(CHECK, f"clipping may shift {shift}", CLIPPING)
+        return Status(CHECK, f"the search may have missed {shift}", STEPS)
     dispersion = state.dispersion
     varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
     if varies > _TOO_NARROW:
@@ -145,9 +143,9 @@ class FitByLooks(Fit[EPState]):
 
     def conclude(self, run: Any) -> None:
         """Fit the guide to the posterior if looks were made at deterministic sites."""
-        known = self.known
-        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
-            known.problem.guide.fit(run.evidence)
+        state = self.current
+        if state and state.seen.looks and isinstance(state.problem.guide, DeterministicSites):
+            state.problem.guide.fit(run.evidence)
 
 
 class LookShares(Steps):
@@ -163,34 +161,34 @@ class LookShares(Steps):
 
     @property
     def bound(self) -> float:
-        known = self._fit.known
-        if known is None:  # ranks of a cluster that have looked compare theirs
+        state = self._fit.current
+        if state is None:  # ranks of a cluster that have looked compare theirs
             saved = (self._fit.loaded or {}).get("frame")
             return saved["bound"] if isinstance(saved, Mapping) else math.inf
-        return math.inf if known.frame is None else known.frame.bound
+        return math.inf if state.frame is None else state.frame.bound
 
     @property
     def finished(self) -> bool:
-        return self._fit.known is not None and self._fit.known.finished
+        return self._fit.current is not None and self._fit.current.finished
 
     def noise(self, sigma: float) -> float:
         return _noise(sigma, self._fit.approximation.share)
 
     def releases(self, rate: float, sigma: float) -> Counter[Event]:
-        left = 1.0 if self._fit.known is None else 1.0 - self._fit.known.spent
+        left = 1.0 if self._fit.current is None else 1.0 - self._fit.current.spent
         return Counter({_sum_of_all(sigma, left): 1})
 
     def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event]:
         """Events of the next look, and of all later looks as one release."""
-        known = self._fit.approximation
-        shares = known.share, 1.0 - known.spent - known.share
+        state = self._fit.approximation
+        shares = state.share, 1.0 - state.spent - state.share
         return Counter(_sum_of_all(sigma, share) for share in shares if share > LEAST_SHARE)
 
     def lose(self) -> None:
         """Count the lost look as spent. Later looks share the rest."""
-        known = self._fit.approximation
-        spent = min(known.spent + known.share, 1.0)
-        self._fit.known = _with_spent(known, spent)
+        state = self._fit.approximation
+        spent = min(state.spent + state.share, 1.0)
+        self._fit.current = _with_spent(state, spent)
 
     def load(self, steps: int, lost: int) -> None:
         """Count releases in the ledger that are not in the state as spent."""
@@ -204,21 +202,21 @@ class LookShares(Steps):
         """Continue with the largest spent share of all ranks."""
         if not self._behind:
             return
-        known = self._fit.approximation
+        state = self._fit.approximation
         left = held() if lost else 1.0
         if left <= LEAST_SHARE:
             raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=lost))
-        spent = max(known.spent, 1.0 - left)
+        spent = max(state.spent, 1.0 - left)
         spent = max(each.value for each in peers.exchange(Share(spent)))
-        self._fit.known, self._behind = _with_spent(known, spent), False
+        self._fit.current, self._behind = _with_spent(state, spent), False
 
     def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
         if self.finished and noise_multiplier != 0:
             raise PrivacyBudgetExceeded(_DONE)
 
 
-def _with_spent(known: EPState, spent: float) -> EPState:
-    return replace(known, spent=spent, share=min(known.share, 1.0 - spent))
+def _with_spent(state: EPState, spent: float) -> EPState:
+    return replace(state, spent=spent, share=min(state.share, 1.0 - spent))
 
 
 def _noise(sigma: float, share: float) -> float:
@@ -257,14 +255,6 @@ class EPByLooks(StochasticEP[EPState]):
         )
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
-        """The current posterior over the guide's unconstrained latents, in the guide's order.
-
-        Its ``status`` says whether its intervals can be published.
-
-        :param noise_aware: include the uncertainty of the privacy noise. The total never exceeds
-            the prior's covariance.
-        :raises ConfigurationError: no step was taken yet.
-        """
         sites = self._fit.approximation.problem.guide
         if not isinstance(sites, DeterministicSites):
             return super().posterior(noise_aware)
@@ -283,8 +273,8 @@ class EPByLooks(StochasticEP[EPState]):
 
         :raises ConfigurationError: there was no look yet.
         """
-        known = self._fit.approximation
-        if not known.seen.looks:
+        state = self._fit.approximation
+        if not state.seen.looks:
             raise ConfigurationError("There is no evidence before the first look.")
         sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
         cost = Cost(
@@ -293,9 +283,9 @@ class EPByLooks(StochasticEP[EPState]):
             self._reservation.name,
             self.accountant.description.unit or "",
         )
-        bias, bend = known.squared_bias, known.plan.bend
-        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._fit.status())
-        return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
+        bias, bend = state.squared_bias, state.plan.bend
+        part = Part(state.plan.size, state.seen.looks, bias, bend, cost, self._fit.status())
+        return Evidence(tuple(_joined(state.problem.guide.latents, state.problem.places)), (part,))
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
@@ -303,8 +293,8 @@ class EPByLooks(StochasticEP[EPState]):
 
         The histograms of norms give it. The standard error is that of their noise.
         """
-        known = self._fit.known
-        return None if known is None else known.clipped
+        state = self._fit.current
+        return None if state is None else state.clipped
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
         loaded = self._fit.loaded is not None

@@ -10,9 +10,8 @@ choice for an element depends on its own numbers alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +33,7 @@ Cheap = tuple[int, Callable]  # nodes per number, and the function
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 
-@dataclass
-class ElementSites:
+class ElementSites(NamedTuple):
     """Sites of E elements of each of B records, on r numbers.
 
     :param precision: (B, E, r, r).
@@ -46,11 +44,6 @@ class ElementSites:
     precision: Tensor
     residual: Tensor
     largest: Tensor
-
-    def replaced(self, places: Tensor, other: "ElementSites") -> "ElementSites":
-        """Replace the sites of the elements where ``places``, (B, E), is true."""
-        parts = zip(vars(self).values(), vars(other).values(), strict=True)
-        return ElementSites(*(one.index_put((places,), new) for one, new in parts))
 
 
 def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
@@ -95,7 +88,8 @@ def _by_cheapest(
         return sites
     slow = [x[others].unsqueeze(1) for x in (mean, variance, *rest)]
     left = _by_cheapest(cheap[1:], family, slow[0], slow[1], slow[2:])
-    return sites.replaced(others, ElementSites(*(each.squeeze(1) for each in vars(left).values())))
+    pairs = zip(sites, left, strict=True)
+    return ElementSites(*(site.index_put((others,), new.squeeze(1)) for site, new in pairs))
 
 
 def _logits_in_part(
@@ -132,8 +126,7 @@ def _sites(family: Family, tilted: Tilted, mean: Tensor, rest: list[Tensor]) -> 
 
 
 def _stacked(parts: Sequence[ElementSites]) -> ElementSites:
-    fields = zip(*(vars(part).values() for part in parts), strict=True)
-    return ElementSites(*(torch.cat(each) for each in fields))
+    return ElementSites(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _usual(precision: Tensor) -> Tensor:

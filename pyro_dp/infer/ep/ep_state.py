@@ -371,15 +371,8 @@ class EPState:
             "frame": vars(self.frame) if self.frame else None,
             "plan": vars(self.plan),
             "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
-            "numbers": {
-                "first_mean": self.first_mean,
-                "spent": self.spent,
-                "share": self.share,
-                "alike": self.alike,
-                "scale": seen.scale,
-                **vars(self.stride),
-                "weight": seen.weight,
-            },
+            "numbers": {n: getattr(self, n) for n in ("first_mean", "spent", "share", "alike")}
+            | {"scale": seen.scale, "weight": seen.weight, **vars(self.stride)},
         }
 
     def resumed(self, state: Mapping[str, Any]) -> "EPState":

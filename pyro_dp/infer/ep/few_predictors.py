@@ -41,7 +41,7 @@ class FewPredictors:
     :raises NotLinear: on public rows it is no such function.
     :raises NotTraceable: it is more than a fixed sequence of tensor operations.
     :ivar families: the families of the observed distributions, or of their components.
-    :ivar own: columns of the predictor that each component has.
+    :ivar component_columns: columns of the predictor that each component has.
     :ivar kinds: kind of each record, (N,).
     """
 
@@ -60,11 +60,9 @@ class FewPredictors:
         self._curved = {MIXED: JetGraph(graph, wanted, self._leaves)}
         without = [x for numbers, rest, _ in self._by_site(wanted) for x in (*numbers, *rest)]
         self._curved[ALIKE] = JetGraph(graph, without, self._leaves)
-        self._columns: list[list[int]] = []
-        for leaf in self._leaves:
-            start = self._columns[-1][-1] + 1 if self._columns else 0
-            self._columns.append(list(range(start, start + _numbers(leaf))))
-        self.own = self._own_columns(wanted, moving, affine)
+        ends = itertools.accumulate(map(_numbers, self._leaves), initial=0)
+        self._columns = [list(range(*pair)) for pair in itertools.pairwise(ends)]
+        self.component_columns = self._component_columns(wanted, moving, affine)
         if len(self._shared) > _MOST_PREDICTORS:
             raise NotLinear("it depends on the latents through many numbers")
         found = on_varied(
@@ -77,10 +75,10 @@ class FewPredictors:
         of_rows = torch.cat([found.constant[None][:0], *slopes])
         self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
         # Components' predictors span few directions, such as those of a matrix's columns.
-        constant, own = found.constant[self.own], of_rows[:, self.own]
+        constant, own = found.constant[self.component_columns], of_rows[:, self.component_columns]
         directions = _independent(torch.cat([constant, own.flatten(0, 1)]))
         back = torch.linalg.pinv(directions)
-        rest = [x if x is None else x[:, self.own] @ back for x in found.of_rows]
+        rest = [x if x is None else x[:, self.component_columns] @ back for x in found.of_rows]
         self.directions = directions, Coefficients(constant @ back, rest)
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
@@ -128,7 +126,7 @@ class FewPredictors:
             counts = family.rank, len(family.constants) + 2, int(logits and size > 0)
             yield tuple(list(itertools.islice(each, count)) for count in counts)
 
-    def _own_columns(
+    def _component_columns(
         self, wanted: Sequence[Node], moving: set[Node], affine: set[Node]
     ) -> list[int]:
         """The columns of the predictor that each component has."""
@@ -145,11 +143,11 @@ class FewPredictors:
 
     @property
     def _shared(self) -> list[int]:
-        return [i for columns in self._columns for i in columns if i not in self.own]
+        return [i for columns in self._columns for i in columns if i not in self.component_columns]
 
     def columns(self, kind: int) -> list[int]:
         """The predictors of records of this kind, those of components first."""
-        own = self.own[:1] if kind == ALIKE else self.own
+        own = self.component_columns[:1] if kind == ALIKE else self.component_columns
         return [*own, *self._shared]
 
     def at(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -202,7 +200,7 @@ class FewPredictors:
             chosen = predictors[[order.index(i) for i in columns if i in order]]
             if not any(i in self._varying for i in columns):
                 chosen = chosen[..., :1]
-            if columns == self.own:
+            if columns == self.component_columns:
                 lead[-1], first = len(chosen), {ALONG: 1.0}
             elif len(columns) > 1:
                 ones = torch.eye(len(columns), dtype=dtype, device=predictors.device)

@@ -234,17 +234,12 @@ def where_possible(
         found = sites(indices, rows)
     except Exception:
         if len(indices) > 1:
-            for part in halves([indices, *rows]):
-                yield from where_possible(sites, others, part[0], part[1:])
+            middle = len(indices) // 2
+            for half in (slice(middle), slice(middle, None)):
+                yield from where_possible(sites, others, indices[half], [x[half] for x in rows])
             return
         found = others(indices, rows)
     yield found
-
-
-def halves(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """The first and the second half of the rows of these tensors."""
-    count = len(tensors[0]) // 2
-    return [[x[:count] for x in tensors], [x[count:] for x in tensors]]
 
 
 def _looked_up(table: Tensor, indices: Tensor) -> Tensor:

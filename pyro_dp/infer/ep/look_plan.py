@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.norm_counts import FROM, ExtremeCounts, are_counted, extreme_excess
+from pyro_dp.infer.ep.norm_counts import FROM, ExtremeCounts, extreme_excess
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
@@ -134,7 +134,7 @@ class LookPlan:
     @property
     def num_extremes(self) -> int:
         """The number of classes of extreme records that a look counts."""
-        return len(FROM) if are_counted(self.residuals) else 0
+        return 0 if self.residuals == Residuals.BOUNDED else len(FROM)
 
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """The records' mean weight, from the released sum and from the histogram of norms.

@@ -32,17 +32,11 @@ _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 Histograms = Sequence[tuple[Tensor, float]]  # released, with the sd of their noise
 
 
-def are_counted(residuals: str) -> bool:
-    """Whether looks count extreme records: unless residuals are bounded.
-
-    Then weights do not depend on the outcome, and clipping causes no bias if the model holds. A
-    record of a rare group is worth more than its count.
-    """
-    return residuals != Residuals.BOUNDED
-
-
 class WithExtremes:
     """The clipped parts of B records, and coordinates that count the extreme ones.
+
+    Looks with bounded residuals do without. Their weights do not depend on the outcome, so clipping
+    causes no bias if the model holds. A record of a rare group is worth more than its count.
 
     :param parts: the parts, each of norm at most C.
     :param ratios: norms before clipping, in units of C, (B, 1).

@@ -205,6 +205,6 @@ class PaperDPSEP(StochasticEP[Approximation], Forecasted):
         return (self.damping,)
 
     def _shown(self) -> dict[str, Any]:
-        known = self._fit.known
-        precision = self.factors.precision if known is None else known.average.structure.name
+        current = self._fit.current
+        precision = self.factors.precision if current is None else current.average.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

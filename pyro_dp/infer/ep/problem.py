@@ -44,8 +44,8 @@ _HIDE = (
     "in AutoNormal(poutine.block(model, hide=['name'])), or use DPSVI."
 )
 _ONE_BY_ONE = (
-    "Records have continuous latents, and run one at a time. They are integrated out only where "
-    "torch.vmap can take all records at once: use DPSVI."
+    "Records have continuous latents, but torch.vmap cannot run all records at once, which the "
+    "integral needs. Use DPSVI."
 )
 MOMENTS = ("auto", "linear", "stein")
 _FEW = 20  # latents, for which one matrix per record is affordable
@@ -204,9 +204,8 @@ def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
     for name, site in likelihood.observations(z, *likelihood.placeholder).items():
         if isinstance(innermost(site["fn"]), (AsymmetricLaplace, Laplace, Uniform)):
             raise ModelError(
-                f"Site {name!r} has a density with kinks or jumps, from which no "
-                "Gaussian site can be made. Use DPSVI, or a smooth distribution such as "
-                "StudentT."
+                f"Site {name!r} has a density with kinks or jumps, which a Gaussian site cannot "
+                "fit. Use DPSVI, or a smooth distribution such as StudentT."
             )
 
 

@@ -269,10 +269,10 @@ class Shared:
         self._counts = torch.tensor(widths)
         self._group = torch.repeat_interleave(self._counts)  # (d,)
 
-    def rows(self, eta: Tensor, factors: LowRank, weight: float) -> Tensor:
+    def rows(self, eta: Tensor, factors: LowRank, weight: float) -> Rows:
         sums = eta.new_zeros(len(eta), self.size)
         sums.index_add_(1, self._group.to(eta.device), factors.diagonal())
-        return torch.cat([eta, weight * sums / self._roots(eta)], dim=1)
+        return Rows(torch.cat([eta, weight * sums / self._roots(eta)], dim=1))
 
     def coordinates(self, precision: Tensor) -> Tensor:
         starts = self._counts.cumsum(0) - self._counts

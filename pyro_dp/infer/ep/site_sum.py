@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.linear_sites import LinearSites
-from pyro_dp.infer.ep.norm_counts import WithExtremes, are_counted
+from pyro_dp.infer.ep.norm_counts import WithExtremes
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Full, FullRows, LowRank, Structure
@@ -18,7 +18,7 @@ from pyro_dp.infer.ep.stein_sites import SteinSites
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, with_bit
 from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.utils.errors import ConfigurationError
@@ -177,8 +177,7 @@ class SiteSum:
             eta = eta + sites.times(public[0])
         elif isinstance(self.structure, Full):
             eta = sites.gradients()
-        block = self.structure.rows(eta, sites, self.weight)
-        return Rows(block) if isinstance(block, Tensor) else block
+        return self.structure.rows(eta, sites, self.weight)
 
 
 @dataclass(eq=False, repr=False)
@@ -226,7 +225,7 @@ class WhitenedSum(SiteSum):
         weighted: Measured = Kept(part, norms, (bound / longest).clamp(max=1.0))
         if self.num_blocks == 1:
             return [weighted]
-        if are_counted(self._moments.residuals):
+        if self._moments.residuals != Residuals.BOUNDED:
             weighted = WithExtremes(weighted, longest / bound, bound)
         return [weighted, Bins(size)]
 

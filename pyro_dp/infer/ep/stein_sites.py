@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pyro_dp.graphs.jets import ALONG, Jet, averages
 from pyro_dp.infer.ep.few_predictors import ALIKE, LENGTH, MIXED, OTHER, UNSEEN
-from pyro_dp.infer.ep.linear_design import Axes, halves, rounding, where_possible
+from pyro_dp.infer.ep.linear_design import Axes, rounding, where_possible
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.utils.linalg import spectra, times
 
@@ -48,29 +48,25 @@ class SteinSites:
 
     def __init__(self, moments: Any, mean: Tensor, root: Tensor, frame: Tensor | None):
         self._moments, self._few = moments, moments.design
+        few, count = moments.design, len(moments.design.component_columns)
         self._mean, self._root, self._frame = mean, root, frame
         self._axes = axes = Axes.of(root @ root.mT, frame)
         dim = len(mean)
         basis = mean.new_zeros(dim + 1, dim + 1)
         basis[:dim, :dim], basis[:dim, dim], basis[dim, dim] = axes.basis, mean, 1.0
-        directions, coordinates = self._few.directions
-        along, shared = self._few.coefficients.along, self._few.columns(MIXED)[len(self._few.own) :]
+        directions, coordinates = few.directions
         self._products = {
-            "alike": along(basis, self._few.columns(ALIKE)),
-            "shared": along(basis, shared),
-            "own": coordinates.along(torch.eye(len(directions)).to(basis)),
+            "alike": few.coefficients.along(basis, few.columns(ALIKE)),
+            "shared": few.coefficients.along(basis, few.columns(MIXED)[count:]),
+            "components": coordinates.along(torch.eye(len(directions)).to(basis)),
         }
         self._directions = directions @ basis  # (r, d + 1)
         steps = torch.linalg.solve(axes.basis, root @ moments._draws.mT)  # (d, J)
         self._draws = torch.cat([steps, torch.ones_like(steps[:1])])  # (d + 1, J)
         self._probe = axes.probe
         self._tolerance = rounding(moments.dtype)
-        numbers = len(moments._draws) * max(1, len(self._few.own))
-        self._sizes = {
-            ALIKE: LENGTH,
-            MIXED: min(LENGTH, max(64, _NUMBERS // numbers)),
-            OTHER: moments.microbatch_size,
-        }
+        mixed = min(LENGTH, max(64, _NUMBERS // (len(moments._draws) * max(1, count))))
+        self._sizes = {ALIKE: LENGTH, MIXED: mixed, OTHER: moments.microbatch_size}
 
     def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
         """The sites of B records in the frame's coordinates, sorted by kind.
@@ -96,13 +92,13 @@ class SteinSites:
         if kind == OTHER:
             sites = self._moments.factors(self._mean, self._root, indices, rows)
             return sites if self._frame is None else sites.whitened(self._frame)
-        if kind == ALIKE or not self._few.own:
+        if kind == ALIKE or not self._few.component_columns:
             found, spread = self._products["alike"](rows), None
             predictors, along = self._drawn(found), found[..., :-1]
         else:
             predictors, along, spread = self._mixed(rows)
         joint = self._few.joint(predictors, indices, rows, kind)
-        columns, own = self._few.columns(kind), self._few.own
+        columns, own = self._few.columns(kind), self._few.component_columns
         gradient, curvature = _averages(joint, columns, own, spread)
         if along.shape[1] >= along.shape[2]:
             gradient = (gradient.unsqueeze(1) @ along).squeeze(1)
@@ -123,7 +119,7 @@ class SteinSites:
             the first n of these in each component, (n, K, B).
         """
         shared = self._products["shared"](rows)
-        spread = self._products["own"](rows).permute(2, 1, 0).contiguous()
+        spread = self._products["components"](rows).permute(2, 1, 0).contiguous()
         own = times((self._directions @ self._draws).mT, spread.flatten(1))
         own = own.unflatten(1, spread.shape[1:]).permute(1, 0, 2).to(self._moments.dtype)
         predictors = torch.cat([own, self._drawn(shared)])
@@ -141,26 +137,27 @@ class SteinSites:
 
     def found_kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
         """The kinds of at most ``LENGTH`` records, (B,)."""
-        try:
-            own, shared = self._products["own"](rows), self._products["shared"](rows)
-            found = torch.cat([own @ self._directions, shared], dim=1)
-            along, here = found[..., :-1], found[..., -1]
-            there = here + along @ self._probe
-            size = here.abs() + there.abs() + along.norm(dim=2)
-            same = (own - own[:, :1]).abs() <= _ALIKE * own[:, :1].abs()
-            straight, alike = torch.ones_like(indices, dtype=torch.bool), same.flatten(1).all(dim=1)
-            elsewhere = self._mean + self._axes.basis @ self._probe
-            for predictors, z in ((here, self._mean), (there, elsewhere)):
-                expected = self._few.at(z, indices, rows)[:, self._few.columns(MIXED)]
-                close = (predictors - expected).abs() <= self._tolerance * size
-                regular, equal = self._few.components(predictors.mT, indices, rows)
-                straight, alike = straight & close.all(dim=1) & regular, alike & equal
-        except Exception:  # on some record
-            if len(indices) > 1:
-                parts = halves([indices, *rows])
-                return torch.cat([self.found_kinds(part[0], part[1:]) for part in parts])
+
+        def others(indices: Tensor, rows: list[Tensor]) -> Tensor:
             return torch.full_like(indices, OTHER, dtype=torch.uint8)
-        kinds = torch.where(alike, ALIKE, MIXED) if self._few.own else MIXED
+
+        return torch.cat(list(where_possible(self._kinds, others, indices, rows)))
+
+    def _kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
+        own, shared = self._products["components"](rows), self._products["shared"](rows)
+        found = torch.cat([own @ self._directions, shared], dim=1)
+        along, here = found[..., :-1], found[..., -1]
+        there = here + along @ self._probe
+        size = here.abs() + there.abs() + along.norm(dim=2)
+        same = (own - own[:, :1]).abs() <= _ALIKE * own[:, :1].abs()
+        straight, alike = torch.ones_like(indices, dtype=torch.bool), same.flatten(1).all(dim=1)
+        elsewhere = self._mean + self._axes.basis @ self._probe
+        for predictors, z in ((here, self._mean), (there, elsewhere)):
+            expected = self._few.at(z, indices, rows)[:, self._few.columns(MIXED)]
+            close = (predictors - expected).abs() <= self._tolerance * size
+            regular, equal = self._few.components(predictors.mT, indices, rows)
+            straight, alike = straight & close.all(dim=1) & regular, alike & equal
+        kinds = torch.where(alike, ALIKE, MIXED) if self._few.component_columns else MIXED
         return torch.where(straight, kinds, OTHER).to(torch.uint8)
 
 

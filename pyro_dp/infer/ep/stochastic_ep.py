@@ -35,7 +35,7 @@ A = TypeVar("A", Approximation, EPState)
 
 _NOT_STARTED = "There is no posterior before the first step."
 _NOT_TAKEN_UP = (
-    "The loaded state is taken up by run(*data), which costs nothing if all looks are done."
+    "Call run(*data) to resume the loaded state. This costs nothing if all looks are done."
 )
 _OTHER_LATENTS = (
     "load_state_dict: the latents of the saved run have {saved} coordinates. This guide has {own}: "
@@ -60,7 +60,7 @@ class Fit(abc.ABC, Generic[A]):
     :param moments: the requested moments.
     :param shaping: settings that a saved state must share.
     :param fractions: estimates of the fraction of clipped records.
-    :ivar known: the approximation; None before the first step.
+    :ivar current: the approximation; None before the first step.
     :ivar loaded: a saved state, until the first step resumes it.
     """
 
@@ -68,7 +68,7 @@ class Fit(abc.ABC, Generic[A]):
     remedies = REMEDIES  # for a posterior that is not ok
     state_names = tuple[str, ...]()
     differs = "{name} differs from that of the saved run."
-    known: A | None = None
+    current: A | None = None
     loaded: dict[str, Any] | None = None
 
     def __init__(self, moments: str, shaping: Mapping[str, Any], fractions: ClippedFractions):
@@ -77,17 +77,17 @@ class Fit(abc.ABC, Generic[A]):
 
     def state(self) -> dict[str, Any]:
         """:raises ConfigurationError: no step was taken yet."""
-        if self.known is None:
+        if self.current is None:
             raise ConfigurationError("There is no state before the first step.")
         both = {"clipped_fractions": self.fractions.state(), "settings": dict(self.shaping)}
-        return both | self.known.state()
+        return both | self.current.state()
 
     @property
     def approximation(self) -> A:
         """:raises ConfigurationError: there is none yet."""
-        if self.known is None:
+        if self.current is None:
             raise ConfigurationError(_NOT_STARTED if self.loaded is None else _NOT_TAKEN_UP)
-        return self.known
+        return self.current
 
     def problem(self, run: "StochasticEP[A]", records: Records) -> EPProblem:
         """Guide, prior and likelihood for these records.
@@ -119,6 +119,15 @@ class Fit(abc.ABC, Generic[A]):
         """Fit the guide to the posterior if the steps do not write it."""
 
 
+def _exact_norms(
+    ep: "StochasticEP", prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
+) -> Tensor:
+    """Norms of the records' sites before clipping, (N,)."""
+    at = ep._fit.approximation.at(prepared.records.plate.size)
+    with torch.no_grad(), private_rng(stream):
+        return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
+
+
 class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
     """Each step releases one sum of sites, which moves the posterior and the guide.
 
@@ -127,9 +136,7 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
 
     _measure = "change of the factor"
     _usual_jit = "none"
-    _exact = MappingProxyType[str, Callable[..., Any]](
-        {"gradient_norms": lambda *given: _exact_norms(*given)}
-    )
+    _exact = MappingProxyType[str, Callable[..., Any]]({"gradient_norms": _exact_norms})
 
     def __init__(self, model: Callable, guide: Callable, *, fit: Fit[A], **settings: Any):
         super().__init__(model, guide, **settings)
@@ -157,13 +164,13 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
         self._reservation.catch_up()
         learn = self._fit.learner(self._steps, rate)
         position = self.accountant.position
-        known = self._fit.approximation
-        at = known.at(prepared.records.plate.size)
+        current = self._fit.approximation
+        at = current.at(prepared.records.plate.size)
         batch = prepared.draw(self._releases, position)
         stream = self._releases.randomness.stream("local", position)
-        clipped = self._releases.sum_type(known.blocks, prepared.records.device)
-        known.next_sum(prepared.sites).add(clipped, at, batch, stream)
-        q, fractions = known.posterior, self._fit.fractions
+        clipped = self._releases.sum_type(current.blocks, prepared.records.device)
+        current.next_sum(prepared.sites).add(clipped, at, batch, stream)
+        q, fractions = current.posterior, self._fit.fractions
         released = self._release(clipped, prepared.sampler, [q.eta, q.precision])
         self._reservation.plan.lose()  # until a posterior follows from it
         noise = self._releases.in_sums(self.noise_multiplier)
@@ -177,10 +184,10 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
             prepared.problem.guide.write(mean, covariance)
         except (ArithmeticError, torch.linalg.LinAlgError):
             raise ConfigurationError(
-                "The posterior left the finite numbers, and stays where it was. The release was "
+                "The posterior left the finite numbers, and was not changed. The release was "
                 f"spent. {self._fit.remedy}"
             ) from None
-        self._fit.known = approximation
+        self._fit.current = approximation
         if self._reservation.plan.finished:
             with torch.enable_grad():
                 self._fit.conclude(self)
@@ -196,11 +203,11 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
             first order. The total never exceeds the prior's covariance.
         :raises ConfigurationError: no step was taken yet.
         """
-        known = self._fit.approximation
-        _, plain = known.moments(False)
-        mean, covariance = known.moments(noise_aware)
+        current = self._fit.approximation
+        _, plain = current.moments(False)
+        mean, covariance = current.moments(noise_aware)
         return Posterior(
-            known.problem.guide.latents, mean, covariance, plain=plain, status=self._fit.status()
+            current.problem.guide.latents, mean, covariance, plain=plain, status=self._fit.status()
         )
 
     @property
@@ -240,14 +247,14 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
                 raise ConfigurationError(self._fit.differs.format(name=name))
         self._reservation.require(state, self._fit.state_names)
         require_fractions(state.get("clipped_fractions"))
-        known = self._fit.known
-        resumed = known and _resumed(known, state, known.posterior.eta.device)
+        current = self._fit.current
+        resumed = current and _resumed(current, state, current.posterior.eta.device)
         self._reservation.load(state)
         self._fit.fractions.load(state.get("clipped_fractions"))
         if resumed is None:
             self._fit.loaded = state
         else:
-            self._fit.known = resumed
+            self._fit.current = resumed
             resumed.problem.guide.write(*resumed.moments(True))
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
@@ -260,41 +267,32 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
         return [kind(f"{found}. {self._fit.remedies[found.cause]}")]
 
     def _shown(self) -> dict[str, Any]:
-        known = self._fit.known
-        moments = self.moments if known is None else known.problem.moments.name
+        current = self._fit.current
+        moments = self.moments if current is None else current.problem.moments.name
         return {"moments": moments} | super()._shown()
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = self._kept.values_before(self.guide)
         problem = self._fit.problem(self, records)
-        size, known = records.plate.size, self._fit.known
-        if known is not None and not torch.equal(problem.places, known.problem.places):
-            raise ModelError("The latents that records see changed between two steps.")
-        if known is not None and problem.moments.name != known.problem.moments.name:
+        size, current = records.plate.size, self._fit.current
+        if current is not None and not torch.equal(problem.places, current.problem.places):
+            raise ModelError("The likelihood's latents changed between two steps.")
+        if current is not None and problem.moments.name != current.problem.moments.name:
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
         note_values(self._reservation, used)
-        if known is None:
-            known = self._fit.start(problem, size, self._releases, new=not used)
+        if current is None:
+            current = self._fit.start(problem, size, self._releases, new=not used)
         else:
-            known = replace(known, problem=problem)
+            current = replace(current, problem=problem)
         if self._fit.loaded is not None:
-            known = _resumed(known, self._fit.loaded, records.device)
-            problem.guide.write(*known.moments(True))
-        self._fit.known, self._fit.loaded = known, None
-        sites = known.site_sum(self.execution.microbatch_size)
-        trace = partial(sites.trace, known.at(size), self._releases.sum_type, sampler.usual_size)
+            current = _resumed(current, self._fit.loaded, records.device)
+            problem.guide.write(*current.moments(True))
+        self._fit.current, self._fit.loaded = current, None
+        sites = current.site_sum(self.execution.microbatch_size)
+        trace = partial(sites.trace, current.at(size), self._releases.sum_type, sampler.usual_size)
         self._kept.traced(trace, problem.likelihood.term, self.model, self.guide)
         return PreparedSites(records, sampler, problem, sites)
-
-
-def _exact_norms(
-    ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
-) -> Tensor:
-    """Norms of the records' sites before clipping, (N,)."""
-    at = ep._fit.approximation.at(prepared.records.plate.size)
-    with torch.no_grad(), private_rng(stream):
-        return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 
 
 def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -> A:

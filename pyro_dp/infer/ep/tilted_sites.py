@@ -133,8 +133,8 @@ class LinearMoments:
         """:raises ModelError: these records do not behave like placeholders."""
         if not self._agrees(z, indices, rows, self._predictors(z, indices, rows)):
             raise ModelError(
-                "The observed distributions depend on the latents otherwise than they did on "
-                "placeholder data. Use DPSEP(..., moments='stein')."
+                "On these records, the observed distributions depend on the latents in another "
+                "form than on placeholders. Use DPSEP(..., moments='stein')."
             )
 
     def _is_monotone(self, angles: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
