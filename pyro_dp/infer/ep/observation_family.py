@@ -415,7 +415,7 @@ _CLOSED: dict[tuple[str, ...], Closed] = {
 
 
 def closed_form(distribution: type, parameters: Sequence[str]) -> Closed | None:
-    """The closed form of a class of torch or Pyro whose parameters, these, all vary; else None."""
+    """The closed form of a built-in distribution with these varying parameters, if any."""
     if not _is_built_in(distribution):
         return None
     return _CLOSED.get((distribution.__name__, *parameters))

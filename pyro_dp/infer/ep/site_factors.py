@@ -291,7 +291,7 @@ class Shared:
 
 
 class Diagonal(Shared):
-    """Diagonal precisions: each coordinate has another one."""
+    """Diagonal precisions: one for each coordinate."""
 
     name = "diagonal"
 
