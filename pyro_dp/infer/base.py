@@ -1,6 +1,6 @@
-"""The base of the inferences from a Pyro model with a private plate, and what it prepares.
+"""The base of inferences from a Pyro model with a private plate.
 
-A step's objects are kept from one step to the next as long as they hold.
+The objects of a step are reused until arguments, code or parameters change.
 """
 
 import abc
@@ -56,11 +56,11 @@ P = TypeVar("P", bound=Prepared)
 
 
 class Preparation(Generic[P]):
-    """Keeps the objects of the last step, and knows whether they still hold.
+    """Keeps the objects of the last step, and detects whether they are current.
 
     :param jit: "none", "trace" or "compile".
-    :ivar prepared: None before the first look.
-    :ivar callbacks: those of a run that begins, until they are looked at.
+    :ivar prepared: the objects; None before the first step.
+    :ivar callbacks: callbacks of a new run that were not checked yet.
     """
 
     def __init__(self, model: Callable, jit: str):
@@ -71,20 +71,20 @@ class Preparation(Generic[P]):
         self._handed: tuple[bool, set[str]] | None = None  # the same, from another inference
         self.prepared: P | None = None
         self._first: Records | None = None  # the first step's
-        self._handlers: list[Any] = []  # those around the last build
+        self._handlers: list[Any] = []  # around the last build
         self.callbacks: Sequence[Callable] = ()
 
     def current(self, args: tuple, kwargs: dict) -> P | None:
-        """The objects for these arguments; None if these, traced code or parameters are new."""
-        known, handlers = self.prepared, self._handlers
-        if known is None or not (known.records.same_as(args, kwargs) and known.is_current()):
+        """The kept objects; None if arguments, handlers, traced code or parameters changed."""
+        kept, handlers = self.prepared, self._handlers
+        if kept is None or not (kept.records.same_as(args, kwargs) and kept.is_current()):
             return None
         if len(_PYRO_STACK) != len(handlers) or not all(map(operator.is_, _PYRO_STACK, handlers)):
             return None
         if self.traces_left and self._watched and self._watched.changed:
             return None
-        self.look_at_callbacks(known.records)
-        return known
+        self.look_at_callbacks(kept.records)
+        return kept
 
     def first(self, steps: int) -> Records | None:
         return self._first if steps else None
@@ -96,7 +96,7 @@ class Preparation(Generic[P]):
         return prepared
 
     def look_at_callbacks(self, records: Records) -> None:
-        """:raises ModelError: one of them holds the data; names it."""
+        """:raises ModelError: a callback holds the data."""
         if not self.callbacks:
             return
         found = References(*self.callbacks, without=_HAVE_DATA)
@@ -108,14 +108,13 @@ class Preparation(Generic[P]):
         self.callbacks = ()
 
     def traced(self, trace: Callable[[Compiler], Any], term: RecordTerm, *users: Callable) -> Any:
-        """The result of tracing; None, with a warning, if no graph can be had.
+        """The result of tracing; None, with a warning, if there is no graph.
 
         :param users: model and guide.
         """
         if not (self.traces_left and term.vectorizes):
             return None
-        watched = (*users, *user_code(term.loss), *term.records.constants)
-        self._watched = CapturedState(*watched)
+        self._watched = CapturedState(*users, *user_code(term.loss), *term.records.constants)
         self.traces_left -= 1
         try:
             if not self.traces_left:
@@ -130,17 +129,17 @@ class Preparation(Generic[P]):
             return None
 
     def values_before(self, guide: Callable) -> tuple[bool, set[str]]:
-        """Whether the guide has been run, and the parameters there are, before a first build."""
+        """Before a first build: whether the guide was run, and the names of all parameters."""
         handed, self._handed = self._handed, None
         self._before = handed or (initialised(guide), set(pyro.get_param_store().keys()))
         return self._before
 
     def take_over(self, other: "Preparation") -> None:
-        """Parameters that the look of another inference made are not earlier values here."""
+        """Do not count parameters that another inference's look made as earlier values."""
         self._handed = other._before
 
     def start_anew(self, guide: Callable) -> None:
-        """Drop parameters that the other inference's look made. They may have its shapes."""
+        """Delete parameters that the other inference's look made. They may have its shapes."""
         if self._handed is not None and not initialised(guide):
             store = pyro.get_param_store()
             for name in store.keys() - self._handed[1]:
@@ -148,7 +147,7 @@ class Preparation(Generic[P]):
 
 
 def note_values(reservation: Reservation, earlier: bool) -> None:
-    """Note in the ledger if there were values before the first step."""
+    """Note in the ledger that there were values before the first step."""
     if earlier and not reservation.plan.done:
         text = _EARLIER.format(name=reservation.inference)
         reservation.accountant.note_earlier_values(text)
@@ -163,7 +162,7 @@ _PRIVATE_GAUSSIAN = "the posterior() of a run with AutoMultivariateNormal(model)
 
 
 def laplace_approximation(guide: AutoLaplaceApproximation, *args: Any, **kwargs: Any) -> AutoGuide:
-    """Pyro's method of a guide that a private inference fits: it reads all data, without noise."""
+    """Pyro's method of the same name, after a warning: it reads all data without noise."""
     warn_not_private("laplace_approximation", "records", _PRIVATE_GAUSSIAN)
     return type(guide).laplace_approximation(guide, *args, **kwargs)
 
@@ -195,11 +194,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self._kept = Preparation[P](model, self._usual_jit if jit == "auto" else jit)
 
     def _look_at(self, args: tuple, kwargs: dict) -> P:
-        """The objects for these arguments. Data, code or parameters that are new make new ones."""
-        known = self._kept.current(args, kwargs)
-        if not self._releases.must_look(known is None, self.sampling.rate):
-            assert known is not None
-            return known
+        """The objects for these arguments, rebuilt if data, code or parameters changed."""
+        current = self._kept.current(args, kwargs)
+        if not self._releases.must_look(current is None, self.sampling.rate):
+            assert current is not None
+            return current
         with _named_arguments(self.model, args, kwargs):
             records = first_look(
                 self.model,
@@ -225,9 +224,9 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _release(
         self, clipped: ClippedSum, sampler: RecordSampler, public: Sequence[Tensor] = (), *own: Any
     ) -> list[Tensor]:
-        # Here no step can forget the model's constants.
-        known = self._kept.prepared
-        constants = known.public(self._releases) if known else []
+        # Adding the model's constants here ensures that no step omits them.
+        kept = self._kept.prepared
+        constants = kept.public(self._releases) if kept else []
         return super()._release(clipped, sampler, [*constants, *public], *own)
 
     @abc.abstractmethod
@@ -236,13 +235,13 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     @property
     def _others(self) -> tuple[Any, ...]:
-        """Objects of users, beside model and guide, on which releases depend."""
+        """Objects of users on which releases depend, other than model and guide."""
         return ()
 
 
 @contextlib.contextmanager
 def _named_arguments(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
-    """Errors of a first look name the arguments, and those that were taken for data."""
+    """Add the arguments to errors of a first look, and name those that were read as data."""
     try:
         yield
     except ModelError as error:

@@ -1,6 +1,6 @@
 """DPSVI: variational inference with a private likelihood.
 
-It makes the looks of :class:`~pyro_dp.DPSEP` where they serve. Elsewhere it takes the gradient
+It makes the looks of :class:`~pyro_dp.DPSEP` for models that they suit, and otherwise the gradient
 steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 """
 
@@ -51,11 +51,11 @@ from pyro_dp.utils.errors import (
     warn_user,
 )
 
-_MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
+_MOST_CURVATURES = 20  # latents, if each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"
 _TURNS = "Records see products of latents that no deterministic site outside the plate names"
-_PER_RECORD = "The guide has parameters per record, which no peers share"
-_QUIET = "Records have continuous latents, and looks without noise at them may not settle"
+_PER_RECORD = "The guide has parameters per record, which peers cannot share"
+_QUIET = "Records have continuous latents, so looks without noise may not converge"
 _MANY = "There are too many latents for a matrix of curvatures"
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. The reason: {reason}. DPSEP has "
@@ -71,20 +71,20 @@ _NOT_FITTED = (
 
 
 class NoEvidence(ModelError):
-    """Model or guide are not made for looks. It is decided without the records."""
+    """Looks do not suit model or guide. The decision does not depend on the records."""
 
 
 class ServedLooks(FitByLooks):
-    """Looks at models that they serve.
+    """Looks for models that they suit.
 
-    :ivar rows: parameters per record, which the run ends with; None: there are none.
+    :ivar rows: the final fit of parameters per record; None: there are none.
     """
 
     rows: FittedRows | None = None
 
     def problem(self, run: StochasticEP[EPState], records: Records) -> EPProblem:
-        """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
-        own, plate = (run.model, run.guide, records), records.plate
+        """:raises NoEvidence: gradient steps suit model and guide better, by public criteria."""
+        inputs, plate = (run.model, run.guide, records), records.plate
         microbatch = run.execution.microbatch_size
         guide, read, self.rows = run.guide, read_guide, None
         try:
@@ -92,9 +92,9 @@ class ServedLooks(FitByLooks):
             if plate.continuous:
                 if run._reservation.noise_multiplier == 0:
                     raise NoEvidence(_QUIET)
-                self.rows = FittedRows.find(*own, microbatch)
+                self.rows = FittedRows.find(*inputs, microbatch)
             if self.rows:  # an integral replaces the guide's sites inside the plate
-                guide, read = Outside(plate)(guide), lambda *_: read_guide(*own, globally=True)
+                guide, read = Outside(plate)(guide), lambda *_: read_guide(*inputs, globally=True)
             term = record_term(model, guide, records, microbatch)
             if term.answers:
                 raise NoEvidence(_BRANCHES)
@@ -112,49 +112,49 @@ class ServedLooks(FitByLooks):
         if self.rows:
             if not run._releases.peers.alone:
                 raise NoEvidence(_PER_RECORD)
-            run.accountant.note(NOTE.format(names=self.rows.names))
+            run.accountant.note(NOTE.format(names=self.rows.term.local.listed))
         return problem
 
 
 class Looks(EPByLooks):
-    """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
+    """The looks of :class:`~pyro_dp.DPSEP`, in loops that may be longer than the looks."""
 
     _fit: ServedLooks
     _known_as = "DPSVI"
 
     @whole_step
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Make the next look, if one is left. The steps after the last look cost nothing.
+        """Make the next look, if one is left. Steps after the last look cost nothing.
 
         :returns: nan.
         """
         plan = self._reservation.plan
         if self._fit.loaded is None and not (self._steps and plan.finished):
             self._reservation.require_step()
-        self._look_at(args, kwargs)  # takes up a state, and refuses other data
+        self._look_at(args, kwargs)  # resumes a state, and refuses other data
         if self._steps and plan.finished:
             return math.nan
-        loops = self.last_run is None  # over step()
-        if loops and self._steps == 0:
+        in_loop = self.last_run is None  # over step()
+        if in_loop and self._steps == 0:
             warn_user(PrivacyWarning(NAN))
         super().step(*args, **kwargs)
-        if loops and plan.finished:
+        if in_loop and plan.finished:
             for warning in self._conclude():
                 warn_user(warning)
         return math.nan
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
-        """As :meth:`DPSVI.state_dict`. Rows per record are no part of it: a run ends with them."""
+        """As :meth:`DPSVI.state_dict`, without parameters per record, which the run's end fits."""
         return super().state_dict()
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
         found = super()._conclude(status)
-        known = self._fit.known
-        guide = known.problem.guide if known else None
+        current = self._fit.current
+        guide = current.problem.guide if current else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
             name = getattr(self.guide, "__name__", type(self.guide).__name__)
             warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
-        if known and self._fit.rows:
+        if current and self._fit.rows:
             self._fit.rows.fit()
         return found
 
@@ -164,69 +164,67 @@ class DPSVI(Readable, InPlaceOfSVI):
 
     Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and ``loss``. After the
     last step the guide holds the result of :meth:`posterior`. docs/dpsvi.md has examples. The first
-    step chooses one of two methods by the model, on placeholders:
+    step runs the model on placeholders to choose one of two methods:
 
-    * *Looks.* A run makes some ten looks at all records, as :class:`DPSEP` does. They serve
+    * *Looks.* A run makes some ten looks at all records, as :class:`DPSEP` does. This is for
       generalised linear models, also with hierarchical priors, and other smooth likelihoods of up
       to 20 latents. One or two continuous latents of each record are integrated out
       (:mod:`pyro_dp.records.quadrature`). The guide is Gaussian, an ``AutoDelta``, or written by
       hand. Unless it is Gaussian, it is fitted to the posterior after the last look
       (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`), and so are its rows of
-      parameters per record. The result does not depend on
-      ``optim``, ``loss``, ``num_steps``, the sample rate or ``jit``.
-    * *Gradients* (Algorithm 1 of DPVI). Each step samples records. Their gradients are clipped to
-      norm C and summed, with noise N(0, (sigma C)^2 I). The public sample rate divides the sum. All
-      that lies outside the private plate carries no data and enters exactly. The guide ends at the
-      mean of the last half of the iterates, and parameters that have not converged keep the last
-      one. Intervals of Gaussian global latents include the noise in that mean. If the steps have
-      not settled, the status is ``check``, and a :class:`ConvergenceWarning` ends the run.
+      parameters per record. The result does not depend on ``optim``, ``loss``, ``num_steps``, the
+      sample rate or ``jit``.
+    * *Gradients* (Algorithm 1 of DPVI). Each step samples records, clips their gradients to norm C
+      and sums them, with noise N(0, (sigma C)^2 I). The public sample rate divides the sum. Sites
+      outside the private plate carry no data and enter exactly. The guide ends at the mean of the
+      last half of the iterates, and parameters that have not converged keep the last one. Intervals
+      of Gaussian global latents include the noise in that mean. If the steps have not settled, the
+      status is ``check``, and the run ends with a :class:`ConvergenceWarning`.
 
-    Every other model takes gradients: three or more latents per record, amortised guides, networks,
-    flows, and records that see products of latents. (Name a product by ``pyro.deterministic``
-    outside the plate, and looks are made at it.) Any model takes gradients if you use one of their
-    settings. These are a noise multiplier above 0, a ``clip``, a :class:`RowAdam` and a loss of
-    your own.
+    All other models take gradients: three or more latents per record, amortised guides, networks,
+    flows, and likelihoods of products of latents. (Name a product by ``pyro.deterministic`` outside
+    the plate, and looks are made at it.) Some settings make any model take gradients. These are a
+    noise multiplier above 0, a ``clip``, a :class:`RowAdam` and a loss of your own.
 
     **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
     delta)-differentially private for one element of the private plate, for finite data. Epsilon is
     ``accountant.get_epsilon()``, under the accountant's neighbouring relation. Looks have the proof
     of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step is one Gaussian event of noise
     multiplier sigma (:class:`~pyro_dp.infer.svi.stochastic_gradient_vi.StochasticGradientVI`). The
-    method is chosen without the records.
+    choice of the method does not depend on the records.
 
     **Not protected.**
 
     * The number N of records, the sample rate, all other settings, and running times.
-    * Arguments without a row per record, and numbers made from the data beforehand that no check
-      can recognise.
+    * Arguments without a row per record, and numbers computed from the data beforehand that no
+      check can recognise.
     * Values that parameters or optimizer had before.
-    * The choice of model and settings, if it was made by looking at the data.
-    * State that a model keeps where Python cannot look (files, other processes).
+    * The choice of model and settings, if it depends on the data.
+    * State that a model keeps outside Python (files, other processes).
     * Errors of the structural checks, which are for the curator.
     * Parameters with a row per record, in guides with latents per record. Row i is learnt from
-      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and a guide's
-      results about the training records' own latents, are for the curator. Results about global
-      latents are covered.
+      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and results about
+      latents of the training records, are for the curator. Results about global latents are
+      covered.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
-    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
-        plate have parameters that are computed from the record (amortisation), or a row of
-        parameters per record. A row is read at the plate's index, ``loc[idx]``, or subsampled by
-        Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``). Record i must be the same individual
-        in every step.
-    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its own
+    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Parameters of latents
+        inside the plate are computed from the record (amortisation), or have a row per record. A
+        row is read at the plate's index, ``loc[idx]``, or subsampled by Pyro (``event_dim``,
+        ``AutoNormal``, ``AutoDelta``). Record i must be the same individual in every step.
+    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its
         ``clip_norm`` clips the finished gradient, which protects nobody and costs nothing.
         :meth:`run` calls the ``step()`` of a scheduler after each private step. A
         ``ReduceLROnPlateau`` gets the private loss and needs ``Clip.loss``. In a loop over
         :meth:`step` you call it yourself, as with ``SVI``. A :class:`RowAdam`, or a tuple of both,
-        sets the Adam that moves rows of parameters per record, each on its own, without noise. By
-        default its step size is 0.1, and falls to 0.01 in the second half.
+        sets the Adam for rows of parameters per record, which moves each row separately without
+        noise. By default its step size is 0.1, and falls to 0.01 in the second half.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
-        particles. Forms with ``Jit`` are taken as those without, and ``TraceGraph_ELBO`` as
-        ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model marks latents to be enumerated,
-        else ``Trace_ELBO``. Global draws without a reparameterisation need
-        ``Clip(of="parameters")``. Or a loss of your own, as for Pyro's ``SVI``: a function
+        particles. Forms with ``Jit`` count as those without, and ``TraceGraph_ELBO`` as
+        ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model enumerates latents, else
+        ``Trace_ELBO``. Global draws without a reparameterisation need
+        ``Clip(of="parameters")``. A loss of your own is a function
         ``loss(model, guide, *args, **kwargs)``, or a subclass of ``ELBO`` with
         ``differentiable_loss``. It must be a sum over sites, which is checked on made-up rows.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
@@ -305,19 +303,20 @@ class DPSVI(Readable, InPlaceOfSVI):
     def run(
         self, *args: Any, progress: bool = True, callbacks: Sequence[Callback] = (), **kwargs: Any
     ) -> RunResult:
-        """Make the looks, or the steps that are left of ``num_steps``, with a progress bar.
+        """Make the looks, or the remaining steps of ``num_steps``, with a progress bar.
 
         Interrupts, callbacks, early stops and the result are those of
         :meth:`~pyro_dp.mechanism.iterative.IterativeMechanism.run`.
 
-        :param args: the data, as of the model; so are kwargs.
+        :param args: the model's arguments, which hold the data; so are kwargs.
         :raises ConfigurationError: all steps are done. A callback returns neither None nor a bool.
             A scheduler needs a metric, and there is no private loss.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the run does not fit the budget; nothing was spent.
         """
-        options: Any = {"progress": progress, "callbacks": callbacks}
-        return self._on_data(lambda each: each.run(*args, **options, **kwargs))
+        return self._on_data(
+            lambda each: each.run(*args, progress=progress, callbacks=callbacks, **kwargs)
+        )
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Make one look or one private gradient step from the full data.
@@ -333,8 +332,8 @@ class DPSVI(Readable, InPlaceOfSVI):
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
 
-        It follows from the looks and the exact prior. In a run of gradients it is the guide's part
-        for the global latents, with the noise in their mean. Its ``status`` says whether the
+        Looks and the exact prior determine it. In a run of gradients it is the guide's distribution
+        of the global latents, with the noise in their mean. Its ``status`` says whether the
         intervals can be published.
 
         :param noise_aware: include the uncertainty that the noise adds.
@@ -353,11 +352,11 @@ class DPSVI(Readable, InPlaceOfSVI):
         raise ConfigurationError(_NO_EVIDENCE.format(reason=self._reason))
 
     def state_dict(self, **options: bool) -> dict[str, Any]:
-        """Everything that a new object needs to go on with this run.
+        """Everything that a new object needs to continue this run.
 
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it. A resumed run draws fresh ones, also with a seed, because
-        releases may have followed the state.
+        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. It has
+        no random streams. A resumed run draws fresh ones, also with a seed, because releases may
+        have followed the state.
 
         :param options: ``include_private_local_state=True`` adds the rows of parameters per record,
             with their moments, to a state of gradients. They are as sensitive as the data, and no
@@ -369,12 +368,12 @@ class DPSVI(Readable, InPlaceOfSVI):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. A state decides between looks and gradients.
 
-        After a crash: open the accountant's journal, then load the last state. The ledger stays
-        that of the journal. Releases after the state are paid for and lost, and the remaining steps
-        share the remaining budget. Without a journal, load into a new accountant a state that was
-        saved after the last release.
+        After a crash: open the accountant's journal, then load the last state. The journal's ledger
+        stays. Releases after the state are paid for and lost, and the remaining steps share the
+        remaining budget. Without a journal, load a state that was saved after the last release into
+        a new accountant.
 
-        Rows of parameters per record are taken up if the state has them, and stay otherwise.
+        Rows of parameters per record are loaded if the state has them, and stay otherwise.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
@@ -392,7 +391,7 @@ class DPSVI(Readable, InPlaceOfSVI):
         return self._inference.last_run
 
     def _on_data(self, call: Callable[[Any], Any]) -> Any:
-        """The call's result from the method that serves the model."""
+        """The call's result from the method that suits the model."""
         try:
             return call(self._inference)
         except NoEvidence as error:
@@ -418,8 +417,8 @@ class DPSVI(Readable, InPlaceOfSVI):
         """Settings and results of the method that runs, and settings of gradients."""
         if name.startswith("__") or "_inference" not in vars(self):
             raise AttributeError(name)
-        runs, other = self._inference, self._gradients
-        return getattr(runs if name in dir(runs) else other, name)
+        active = self._inference
+        return getattr(active if name in dir(active) else self._gradients, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -430,9 +429,6 @@ class DPSVI(Readable, InPlaceOfSVI):
 
     def __repr__(self) -> str:
         return repr(self._inference)
-
-    def _repr_html_(self) -> str:
-        return self._inference._repr_html_()
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")

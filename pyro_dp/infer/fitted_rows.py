@@ -1,4 +1,4 @@
-"""Rows of parameters per record, fitted to the global latents of a finished guide."""
+"""Parameters per record, fitted to the global latents of a finished guide."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ _AMORTISED = "Records share parameters of the guide for latents of their own."
 
 @dataclass(frozen=True)
 class FittedRows:
-    """Parameters per record, which a run of looks ends with.
+    """The fit of parameters per record at the end of a run of looks.
 
-    :param term: one record's, with the guide's sites inside the plate.
+    :param term: one record's term, with the guide's sites inside the plate.
     """
 
     term: RecordTerm
@@ -39,12 +39,12 @@ class FittedRows:
     def find(
         model: Callable, guide: Callable, records: Records, microbatch_size: int | None
     ) -> "FittedRows | None":
-        """None: the guide has no such parameters.
+        """None if the guide has no parameters per record.
 
         :raises ModelError: the guide's sites inside the plate have other parameters, too.
         """
         with forked_rng():
-            # Before any other run, which a new autoguide would keep in memory of its parameters.
+            # Before any other run: a new autoguide makes its parameters from the first one.
             initialise_parameters(model, guide, records)
         sites, *_ = OnPlaceholders(records).sites(model, guide)
         if not any(map(records.plate.holds, sites.values())):
@@ -54,13 +54,9 @@ class FittedRows:
             raise ModelError(_AMORTISED)
         return FittedRows(term, model, guide)
 
-    @property
-    def names(self) -> str:
-        return self.term.local.listed
-
     @torch.enable_grad()
     def fit(self) -> None:
-        """Move each record's row by its own gradients, as steps of SVI would.
+        """Fit each record's row by gradient steps, as SVI would.
 
         Nothing is released. The rows are for the curator, and no guarantee covers them.
         """
@@ -77,11 +73,11 @@ class FittedRows:
                     rows.step(chosen, gradients(particle, chosen))
 
     def _draw(self) -> Particle:
-        own = (self.term.loss, self.model, self.guide, self.term.records)
-        return draw_particle(*own, local=self.term.local)
+        term = self.term
+        return draw_particle(term.loss, self.model, self.guide, term.records, local=term.local)
 
     def _gradients(self, like: Particle, size: int) -> Gradients:
-        """A function that gives gradients of records' own rows, by a graph if there is one.
+        """A function that returns the gradients of records' rows, by a graph if possible.
 
         :param like: a draw.
         :param size: largest number of records at a time.
@@ -94,10 +90,10 @@ class FittedRows:
 
         def at_once(*inputs: Tensor) -> list[Tensor]:
             counts = [len(names), 1, len(term.records.placeholder())]
-            latents, (indices,), rows, own = parted(inputs, counts)
+            latents, (indices,), rows, rest = parted(inputs, counts)
             particle = replace(like, latents=dict(zip(names, latents, strict=True)))
-            own_rows = dict(zip(term.local.leaves, own, strict=True))
-            found = term.at_once(particle, Batch(indices, rows, local_rows=own_rows))
+            local_rows = dict(zip(term.local.leaves, rest, strict=True))
+            found = term.at_once(particle, Batch(indices, rows, local_rows=local_rows))
             return list(found.local.values())
 
         if term.answers != () or like.fixed or like.indices:
@@ -114,7 +110,7 @@ class FittedRows:
             try:
                 with torch.no_grad():
                     found = called(*latents, *padded_batch(term, chosen, size))
-            except Exception:  # on some record; which one, Pyro's code finds out
+            except Exception:  # Pyro's code finds the record
                 return by_pyro(particle, chosen)
             kept = (each[: len(chosen)] for each in found)
             return dict(zip(term.local.leaves, kept, strict=True))

@@ -1,4 +1,4 @@
-"""Clipped sums over records, by a flat graph that takes a fixed number of them at a time."""
+"""Clipped sums over records, by a flat graph for batches of a fixed size."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,10 +15,7 @@ from pyro_dp.records.record_term import RecordTerm
 
 CHECKED_STEPS = 3
 
-Contribute = Callable[
-    [list[Tensor], list[Tensor], Tensor, list[Tensor], list[Tensor]],
-    tuple[list[Contributions], list[Tensor]],
-]
+Contribute = Callable[..., tuple[list[Contributions], list[Tensor]]]
 Graph = Callable[..., Sequence[Tensor]]
 
 
@@ -26,26 +23,26 @@ Graph = Callable[..., Sequence[Tensor]]
 class PaddedBatch:
     """Records of a pass."""
 
-    chosen: Tensor  # their indices, (B,)
-    inputs: list[Tensor]  # the graph's: indices, rows, local parameters and draws, padded
-    sampled: list[Tensor]  # (B, ...) each, the local draws
+    chosen: Tensor  # indices, (B,)
+    inputs: list[Tensor]  # inputs of the graph: indices, rows, local parameters and draws, padded
+    sampled: list[Tensor]  # local draws, (B, ...) each
 
 
 class PaddedSum:
     """A graph of the records' contributions, clipped and summed.
 
-    A smaller batch is padded with records of weight zero, so that there is one graph only. It is
-    traced on placeholders: a graph must not depend on data.
+    Records of weight zero fill up a smaller batch, so one graph suffices. It is traced on
+    placeholders, because a graph must not depend on data.
 
-    :param contribute: from (bounds, public, indices, rows, rest) of B records it makes their
-        blocks, and further outputs, (B, ...) each. The rest is rows of local parameters, then
+    :param contribute: function of (bounds, public, indices, rows, rest) of B records. It returns
+        their blocks, and further outputs, (B, ...) each. The rest is rows of local parameters, then
         local draws.
-    :param public: further inputs, in the form that they will always have.
+    :param public: further inputs, with their final shapes and dtypes.
     :param size: number of records in a pass.
-    :param sampling: makes the local draws of the records, (B, ...) each, from public, indices and
-        the rest; None: there are none.
-    :param marks: whether the last output marks records that do not count, (B,).
-    :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
+    :param sampling: function of public, indices, rows and local parameters that makes local draws,
+        (B, ...) each; None: there are none.
+    :param marks: the last output marks records that do not count, (B,).
+    :raises NotTraceable: contributions need more than a fixed sequence of tensor operations.
     """
 
     def __init__(
@@ -71,11 +68,11 @@ class PaddedSum:
 
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
-            bounds, (weights,), own, (indices,), rows, rest = parted(inputs, counts)
-            values, beside = contribute(bounds, own, indices, rows, rest)
+            bounds, (weights,), extra, (indices,), rows, rest = parted(inputs, counts)
+            values, outputs = contribute(bounds, extra, indices, rows, rest)
             if marks:
-                weights = weights * ~beside[-1].unsqueeze(1)
-            return [*add(values, bounds, weights), *beside]
+                weights = weights * ~outputs[-1].unsqueeze(1)
+            return [*add(values, bounds, weights), *outputs]
 
         batch = placeholder_batch(term, size)
         inputs = [
@@ -88,12 +85,10 @@ class PaddedSum:
         self._graph = compiler(trace(sums, inputs), inputs)
 
     def batch(self, public: Sequence[Tensor], chosen: Tensor) -> PaddedBatch:
-        """A batch of at most ``size`` records, with draws of their own."""
+        """A batch of at most ``size`` records, with new local draws."""
         inputs = padded_batch(self._term, chosen, self.size)
-        sampled: list[Tensor] = []
-        if self._sampling:
-            with torch.no_grad():
-                sampled = list(self._sampling(*public, *inputs))
+        with torch.no_grad():
+            sampled = list(self._sampling(*public, *inputs)) if self._sampling else []
         return PaddedBatch(chosen, [*inputs, *sampled], [x[: len(chosen)] for x in sampled])
 
     def add(
@@ -101,14 +96,14 @@ class PaddedSum:
     ) -> list[Tensor]:
         """Clip and add these records. If the graph fails, nothing was added.
 
-        :param also: sums of the same blocks that they are added to, too.
+        :param also: further sums of the same blocks.
         :returns: the further outputs of the graph.
         """
         count = len(batch.chosen)
         with torch.no_grad():
             bounds = self._bounds_of(clipped.blocks)
             found = self._graph(*bounds, self._weights(count), *public, *batch.inputs)
-            for each in (*also, clipped):  # the release's last: nothing fails after it
+            for each in (*also, clipped):  # the release comes last: nothing fails after it
                 each.add_sums(found[: self._num_blocks])
         return [each[:count] for each in found[self._num_blocks :]]
 
@@ -117,7 +112,7 @@ class PaddedSum:
         if bounds != self._bounds[0]:  # an adaptive one moves in every step
             device = self._term.records.device
             tensors = [torch.full((), b, dtype=torch.float64, device=device) for b in bounds]
-            self._bounds = bounds, tensors  # each its own: a graph tells its inputs by identity
+            self._bounds = bounds, tensors  # separate: a graph identifies inputs by identity
         return self._bounds[1]
 
     def _weights(self, count: int) -> Tensor:
@@ -126,7 +121,7 @@ class PaddedSum:
 
 
 def padded_batch(term: RecordTerm, chosen: Tensor, size: int) -> list[Tensor]:
-    """Indices, rows of data and of local parameters. The first record stands for missing ones."""
+    """Indices, rows of data and of local parameters. The first record fills up missing ones."""
     missing = size - len(chosen)
     indices = torch.cat([chosen, chosen[:1].expand(missing)]) if missing else chosen
     rows = [*term.records.rows(indices, distinct=not missing), *term.local.rows(indices).values()]
@@ -134,7 +129,7 @@ def padded_batch(term: RecordTerm, chosen: Tensor, size: int) -> list[Tensor]:
 
 
 def placeholder_batch(term: RecordTerm, size: int) -> list[Tensor]:
-    """So many public placeholders: indices, rows of data and of local parameters."""
+    """Placeholders for ``size`` records: indices, rows of data and of local parameters."""
     records = term.records
     indices = torch.zeros(size, dtype=torch.long, device=records.device)
     rows = [
@@ -145,12 +140,12 @@ def placeholder_batch(term: RecordTerm, size: int) -> list[Tensor]:
 
 
 def pass_size(batch: int, limit: int | None) -> int:
-    """Size of equal passes, none above the limit, that a batch of this size takes."""
+    """Size of a batch's equal passes, at most the limit."""
     limit = limit or batch
     return math.ceil(batch / math.ceil(batch / limit))
 
 
 def parted(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
-    """Consecutive parts of these sizes, and the rest."""
+    """The list, split into parts of these sizes and the rest."""
     rest = iter(flat)
     return [list(islice(rest, size)) for size in sizes] + [list(rest)]

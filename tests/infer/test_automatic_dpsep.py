@@ -494,7 +494,7 @@ def test_a_finished_run_is_taken_up_at_no_cost():
     accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
     again = DPSEP(linear, AutoMultivariateNormal(linear), accountant=accountant)
     again.load_state_dict(state)
-    with pytest.raises(ConfigurationError, match=r"taken up by run\(\*data\)"):
+    with pytest.raises(ConfigurationError, match=r"Call run\(\*data\) to resume"):
         again.posterior()
     again.run(*data, progress=False)
     assert torch.equal(again.posterior().mean, found.mean)
@@ -531,7 +531,7 @@ def test_what_was_clipped_is_known_without_a_bit():
     x, y = gaussian_data()
     sep = fitted(linear, (x, y), epsilon=3.0)
     assert sep._fit.fractions.blocks == []
-    clipped, bound = sep.clipped_fraction, sep._fit.known.frame.bound
+    clipped, bound = sep.clipped_fraction, sep._fit.current.frame.bound
     assert "clipped" in repr(sep)
     with pytest.warns(NotPrivateWarning):
         norms = nonprivate(sep).gradient_norms(x, y)
@@ -593,7 +593,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
 def test_the_posterior_follows_from_the_evidence_alone():
     """An early look may lose the scale, so later posteriors start from the evidence."""
     clinic, y = torch.arange(1200) % 6, torch.poisson(torch.linspace(0.5, 2.0, 1200))
-    state = fitted(effects_of_clinics, (clinic, y), epsilon=2.0)._fit.known
+    state = fitted(effects_of_clinics, (clinic, y), epsilon=2.0)._fit.current
     found = state.posterior.mean
     lost = Gaussian.from_moments(found - 20.0, torch.eye(len(found)).double() * 1e-9)
     pooled = state.seen.required_pooled

@@ -52,11 +52,11 @@ def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
         while not sep._reservation.plan.finished:
             sep.step(*data)
             require_whole(sep)
-            assert 0.0 < sep._fit.known.spent <= 1.0
+            assert 0.0 < sep._fit.current.spent <= 1.0
     else:
         sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
-    assert sep._fit.known.spent == 1.0 and sep.accountant.reserved == []
+    assert sep._fit.current.spent == 1.0 and sep.accountant.reserved == []
     for more in (sep.step, sep.run):
         with pytest.raises(PrivacyBudgetExceeded, match="is finished"):
             more(*data)
@@ -97,12 +97,12 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
     sep, data = made(epsilon, sigma), regression_data(500)
     for _ in range(place):
         sep.step(*data)
-    before = 0.0 if sep._fit.known is None else sep._fit.known.spent
+    before = 0.0 if sep._fit.current is None else sep._fit.current.spent
     with monkeypatch.context() as patch:
         patch.setattr(pyro_dp.mechanism.releases, "release", fails)
         with pytest.raises(ZeroDivisionError):
             sep.step(*data)
-    assert sep.accountant.num_releases == place + 1 and sep._fit.known.spent > before
+    assert sep.accountant.num_releases == place + 1 and sep._fit.current.spent > before
     require_whole(sep)
     sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
@@ -114,7 +114,7 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
     sep, data = made(epsilon, sigma), regression_data(500)
     for _ in range(2):
         sep.step(*data)
-    before = sep._fit.known
+    before = sep._fit.current
 
     def overflows(*args, **kwargs):
         raise ArithmeticError
@@ -123,7 +123,7 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
         patch.setattr(EPState, "learned", overflows)
         with pytest.raises(ConfigurationError, match="left the finite numbers"):
             sep.step(*data)
-    assert sep._fit.known.spent == before.spent + before.share
+    assert sep._fit.current.spent == before.spent + before.share
     sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
     require_whole(sep)
 
@@ -134,7 +134,7 @@ def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma,
     sep, data = made(epsilon, sigma), regression_data(500)
     for _ in range(3):
         sep.step(*data)
-    sep._fit.known = replace(sep._fit.known, share=0.4 * (1 - sep._fit.known.spent))
+    sep._fit.current = replace(sep._fit.current, share=0.4 * (1 - sep._fit.current.spent))
     with monkeypatch.context() as patch:
         patch.setattr(pyro_dp.mechanism.releases, "release", fails)
         for _ in range(3):
@@ -175,13 +175,13 @@ def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
         state = sep.state_dict()
         sep.step(*data)
         sep.step(*data)
-        spent = sep._fit.known.spent
+        spent = sep._fit.current.spent
     accountant = PrivacyAccountant(1.0)
     accountant.journal(tmp_path / "journal")
     other = made(accountant=accountant)
     other.load_state_dict(state)
     other.step(*data)
-    assert other._fit.known.spent > spent
+    assert other._fit.current.spent > spent
     other.run(*data, progress=False)
     require_whole(other)
     assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)

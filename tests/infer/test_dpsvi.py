@@ -222,7 +222,7 @@ def test_records_unlike_the_placeholders_are_an_error():
             pyro.sample("y", dist.Normal(x[idx] @ w, scale), obs=y[idx])
 
     svi = swap(model)
-    with pytest.raises(ModelError, match="otherwise than they did on placeholder data"):
+    with pytest.raises(ModelError, match="in another form than on placeholders"):
         svi.step(*regression_data(60))
     assert type(svi._inference) is Looks and svi.accountant.num_releases == 0
 

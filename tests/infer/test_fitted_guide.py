@@ -206,5 +206,5 @@ def test_a_mixture_gets_intervals():
     assert (high - low < 0.6).all()
     low, high = (posterior.quantiles([at])["weights"][0, 0] for at in (3e-5, 1 - 3e-5))
     assert low < near.float().mean() < high
-    assert svi._inference._fit.known.problem.prior._vectorizes
+    assert svi._inference._fit.current.problem.prior._vectorizes
     torch.testing.assert_close(guide.median()["locs"].double(), posterior["locs"].mean)

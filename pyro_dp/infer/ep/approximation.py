@@ -1,6 +1,6 @@
 """The approximate posterior of PaperDPSEP, and how released estimates move it.
 
-How far a step may go and when averaging begins is judged by released numbers: post-processing.
+Step lengths and the start of averaging depend on released numbers alone: post-processing.
 """
 
 import copy
@@ -30,23 +30,21 @@ _STEERED = ("floor", "_way", "_averaged", "_anchor", "taken", "judged", "unsettl
 
 
 class StepControl:
-    """Judgements on G, the gradient of the log posterior at the cavity means.
+    """Controls the steps by G, the gradient of the log posterior at the cavity means.
 
-    *Overshooting.* From anchor a to mean m the log posterior changes by about (m - a)'(G_a + G_m) /
-    2. If it fell by more than noise explains, the estimate at m is left aside. The next step starts
-    from a again, with a larger :attr:`floor` on the precision's eigenvalues, which makes it
-    shorter. A Gaussian posterior never has this.
+    *Overshooting.* From the anchor a to the mean m the log posterior changes by about
+    (m - a)'(G_a + G_m) / 2. If it fell by more than noise explains, the estimate at m is rejected.
+    The next step starts from a again. It is shorter, because :attr:`floor` raises the precision's
+    eigenvalues more. A Gaussian posterior never overshoots.
 
-    *Averaging.* The posterior travels while G' P^-1 G stands out of the noise, for at most half of
-    the steps. Meanwhile each estimate replaces the one before. After that, estimates are averaged.
-    If predictors are curved, as in networks, gradients are weak and turn while the mean moves. Then
-    the travel takes four fifths of the steps.
+    *Averaging.* While G' P^-1 G exceeds its noise, each estimate replaces the one before. This
+    phase takes at most half of the steps, or four fifths if predictors are not linear, as in
+    networks. After that, estimates are averaged.
 
-    *Settling.* Estimates of the last half of the steps can speak against it. One does if it was
-    left aside, or if G' P^-1 G stood out of the noise by more than one nat. If most of them do, the
-    posterior has not :attr:`settled`.
+    *Settling.* An estimate speaks against settling if it was rejected, or if its G' P^-1 G is more
+    than one nat above the noise. Most estimates in the last half of the steps must not.
 
-    :param curved: the predictors are no linear function of the latents.
+    :param curved: the predictors are not linear in the latents.
     :param floor: the first step's floor.
     """
 
@@ -70,23 +68,23 @@ class StepControl:
 
     @property
     def damping(self) -> float:
-        """1 while the posterior travels, then 1/2, 1/3, ...: the average of all estimates since."""
+        """1 while estimates replace each other, then 1/2, 1/3, ...: their running average."""
         return 1 / max(1, self._averaged)
 
     @property
     def settled(self) -> bool:
-        """Whether the estimates of the last half of the steps say so, so far as there are any."""
+        """Whether most estimates in the last half of the steps were accepted and near the mode."""
         return 2 * self.unsettled <= self.judged
 
     def accepts(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
-        """Judge an estimate: whether to use it.
+        """Whether to use an estimate.
 
-        :param mean: m of the cavity that it was made at, (d,).
+        :param mean: m, the mean of its cavity, (d,).
         :param gradient: G there, (d,), with the noise of this step.
         :param precision: P, the posterior's estimated precision, (d, d) or (d,).
         :param noise: covariance of the gradient's noise, of the same shape.
         """
-        accepted = self._uses(mean, gradient, precision, noise)
+        accepted = self._accepts(mean, gradient, precision, noise)
         self.taken += 1
         if self.taken > self._last_half:
             self.judged += 1
@@ -95,13 +93,16 @@ class StepControl:
             )
         return accepted
 
-    def _uses(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
+    def _accepts(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
         self._way -= 1
-        overshot = self._averaged == 0 and self._overshot(mean, gradient, noise)
-        if overshot and self._anchor is not None:
-            _, _, before = self._anchor
-            self.floor = max(4 * self.floor, before)
-            return False
+        if self._averaged == 0 and self._anchor is not None:
+            anchor, gradient_before, size_before = self._anchor
+            step = mean - anchor
+            gain = step @ (gradient_before + gradient)
+            spread = (2 * step @ apply(noise, step)).clamp(min=0.0).sqrt()
+            if gain < -_RELEVANT - _SIGNIFICANT * spread:
+                self.floor = max(4 * self.floor, size_before)
+                return False
         self.floor /= 2
         size = precision.mean() if precision.dim() == 1 else precision.diagonal().mean()
         self._anchor = mean, gradient, size.item()
@@ -110,21 +111,12 @@ class StepControl:
             self._averaged += 1
         return True
 
-    def _overshot(self, mean: Tensor, gradient: Tensor, noise: Tensor) -> bool:
-        if self._anchor is None:
-            return False
-        anchor, before, _ = self._anchor
-        step = mean - anchor
-        gain = step @ (before + gradient)
-        spread = (2 * step @ apply(noise, step)).clamp(min=0.0).sqrt()
-        return bool(gain < -_RELEVANT - _SIGNIFICANT * spread)
-
 
 def _excess(gradient: Tensor, precision: Tensor, noise: Tensor) -> float:
-    """The excess of G' P^-1 G over what noise explains."""
+    """G' P^-1 G, less the largest value that noise alone explains."""
     covariance = inverse(precision)
     squared = gradient @ apply(covariance, gradient)
-    # If there were noise only, it would have this mean and variance.
+    # The mean and variance that noise alone would give it.
     if covariance.dim() == 1:
         relative = covariance * noise
         mean, variance = relative.sum(), 2 * relative.square().sum()
@@ -143,25 +135,25 @@ _UNSETTLED = (
 
 
 class AverageFactor:
-    """f^N, a damped average of released estimates; everything in it is public.
+    """f^N, a damped average of released estimates. All of it is public.
 
-    :attr:`known` is the Gaussian that was released, and that is reported. The next step stands on
-    :meth:`projected`. There, eigenvalues below the noise's own spectral radius are raised to it.
-    That shortens the next step, and is no information about the latents. The precision is raised
-    around the average of the cavity means, where noise in the precision does not matter.
+    :attr:`reported` enters the posterior. The next step starts from :meth:`projected`, which
+    raises eigenvalues of the precision to the noise's spectral radius. This makes the step shorter,
+    and adds no information about the latents. The score at the average cavity mean stays the same,
+    because noise in the precision has no effect there.
 
-    While estimates replace each other (damping 1), steps stand on the average of all precisions so
-    far, which has less noise than the last one.
+    While estimates replace each other (damping 1), :meth:`projected` uses the average of all
+    precisions so far, which has less noise than the last one.
 
-    :param structure: its precision's.
+    :param structure: the structure of the precision.
     :param initial: f^N before the first step.
     :param centre: mean of the initial posterior, (d,).
     """
 
     def __init__(self, structure: Structure, initial: Gaussian, centre: Tensor):
         self.structure = structure
-        self.noise_variance = 0.0  # eta's, in each coordinate, from a centred release
-        self.sampling_variance = 0.0  # eta's, in units of the sum of the records' precisions
+        self.noise_variance = 0.0  # noise in a coordinate of eta, from a centred release
+        self.sampling_variance = 0.0  # in eta, in units of the sum of the records' precisions
         self._average = initial
         self._centre = centre
         self._stepping = initial.precision
@@ -169,27 +161,27 @@ class AverageFactor:
         self._replaced = 0
 
     def state(self) -> dict[str, Any]:
-        others = {name: getattr(self, name) for name in _CHANGING}
-        return others | {"_average": (self._average.eta, self._average.precision)}
+        numbers = {name: getattr(self, name) for name in _CHANGING}
+        return numbers | {"_average": (self._average.eta, self._average.precision)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         vars(self).update({name: state[name] for name in _CHANGING})
         self._average = Gaussian(*state["_average"])
 
     @property
-    def known(self) -> Gaussian:
-        """The average, with no negative precision."""
+    def reported(self) -> Gaussian:
+        """The average, without negative eigenvalues of the precision."""
         precision = floored(self._average.precision, 0.0)
         return self._average.with_precision(precision, self._centre)
 
     def hidden(self) -> int:
-        """The number of directions in which the next step's precision may be below its noise."""
+        """The number of directions in which the precision is below its noise."""
         stepping = self._stepping
         values = stepping if stepping.dim() == 1 else torch.linalg.eigvalsh(stepping)
         return int((values < self._radius).sum())
 
     def projected(self, least: float = 0.0) -> Gaussian:
-        """The average, with no precision below the noise level, nor below ``least``."""
+        """The average, with eigenvalues of the precision at least at its noise and ``least``."""
         radius = torch.as_tensor(self._radius, dtype=torch.float64).clamp(min=least)
         return self._average.with_precision(floored(self._stepping, radius), self._centre)
 
@@ -206,7 +198,7 @@ class AverageFactor:
         """f <- (1 - damping) f + damping f_hat, in natural parameters.
 
         :param noise: standard deviation of the noise in a coordinate of the estimate's eta.
-        :param weight: kappa, so that a coordinate of the precision has noise / weight.
+        :param weight: kappa. A coordinate of the precision has noise / kappa.
         :returns: Euclidean norm of the change of (eta, kappa Lambda).
         """
         before = self._average
@@ -236,13 +228,13 @@ class Approximation:
     """q = prior * f^N; everything in it is public.
 
     :param blocks: blocks of a release: sites, and possibly the bit of being within the bound.
-    :param weight: kappa, as of :class:`SiteSum`, as is centred.
+    :param weight: kappa, as for :class:`SiteSum`; so is centred.
     :param steered: whether the step control chooses the damping.
-    :param average: f^N on the latents that records see, from all estimates.
+    :param average: f^N of the latents that the likelihood depends on, from all estimates.
     :param posterior: q.
     :param prior: the prior as a factor, refined at the posterior of the step before.
-    :param factor: f^N on all latents, as the next step stands on it.
-    :param mean_noise: variance of the noise in the mean, (d,), for precisions without correlations.
+    :param factor: f^N on all latents, projected for the next step.
+    :param mean_noise: variance of the noise in the mean, (d,), for diagonal precisions.
     """
 
     problem: EPProblem
@@ -271,7 +263,7 @@ class Approximation:
         return sites
 
     def at(self, size: int) -> Gaussian:
-        """q / f, the public distribution that each of ``size`` records' sites is made at."""
+        """The public cavity q / f of each of ``size`` records."""
         return self.posterior / self.factor ** (1 / size)
 
     def updated(
@@ -283,24 +275,23 @@ class Approximation:
         damping: float | None,
         sample_rate: float,
     ) -> tuple[float, "Approximation"]:
-        """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate.
+        """f <- (1 - damping) f + damping f_hat, unless the step control rejects the estimate.
 
-        :param released: block by block; the first has the coordinates of f_hat^N.
-        :param at: the cavity that :meth:`at` returned for it.
+        :param released: one tensor a block; the first has the coordinates of f_hat^N.
+        :param at: the cavity, from :meth:`at`.
         :param multiplier: sd of the noise in units of the bound.
-        :param damping: None: as the step control says.
+        :param damping: None: the step control chooses it.
         :returns: Euclidean norm of the change of (eta, kappa Lambda), and the new approximation.
         """
         average, control = copy.copy(self.average), copy.copy(self.control)
-        noise, cavity = self.blocks[0].noise(multiplier), at
-        estimate = self._estimate(released[0], cavity)
+        noise, mean = self.blocks[0].noise(multiplier), at.mean[self.problem.places]
+        estimate = self._estimate(released[0], mean)
         change, noise_in_mean = 0.0, self.mean_noise
         if damping is not None or control.accepts(
-            *self._judged(estimate, cavity.mean, noise, sample_rate)
+            *self._judged(estimate, at.mean, noise, sample_rate)
         ):
             damping = control.damping if damping is None else damping
             noise_in_mean = self._mean_noise_after(damping * noise, damping)
-            mean = cavity.mean[self.problem.places]
             change = average.update(
                 estimate, mean, damping, noise=noise, weight=self.weight, sample_rate=sample_rate
             )
@@ -308,9 +299,9 @@ class Approximation:
         return change, moved.advanced()
 
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
-        """Mean and covariance: (d, d), or (d,) for precisions without correlations."""
+        """Mean and covariance: (d, d), or (d,) for diagonal precisions."""
         mean = self.posterior.mean
-        plain = inverse((self.prior * self.problem.on_all(self.average.known)).precision)
+        plain = inverse((self.prior * self.problem.on_all(self.average.reported)).precision)
         if not noise_aware:
             return mean, plain
         aware = (1 + self.average.sampling_variance) * plain + self._privacy_noise(mean, plain)
@@ -345,7 +336,7 @@ class Approximation:
         }
 
     def resumed(self, state: Mapping[str, Any]) -> "Approximation":
-        """The approximation that :meth:`state` saved, on this problem."""
+        """The approximation from a :meth:`state`, for this problem."""
         average, control = copy.copy(self.average), copy.copy(self.control)
         average.load(state["average"])
         control.load(state["control"])
@@ -354,25 +345,25 @@ class Approximation:
         return replace(self, average=average, control=control, mean_noise=noise, **gaussians)
 
     def advanced(self) -> "Approximation":
-        """The posterior, from the average factor and the prior refined at the last posterior."""
+        """The approximation with q = prior * f^N, and the prior refined at the last q."""
         prior = self.problem.prior.factor(self.posterior.mean, self.posterior.covariance)
         least = self.control.floor if self.steered else 0.0
         factor = self.problem.on_all(self.average.projected(least))
         return replace(self, prior=prior, factor=factor, posterior=prior * factor)
 
-    def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:
-        """f_hat^N, from the released coordinates."""
-        places, structure = self.problem.places, self.average.structure
-        eta, coordinates = released.split([len(places), structure.size])
+    def _estimate(self, released: Tensor, mean: Tensor) -> Gaussian:
+        """f_hat^N from the released coordinates, at the cavity's mean."""
+        structure = self.average.structure
+        eta, coordinates = released.split([len(mean), structure.size])
         precision = structure.precision(coordinates / self.weight)
         if self.centred:
-            eta = eta + apply(precision, cavity.mean[places])
+            eta = eta + apply(precision, mean)
         return Gaussian(eta, precision)
 
     def _judged(
         self, estimate: Gaussian, mean: Tensor, noise: float, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Input of the step control: mean, gradient there, precision, noise of the gradient."""
+        """The arguments of :meth:`StepControl.accepts`."""
         posterior = self.prior * self.problem.on_all(estimate)
         gradient = posterior.eta - apply(posterior.precision, mean)
         radius = self.average.structure.noise_radius(noise / self.weight)
@@ -391,7 +382,7 @@ class Approximation:
         return mean_noise(plain, self.problem.places, self.average.noise_variance, extrapolated)
 
     def _mean_noise_after(self, noise: float, damping: float) -> Tensor:
-        """Variance of the noise in the mean after an update, for precisions without correlations.
+        """Variance of the noise in the mean after an update, for diagonal precisions.
 
         :param noise: standard deviation of the noise in a coordinate of the update of eta.
         """
@@ -417,7 +408,7 @@ def mean_noise(
     -Sigma E mu. In a centred release E mu also enters eta, which cancels this. E has variance
     v / kappa^2 on the diagonal and half of it off the diagonal.
 
-    :param places: the coordinates that records see, and that have noise.
+    :param places: the coordinates with noise, on which the likelihood depends.
     :param extrapolated: mean (d,) and kappa of an uncentred release.
     """
     noise = torch.eye(len(places)).to(covariance)

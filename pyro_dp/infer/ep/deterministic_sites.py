@@ -1,9 +1,9 @@
-"""Deterministic sites that stand between latents and records.
+"""Looks at deterministic sites, for likelihoods that depend on products of latents.
 
-A model may write ``effect = pyro.deterministic("effect", mu + scale * z)`` outside the plate, and
-its records see ``effect`` alone. Their likelihood turns with the product of ``scale`` and ``z``. As
-a function of ``effect`` it is that of a regression. So looks are made at ``effect``, and the
-posterior of the latents is the model's own prior times this evidence. Only looks see records.
+A model may write ``effect = pyro.deterministic("effect", mu + scale * z)`` outside the plate, with
+a likelihood that depends on ``effect`` alone. As a function of ``scale`` and ``z`` this likelihood
+contains a product. As a function of ``effect`` it is that of a regression. So looks are made at
+``effect``. The posterior of the latents is the model's prior times this evidence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ from pyro_dp.records.records import Records, on_placeholders
 from pyro_dp.utils.linalg import dense
 from pyro_dp.utils.torch_state import forked_rng
 
-_DRAWS = 400  # the prior is drawn so often
-_QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # how many sds a Gaussian's outer ones are apart
+_DRAWS = 400  # draws of the prior
+_QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # a Gaussian's interquartile range, in sds
 _LEAST_SD = 1e-6
 
 
@@ -57,7 +57,7 @@ class _Marginal:
 
 
 class _Sampled(Messenger):
-    """Sites are drawn from these marginals, whatever the model has there."""
+    """Draws the sites of these names from their marginals instead of the model."""
 
     def __init__(self, marginals: Mapping[str, _Marginal]):
         super().__init__()
@@ -70,13 +70,13 @@ class _Sampled(Messenger):
 
 
 class DeterministicSites:
-    """The sites that records see, deterministic ones among them, as one Gaussian.
+    """The sites that the likelihood depends on, deterministic ones among them, as one Gaussian.
 
-    It has what :class:`GaussianGuide` has, for looks. :meth:`posterior` is that of the latents
-    themselves, and :meth:`fit` brings the guide to it.
+    For looks it has the interface of :class:`GaussianGuide`. :meth:`posterior` returns the
+    posterior of the latents themselves, and :meth:`fit` fits the guide to it.
 
-    :ivar model: the model with the seen deterministic sites as latents. The latents behind them
-        are constants.
+    :ivar model: the model, with these deterministic sites as latents. The latents that determine
+        them are constants.
     :ivar draws: a guide of these latents.
     """
 
@@ -90,31 +90,30 @@ class DeterministicSites:
         seen: Sequence[_Marginal],
         draw: Sites,
     ):
-        self._own_model, self._guide, self._records = model, guide, records
+        self._model, self._guide, self._records = model, guide, records
         self._seen = {each.latent.name: each for each in seen}
         self.latents = tuple(each.latent for each in seen)
         self.size = self.latents[-1].stop
-        own = {each.name for each in guide.latents}
-        self._dtypes = {name: draw[name]["value"].dtype for name in own}
-        constants = {name: draw[name]["value"] for name in own - set(self._seen)}
-        new = {name: each for name, each in self._seen.items() if name not in own}
+        values = {each.name: draw[each.name]["value"] for each in guide.latents}
+        self._dtypes = {name: value.dtype for name, value in values.items()}
+        constants = {name: x for name, x in values.items() if name not in self._seen}
+        new = {name: each for name, each in self._seen.items() if name not in values}
         changed = poutine.condition(_Sampled(new)(model), data=constants)
         self.model = poutine.block(changed, hide=list(constants))
         self.draws = poutine.block(_Sampled(self._seen)(self.model), expose=list(self._seen))
-        self._looks = 0  # that the result has
-        self._found: PriorTimesEvidence | None = None
+        self._result: tuple[int, PriorTimesEvidence] | None = None  # the number of looks in it
 
     @staticmethod
     def find(
         model: Callable, guide: GaussianGuide | FittedGuide, records: Records
     ) -> "DeterministicSites | None":
-        """None: no deterministic site stands between a latent and the records."""
+        """None if the likelihood depends on each latent directly."""
         few = _prior_draws(model, records, 2)
         candidates = _deterministic(few, model, records)
-        own = {each.name: each.transform for each in guide.latents}
-        transforms = own | dict.fromkeys(candidates, identity_transform)
+        latents = {each.name: each.transform for each in guide.latents}
+        transforms = latents | dict.fromkeys(candidates, identity_transform)
         names = _seen_names(model, list(transforms), few[0], records)
-        if own.keys() <= set(names):
+        if latents.keys() <= set(names):
             return None
         seen, draws = list[_Marginal](), _prior_draws(model, records, _DRAWS)
         for name in names:
@@ -130,13 +129,13 @@ class DeterministicSites:
         return self._guide.names
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Mean and variances (d,) of the prior's draws, in float64."""
+        """Mean and variances of draws of the prior, (d,) each, in float64."""
         means = [each.mean.flatten() for each in self._seen.values()]
         sds = [each.sd.flatten() for each in self._seen.values()]
         return torch.cat(means).double(), torch.cat(sds).double() ** 2
 
     def write(self, mean: Tensor, covariance: Tensor) -> None:
-        """No parameter holds this Gaussian."""
+        """Nothing: no parameter holds this Gaussian."""
 
     def is_current(self) -> bool:
         """As :meth:`GaussianGuide.is_current`."""
@@ -144,14 +143,14 @@ class DeterministicSites:
 
     def posterior(self, evidence: Evidence) -> SampledPosterior:
         """The posterior of the latents: the model's prior times the evidence."""
-        return self._result(evidence).posterior
+        return self._product(evidence).posterior
 
     def fit(self, evidence: Evidence) -> float:
-        """Bring the guide to the posterior, as ``SVI`` would.
+        """Fit the guide to the posterior.
 
         :returns: as :meth:`FittedGuide.fit`; 0 for a Gaussian guide.
         """
-        found = self._result(evidence)
+        found = self._product(evidence)
         if self._guide.read()[1].dim() == 1:
             # Marginals of factors would not give the marginal of their product.
             mean, sds = found.independent
@@ -160,13 +159,14 @@ class DeterministicSites:
             self._guide.write(*found.closest)
         return self._guide.fit() if isinstance(self._guide, FittedGuide) else 0.0
 
-    def _result(self, evidence: Evidence) -> PriorTimesEvidence:
-        if self._looks != len(evidence.looks) or self._found is None:
+    def _product(self, evidence: Evidence) -> PriorTimesEvidence:
+        count = len(evidence.looks)
+        if self._result is None or self._result[0] != count:
             mean, covariance = self._guide.read()
             start = mean, dense(covariance).diagonal().sqrt()
-            self._looks = len(evidence.looks)
-            self._found = PriorTimesEvidence(evidence, self._own_model, self._density, start)
-        return self._found
+            found = PriorTimesEvidence(evidence, self._model, self._density, start)
+            self._result = count, found
+        return self._result[1]
 
     def _density(self, model: Callable) -> PublicDensity:
         return PublicDensity(model, self._guide.latents, self._dtypes, self._records)
@@ -174,21 +174,20 @@ class DeterministicSites:
 
 @torch.no_grad()
 def _prior_draws(model: Callable, records: Records, count: int) -> list[Sites]:
-    """Sites outside the plate, on placeholders; the same first ones for every count."""
+    """Draws of the sites outside the plate. A larger count repeats those of a smaller one."""
     with forked_rng():
-        torch.manual_seed(0)  # all ranks of a cluster find the same
+        torch.manual_seed(0)  # all ranks of a cluster draw the same
         return [_outside(model, records, 1) for _ in range(count)]
 
 
 def _outside(model: Callable, records: Records, count: int) -> Sites:
-    """Sites of a run on so many placeholder records."""
-    shown = Outside(records.plate)(model)
+    """Sites outside the plate, from a run on ``count`` placeholder records."""
     with on_placeholders(records, "the model", count) as (args, kwargs):
-        return dict(poutine.trace(shown).get_trace(*args, **kwargs).nodes)
+        return dict(poutine.trace(Outside(records.plate)(model)).get_trace(*args, **kwargs).nodes)
 
 
 def _deterministic(draws: Sequence[Sites], model: Callable, records: Records) -> list[str]:
-    """Names of floating-point sites that follow from latents alone."""
+    """Names of deterministic floating-point sites that depend on latents, and on no record."""
     found, other = [], draws[1]
     with torch.no_grad(), forked_rng():
         of_two = _outside(model, records, 2)
@@ -197,15 +196,15 @@ def _deterministic(draws: Sequence[Sites], model: Callable, records: Records) ->
             continue
         value = site["value"]
         by_record = records.plate.size in value.shape or value.shape != of_two[name]["value"].shape
-        if value.is_floating_point() and not by_record:
-            if not torch.equal(value, other[name]["value"]):
-                found.append(name)
+        varies = not torch.equal(value, other[name]["value"])
+        if value.is_floating_point() and not by_record and varies:
+            found.append(name)
     return found
 
 
 @torch.enable_grad()
 def _seen_names(model: Callable, names: Sequence[str], draw: Sites, records: Records) -> list[str]:
-    """The sites that a record's term depends on if all of them are set apart."""
+    """Those of the sites that a record's term depends on directly."""
     leaves = {name: draw[name]["value"].detach().clone().requires_grad_() for name in names}
     with on_placeholders(records, "the model") as (args, kwargs):
         trace = poutine.trace(poutine.condition(model, data=leaves)).get_trace(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""DPSEP: differentially private stochastic expectation propagation with nothing to set.
+"""DPSEP: differentially private stochastic expectation propagation without tuning parameters.
 
-Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infer.ep.ep_state`).
-Each takes a part of the budget, and their number is not fixed. The status is what released numbers
-say against the intervals. :mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
+A look is one private release of score and curvature at a public point. Earlier looks decide the
+next point (:mod:`pyro_dp.infer.ep.ep_state`). Each look takes a part of the budget, and their
+number is not fixed. :mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
 """
 
 import math
@@ -64,6 +64,7 @@ _OVERDISPERSED = (
 
 
 def status(state: EPState) -> Status:
+    """Whether the posterior's intervals can be published, by released numbers."""
     seen, pooled = state.seen, state.seen.pooled
     if pooled is None:
         return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
@@ -75,24 +76,21 @@ def status(state: EPState) -> Status:
         reason = f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
         return Status(DO_NOT_PUBLISH, reason, NOISE)
     mean = state.posterior.mean[places]
-    way = mean - seen.looks[-1].point
+    move = mean - seen.looks[-1].point
     precision = state.prior_seen() + pooled.information(mean)
-    step = (way @ precision @ way).item() / state.plan.dim
+    step = (move @ precision @ move).item() / state.plan.dim
     if step > _FAR_AWAY or not state.finished:
         reason = f"the mean still moved by {math.sqrt(step):.1f} standard deviations in the end"
         return Status(CHECK, reason, STEPS)
     if count := _num_convex(state):
-        reason = _NOT_CONCAVE.format(count=count, dim=state.plan.dim)
-        return Status(CHECK, reason, STEPS)
-    bent = pooled.relative(pooled.nonquadratic_error(mean), mean)
-    cut = pooled.relative(state.squared_bias * pooled.geometry, mean)
-    if bent + cut > 1:
-        share = math.sqrt(bent + cut)
-        if cut > bent:
-            reason = f"clipping may shift the mean by {share:.1f} standard deviations"
-            return Status(CHECK, reason, CLIPPING)
-        reason = f"the search may have missed the mean by {share:.1f} standard deviations"
-        return Status(CHECK, reason, STEPS)
+        return Status(CHECK, _NOT_CONCAVE.format(count=count, dim=state.plan.dim), STEPS)
+    search = pooled.relative(pooled.nonquadratic_error(mean), mean)
+    clipping = pooled.relative(state.squared_bias * pooled.geometry, mean)
+    if search + clipping > 1:
+        shift = f"the mean by {math.sqrt(search + clipping):.1f} standard deviations"
+        if clipping > search:
+            return Status(CHECK, f"clipping may shift {shift}", CLIPPING)
+        return Status(CHECK, f"the search may have missed {shift}", STEPS)
     dispersion = state.dispersion
     varies = 1 + (dispersion - 1) * pooled.relative(pooled.curvature, mean)
     if varies > _TOO_NARROW:
@@ -123,20 +121,11 @@ _ALL_LOST = (
 
 
 class FitByLooks(Fit[EPState]):
-    """Looks go where the looks before have pointed."""
+    """Looks move the posterior. Earlier looks decide where the next one is made."""
 
     remedy = "Use other units, or DPSVI."
     differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
-    state_names = (
-        "settings",
-        "looks",
-        "counts",
-        "pooled",
-        "frame",
-        "plan",
-        "gaussians",
-        "numbers",
-    )
+    state_names = "settings", "looks", "counts", "pooled", "frame", "plan", "gaussians", "numbers"
 
     def __init__(self, moments: str):
         # States of PaperDPSEP have a number.
@@ -153,14 +142,14 @@ class FitByLooks(Fit[EPState]):
         return status(self.approximation)
 
     def conclude(self, run: Any) -> None:
-        """Bring the guide to the posterior, if looks were made at deterministic sites."""
-        known = self.known
-        if known and known.seen.looks and isinstance(known.problem.guide, DeterministicSites):
-            known.problem.guide.fit(run.evidence)
+        """Fit the guide to the posterior if looks were made at deterministic sites."""
+        state = self.current
+        if state and state.seen.looks and isinstance(state.problem.guide, DeterministicSites):
+            state.problem.guide.fit(run.evidence)
 
 
 class LookShares(Steps):
-    """Looks, which share the budget as the run's state says."""
+    """The looks' shares of the budget, from the state of the run."""
 
     kind = ADAPTIVE
     whole = True  # also in a loop: Theorem 1 needs mu beforehand
@@ -172,37 +161,37 @@ class LookShares(Steps):
 
     @property
     def bound(self) -> float:
-        known = self._fit.known
-        if known is None:  # a rank of a cluster that has looked compares its own
+        state = self._fit.current
+        if state is None:  # ranks of a cluster that have looked compare theirs
             saved = (self._fit.loaded or {}).get("frame")
             return saved["bound"] if isinstance(saved, Mapping) else math.inf
-        return math.inf if known.frame is None else known.frame.bound
+        return math.inf if state.frame is None else state.frame.bound
 
     @property
     def finished(self) -> bool:
-        return self._fit.known is not None and self._fit.known.finished
+        return self._fit.current is not None and self._fit.current.finished
 
     def noise(self, sigma: float) -> float:
         return _noise(sigma, self._fit.approximation.share)
 
     def releases(self, rate: float, sigma: float) -> Counter[Event]:
-        left = 1.0 if self._fit.known is None else 1.0 - self._fit.known.spent
+        left = 1.0 if self._fit.current is None else 1.0 - self._fit.current.spent
         return Counter({_sum_of_all(sigma, left): 1})
 
     def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event]:
-        """The next look, and all later ones as one release."""
-        known = self._fit.approximation
-        shares = known.share, 1.0 - known.spent - known.share
+        """Events of the next look, and of all later looks as one release."""
+        state = self._fit.approximation
+        shares = state.share, 1.0 - state.spent - state.share
         return Counter(_sum_of_all(sigma, share) for share in shares if share > LEAST_SHARE)
 
     def lose(self) -> None:
-        """Count the lost look as spent. The looks to come share the rest."""
-        known = self._fit.approximation
-        spent = min(known.spent + known.share, 1.0)
-        self._fit.known = _with_spent(known, spent)
+        """Count the lost look as spent. Later looks share the rest."""
+        state = self._fit.approximation
+        spent = min(state.spent + state.share, 1.0)
+        self._fit.current = _with_spent(state, spent)
 
     def load(self, steps: int, lost: int) -> None:
-        """Releases in the ledger beyond the state are spent."""
+        """Count releases in the ledger that are not in the state as spent."""
         super().load(steps, lost)
         self._behind = lost > 0
 
@@ -210,30 +199,28 @@ class LookShares(Steps):
         self._behind = any(each.value for each in peers.exchange(Flag(self._behind)))
 
     def catch_up(self, lost: int, held: Callable[[], float], peers: Alone) -> None:
-        """Ranks go on with the largest share that one of them has spent."""
+        """Continue with the largest spent share of all ranks."""
         if not self._behind:
             return
-        known = self._fit.approximation
-        spent = known.spent
-        if lost:
-            left = held()
-            if left <= LEAST_SHARE:
-                raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=lost))
-            spent = max(spent, 1.0 - left)
+        state = self._fit.approximation
+        left = held() if lost else 1.0
+        if left <= LEAST_SHARE:
+            raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=lost))
+        spent = max(state.spent, 1.0 - left)
         spent = max(each.value for each in peers.exchange(Share(spent)))
-        self._fit.known, self._behind = _with_spent(known, spent), False
+        self._fit.current, self._behind = _with_spent(state, spent), False
 
     def require_step(self, noise_multiplier: float | None, calibrates: bool) -> None:
         if self.finished and noise_multiplier != 0:
             raise PrivacyBudgetExceeded(_DONE)
 
 
-def _with_spent(known: EPState, spent: float) -> EPState:
-    return replace(known, spent=spent, share=min(known.share, 1.0 - spent))
+def _with_spent(state: EPState, spent: float) -> EPState:
+    return replace(state, spent=spent, share=min(state.share, 1.0 - spent))
 
 
 def _noise(sigma: float, share: float) -> float:
-    """Noise multiplier of a release that takes this share of the budget."""
+    """The noise multiplier of a release with this share of the budget."""
     return sigma / math.sqrt(max(share, LEAST_SHARE))
 
 
@@ -242,7 +229,7 @@ def _sum_of_all(sigma: float, share: float) -> SubsampledGaussian:
 
 
 class EPByLooks(StochasticEP[EPState]):
-    """The run of :class:`DPSEP`, and of :class:`~pyro_dp.DPSVI` where it makes looks."""
+    """A run of looks, for :class:`DPSEP` and :class:`~pyro_dp.DPSVI`."""
 
     _fit: FitByLooks
 
@@ -268,14 +255,6 @@ class EPByLooks(StochasticEP[EPState]):
         )
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
-        """The current posterior over the guide's unconstrained latents, in the guide's order.
-
-        Its ``status`` says whether its intervals can be published.
-
-        :param noise_aware: include the uncertainty of the privacy noise. The total never exceeds
-            the prior's covariance.
-        :raises ConfigurationError: no step was taken yet.
-        """
         sites = self._fit.approximation.problem.guide
         if not isinstance(sites, DeterministicSites):
             return super().posterior(noise_aware)
@@ -294,8 +273,8 @@ class EPByLooks(StochasticEP[EPState]):
 
         :raises ConfigurationError: there was no look yet.
         """
-        known = self._fit.approximation
-        if not known.seen.looks:
+        state = self._fit.approximation
+        if not state.seen.looks:
             raise ConfigurationError("There is no evidence before the first look.")
         sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
         cost = Cost(
@@ -304,36 +283,36 @@ class EPByLooks(StochasticEP[EPState]):
             self._reservation.name,
             self.accountant.description.unit or "",
         )
-        bias, bend = known.squared_bias, known.plan.bend
-        part = Part(known.plan.size, known.seen.looks, bias, bend, cost, self._fit.status())
-        return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
+        bias, bend = state.squared_bias, state.plan.bend
+        part = Part(state.plan.size, state.seen.looks, bias, bend, cost, self._fit.status())
+        return Evidence(tuple(_joined(state.problem.guide.latents, state.problem.places)), (part,))
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of records whose norm is above the bound of the last look.
+        """The fraction of records whose norm exceeds the last look's bound.
 
-        It comes from the histograms of norms. The standard error is that of their noise.
+        The histograms of norms give it. The standard error is that of their noise.
         """
-        known = self._fit.known
-        return None if known is None else known.clipped
+        state = self._fit.current
+        return None if state is None else state.clipped
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
         loaded = self._fit.loaded is not None
         if not loaded:
             self._reservation.require_step()
         self._look_at(args, kwargs)
-        if loaded and self._reservation.plan.finished:  # taken up, and nothing is left to release
+        if loaded and self._reservation.plan.finished:  # the loaded run is complete
             return self._steps
         return super()._planned(args, kwargs)
 
     def _shown(self) -> dict[str, Any]:
         shown = super()._shown()
-        del shown["num_steps"]  # the most there may be
+        del shown["num_steps"]  # only an upper limit
         return shown
 
 
 def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:
-    """The sites that records inform, one after the other."""
+    """The latents at these indices, renumbered from 0."""
     seen, found, start = set(places.tolist()), [], 0
     for each in latents:
         if each.start in seen:
@@ -355,7 +334,7 @@ class DPSEP(EPByLooks, Forecasted):
     The posterior is q = prior * evidence. A run makes some ten *looks* at the data. In each look
     every record's likelihood is replaced by a Gaussian site that fits it near the current
     posterior. At the mean m, a site has a score s and a curvature H. Their sums are released with
-    noise. All looks so far make the evidence, each weighted by its noise and its distance
+    noise. The evidence pools all looks so far, weighted by noise and distance
     (:mod:`pyro_dp.infer.posterior.looks`). After each look the guide's parameters hold q.
 
     **What is released.** The opening is a histogram of the norms of the records' scores. A look has
@@ -364,27 +343,27 @@ class DPSEP(EPByLooks, Forecasted):
     weight w = min(1, C / b) shortens larger parts. If the family has finitely many outcomes
     (Bernoulli, categorical), b is the largest norm for any outcome. Such a weight does not bias the
     estimate if the model holds (Künsch, Stefanski & Carroll 1989). The last coordinate measures the
-    mean weight. W, C, kappa and the share of the budget follow from the looks before
+    mean weight. W, C, kappa and the share of the budget follow from earlier looks
     (:mod:`pyro_dp.infer.ep.look_plan`).
 
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     element of the private plate, for finite data. Its epsilon is ``accountant.get_epsilon()``,
     under the accountant's neighbouring relation. All looks together are mu-GDP, with 1 / mu the
-    ``noise_multiplier`` (twice mu under ``replace_one``). That holds although each look's noise
-    follows from the looks before: docs/proofs/evidence.md has the proof. The first look reserves
-    the whole of mu^2, and nothing is returned.
+    ``noise_multiplier`` (twice mu under ``replace_one``). docs/proofs/evidence.md proves this,
+    although each look's noise depends on earlier looks. The first look reserves the whole of mu^2,
+    and nothing is returned.
 
     **Not protected.** As for :class:`DPSVI`.
 
     **Uncertainty.** :meth:`posterior` includes the noise of scores and curvature, and an estimate
     of the information lost by clipping. A posterior that is not Gaussian is not covered. If the
-    noise hides all information, the posterior falls back to the prior. ``posterior().status`` says
-    so, and :meth:`run` ends with a :class:`ConvergenceWarning` or a :class:`ClippingWarning`.
+    noise hides all information, the posterior falls back to the prior. Then ``posterior().status``
+    reports it, and :meth:`run` issues a :class:`ConvergenceWarning` or :class:`ClippingWarning`.
 
-    **Products of latents.** A horseshoe or non-centred effects name the product by
-    ``pyro.deterministic``, outside the plate. If that site hides a latent from the records, looks
-    are made at the site. The posterior of the latents is the model's own prior times this evidence
-    (:mod:`pyro_dp.infer.ep.deterministic_sites`).
+    **Products of latents.** For a horseshoe or non-centred effects, name the product by
+    ``pyro.deterministic``, outside the plate. If records depend on a latent only through this site,
+    looks are made at the site. The posterior of the latents is the model's prior times this
+    evidence (:mod:`pyro_dp.infer.ep.deterministic_sites`).
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out if they are marked with
@@ -392,14 +371,14 @@ class DPSEP(EPByLooks, Forecasted):
         (:mod:`pyro_dp.records.quadrature`), and the guide leaves them out.
     :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
         ``AutoLowRankMultivariateNormal``, or a hand-written one of ``Normal`` and
-        ``MultivariateNormal`` sites. Its initial values are the first q. If an autoguide starts by
-        default and the model is a generalised linear one, the prior's mean is.
+        ``MultivariateNormal`` sites. Its initial values are the first q. For generalised linear
+        models, a default autoguide starts at the prior's mean instead.
     :param accountant: as for :class:`DPSVI`.
     :param noise: a multiplier or a :class:`Noise`. The multiplier is 1 / mu: all looks together are
         one Gaussian mechanism of this noise multiplier. 0: not private, and nothing is cut off.
-    :param moments: "auto" takes "linear" if it applies, else "stein". ``repr`` shows the choice. If
-        an observation depends on the latents through one or two numbers per element, "linear"
-        applies. It is exact for generalised linear models. Otherwise "stein" takes any twice
+    :param moments: "auto" takes "linear" if it applies, else "stein". ``repr`` shows the choice.
+        "linear" applies if each element of an observation depends on the latents through one or two
+        numbers. It is exact for generalised linear models. "stein" applies to any twice
         differentiable likelihood.
     :param sampling: all looks are at all records. ``FullBatch(plate="people")`` names the plate.
     :param execution: an :class:`Execution`. Its microbatches, jit and peers serve as they do for

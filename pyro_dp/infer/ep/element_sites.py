@@ -1,18 +1,17 @@
-"""Sites of single elements: of the one or two numbers that an observation depends on.
+"""Sites of single elements, on the one or two numbers that an observation depends on.
 
-:func:`element_sites` is quadrature around each element's mode
-(:mod:`~pyro_dp.utils.gauss_hermite`), unless less is enough. A Gaussian of fixed scale has its
-site in closed form. In a narrow cavity nodes around the cavity's mean are as good as nodes around
-the mode. A Bernoulli outcome decides beforehand whether its cavity is narrow; both choices of nodes
-agree to 1e-10. Other elements use three nodes for each number if these are right to 1e-6, or else
-six. For counts on a log scale, the cavity's width in units of the site tells. For other families,
-one node less must agree. The choice for an element depends on its own numbers alone.
+:func:`element_sites` uses quadrature around each element's mode
+(:mod:`~pyro_dp.utils.gauss_hermite`), or a cheaper method that is accurate enough. A Gaussian of
+fixed scale has a site in closed form. In a narrow cavity, nodes around the cavity's mean suffice.
+For Bernoulli outcomes, a limit on the width ensures agreement to 1e-10. Other elements use three
+nodes per number if these are accurate to 1e-6, or else six. The cavity's width, in units of the
+site, decides this for counts on a log scale. For other families, one node less must agree. The
+choice for an element depends on its own numbers alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,18 +23,17 @@ from pyro_dp.infer.ep.observation_family import Family
 from pyro_dp.utils.gauss_hermite import NODES, Tilted, moments_near_mean, tilted_moments
 
 _USUAL = 2.0  # residuals, in standard deviations
-# Where 15 nodes around the cavity's mean are as good as around the mode.
+# Up to these limits, 15 nodes around the cavity's mean are as good as around the mode.
 _WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
 _AT_A_TIME = 2**16  # nodes, which stay in the processor's cache
-# Nodes for each number, and the largest width at which they are enough in a smooth family. Errors
-# were at most 5e-7 in half a million elements of all scales.
+# Nodes per number, and the largest width at which they suffice in a smooth family. Errors were at
+# most 5e-7 in half a million elements of all scales.
 _FEW, _AGREEMENT = ((3, 0.006), (6, 0.06)), 1e-6
-Cheap = tuple[int, Callable]  # nodes for each number, and the function
+Cheap = tuple[int, Callable]  # nodes per number, and the function
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 
-@dataclass
-class ElementSites:
+class ElementSites(NamedTuple):
     """Sites of E elements of each of B records, on r numbers.
 
     :param precision: (B, E, r, r).
@@ -47,16 +45,11 @@ class ElementSites:
     residual: Tensor
     largest: Tensor
 
-    def replaced(self, places: Tensor, other: "ElementSites") -> "ElementSites":
-        """Replace the sites of the elements where ``places``, (B, E), is true."""
-        parts = zip(vars(self).values(), vars(other).values(), strict=True)
-        return ElementSites(*(one.index_put((places,), new) for one, new in parts))
-
 
 def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
     """Sites in a cavity.
 
-    :param mean: the numbers' mean there, (B, E, r), in float64.
+    :param mean: the numbers' mean in the cavity, (B, E, r), in float64.
     :param variance: their covariance, (B, E, r, r).
     :param rest: the other arguments of the family's density, (B, E) each.
     """
@@ -73,7 +66,7 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
 
 
 def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
-    """As :func:`element_sites`, of any family in any cavity."""
+    """:func:`element_sites` by quadrature around the mode, for any family and cavity."""
     density = partial(family.derivatives, rest=rest)
     return _sites(family, tilted_moments(density, mean, variance), mean, rest)
 
@@ -81,20 +74,22 @@ def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
 def _by_cheapest(
     cheap: list[Cheap], family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> ElementSites:
-    """Sites by the first of these functions that is enough for an element, or by quadrature."""
+    """Each element's site by the first function that is accurate for it, or by quadrature."""
     rank = mean.shape[-1]
     nodes, function = cheap[0] if cheap else (NODES[rank], by_quadrature)
     size = _AT_A_TIME // nodes**rank
     parts = zip(*(x.split(size) for x in (mean, variance, *rest)), strict=True)
+    found = [function(family, m, v, x) for m, v, *x in parts]
     if not cheap:
-        return _stacked([function(family, m, v, x) for m, v, *x in parts])
-    found, accurate = zip(*(function(family, m, v, x) for m, v, *x in parts), strict=True)
-    sites, others = _stacked(found), ~torch.cat(accurate)
+        return _stacked(found)
+    each, accurate = zip(*found, strict=True)
+    sites, others = _stacked(each), ~torch.cat(accurate)
     if not others.any():
         return sites
     slow = [x[others].unsqueeze(1) for x in (mean, variance, *rest)]
     left = _by_cheapest(cheap[1:], family, slow[0], slow[1], slow[2:])
-    return sites.replaced(others, ElementSites(*(each.squeeze(1) for each in vars(left).values())))
+    pairs = zip(sites, left, strict=True)
+    return ElementSites(*(site.index_put((others,), new.squeeze(1)) for site, new in pairs))
 
 
 def _logits_in_part(
@@ -103,14 +98,14 @@ def _logits_in_part(
     """Sites of Bernoulli outcomes, and whether each is accurate, (B, E)."""
     value, weight = rest
     logit, width = mean[..., 0], variance[..., 0, 0]
-    quick = ((value == 0) | (value == 1)) & (weight == 1) & (logit.abs() < _FARTHEST)
-    return _bernoulli(logit, width, value), quick & (width < _WIDEST)  # false for a NaN
+    accurate = ((value == 0) | (value == 1)) & (weight == 1) & (logit.abs() < _FARTHEST)
+    return _bernoulli(logit, width, value), accurate & (width < _WIDEST)  # false for a NaN
 
 
 def _near_mean_in_part(
     count: int, widest: float, family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> tuple[ElementSites, Tensor]:
-    """Sites by few nodes, and where these are enough, (B, E)."""
+    """Sites by few nodes, and whether each is accurate, (B, E)."""
     density = partial(family.derivatives, rest=rest)
     sites = _sites(family, moments_near_mean(density, mean, variance, count), mean, rest)
     size = sites.precision.diagonal(dim1=2, dim2=3).abs()
@@ -127,22 +122,20 @@ def _near_mean_in_part(
 def _sites(family: Family, tilted: Tilted, mean: Tensor, rest: list[Tensor]) -> ElementSites:
     precision, residual = tilted.site()
     largest = family.largest_gradient(mean, rest)
-    if largest is None:  # as far as residuals usually go
-        largest = _usual(precision)
-    return ElementSites(precision, residual, largest)
+    return ElementSites(precision, residual, _usual(precision) if largest is None else largest)
 
 
 def _stacked(parts: Sequence[ElementSites]) -> ElementSites:
-    fields = zip(*(vars(part).values() for part in parts), strict=True)
-    return ElementSites(*(torch.cat(each) for each in fields))
+    return ElementSites(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _usual(precision: Tensor) -> Tensor:
+    """Residuals that are seldom exceeded, (B, E, r)."""
     return _USUAL * precision.diagonal(dim1=2, dim2=3).clamp(min=0.0).sqrt()
 
 
 def _normal(mean: Tensor, rest: Any) -> ElementSites:
-    """A location's site is the likelihood itself."""
+    """Sites on a location, which are the likelihood itself."""
     scale, value, weight = (each.unsqueeze(-1) for each in rest)
     precision = weight / scale.square()
     residual = torch.where(weight == 0, 0.0, precision * (value - mean))
@@ -153,9 +146,9 @@ def _normal(mean: Tensor, rest: Any) -> ElementSites:
 def _scaled(mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
     """Sites on a location and the logarithm of a scale, in closed form.
 
-    The residual is the mean score in the cavity, and the precision is Fisher's information, which
-    has no cross terms. Summed over all records, it equals the observed curvature wherever the
-    scores sum to zero. Elsewhere the observed one may have no sign, and leads astray.
+    The residual is the mean score in the cavity, and the precision is the Fisher information, which
+    has no cross terms. Its sum over records equals that of the observed curvature where the scores
+    sum to zero. Elsewhere the observed curvature may be indefinite, and mislead the search.
     """
     value, weight = rest
     location, logarithm = mean.unbind(-1)
@@ -184,13 +177,14 @@ def _bernoulli(mean: Tensor, variance: Tensor, value: Tensor) -> ElementSites:
     p = torch.outer(nodes, width).add_(centre).sigmoid_()  # (15, B E)
     total, first, second = weights @ p
     power = p * p
-    own, cross = weights[:2] @ power
+    likely, cross = weights[:2] @ power
     (square,) = weights[:1] @ power.mul_(p)
-    own, square, first, second, cross = (x / total for x in (own, square, first, second, cross))
+    means = (x / total for x in (likely, square, first, second, cross))
+    likely, square, first, second, cross = means
     # In units of the cavity's standard deviation: shift `first`, spread, and covariance with p.
-    gain = (cross - own * first) / (second - first * first)
-    precision = own - square - (square - own * own) + gain * (cross - own * first)
-    residual = (1 - own + gain * first) * sign
+    gain = (cross - likely * first) / (second - first * first)
+    precision = likely - square - (square - likely * likely) + gain * (cross - likely * first)
+    residual = (1 - likely + gain * first) * sign
     largest = centre.sigmoid_()
     largest = largest.maximum(1 - largest)
     return ElementSites(

@@ -1,7 +1,6 @@
 """The state of DPSEP: its looks so far, their posterior, and the plan of the next look.
 
-Everything here is public. A state is a value: :meth:`EPState.learned` makes a new one from a
-release.
+All of it is public. States are immutable: :meth:`EPState.learned` makes a new one from a release.
 """
 
 import math
@@ -37,19 +36,19 @@ from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import Gaussian, dense, inverse, restricted
 
-_LARGEST_SCORE = 10.0  # norm of a score, over the root of the curvature; few are larger
+_LARGEST_SCORE = 10.0  # norm of a score, relative to the root of the curvature; few are larger
 _FIRST_SD = 0.1  # largest standard deviation of the first q
 _SHORTEST_STEP = 1e-12
 _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
 _FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the first prior
-_SHORT = 0.25  # without clipping, derivatives of any size may lie beyond this step
-_TURNED = 0.3  # a step of this cosine with the last one turns back: that one was too long
+_SHORT = 0.25  # longest step without clipping, because derivatives may be of any size
+_TURNED = 0.3  # minus the cosine with the last step, if that step was too long
 _FASTEST = 4.0  # change of the scale in one step
 _GROWTH = 2.0  # factor by which the share grows from look to look
 _FINAL = 0.45  # a look that would take this fraction of the rest takes all of it
-_FAR = 4.0  # looks stay small while a step gains this many times the nats that its noise costs
+_FAR = 4.0  # looks stay small while a step gains this multiple of the nats that its noise costs
 _WASTED = 1.4  # looks stay small above this ratio of the noise to that in better coordinates
-_MOST_ALIKE = 3  # looks of one share; more of them would resolve nothing new
+_MOST_ALIKE = 3  # consecutive looks of one share; more of them would resolve nothing new
 _UNRESOLVED = 1.0  # relative noise of the curvature
 _TOO_MANY = (
     "There are {dim} latents. All entries of their precision are released, which is of no use for "
@@ -60,38 +59,38 @@ _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 
 @dataclass(frozen=True, eq=False)
 class Stride:
-    """The last step, and how long the next one may be.
+    """The last step, and the longest next one.
 
     :param radius: longest step, in roots of nats per record.
-    :param way: the last step, (d,), on the latents that records see; None: there was none.
+    :param way: the last step in the latents of the likelihood, (d,); None: there was none.
     """
 
     radius: float = math.inf
     way: Tensor | None = None
 
-    def next_radius(self, way: Tensor, pooled: PooledLooks, longest: float) -> float:
-        """The longest step in a direction. It halves if steps turn back, and doubles otherwise."""
+    def next_radius(self, step: Tensor, pooled: PooledLooks, longest: float) -> float:
+        """The longest next step: half the last one if the step turns back, else twice as long."""
         if self.way is None:
             return min(self.radius, longest)
         before = pooled.length(self.way)
-        product = (way @ pooled.curvature @ self.way).item() / pooled.size
-        back = product < -_TURNED * max(before * pooled.length(way), _SHORTEST_STEP**2)
-        return before / 2 if back else min(2 * min(self.radius, longest), longest)
+        product = (step @ pooled.curvature @ self.way).item() / pooled.size
+        back = product < -_TURNED * max(before * pooled.length(step), _SHORTEST_STEP**2)
+        return before / 2 if back else min(2 * self.radius, longest)
 
 
 @dataclass(frozen=True, eq=False)
 class EPState:
     """q = prior * evidence.
 
-    :param posterior: q without the noise's uncertainty, on all latents.
-    :param aware: q with it; both have the same mean.
+    :param posterior: q on all latents, without the uncertainty of the noise.
+    :param aware: q with this uncertainty, and the same mean.
     :param prior: the prior as a factor, refined at q.
-    :param first_prior: the same at the first q.
-    :param first_mean: the first q's mean, (d,).
-    :param spent: share of the budget that is spent.
-    :param share: share of the budget for the next look.
-    :param frame: the next look's; None: the next look is the opening.
-    :param alike: number of looks of this share, one after the other, with the next one.
+    :param first_prior: the prior as a factor at the first q.
+    :param first_mean: mean of the first q, (d,).
+    :param spent: the spent share of the budget.
+    :param share: the next look's share of the budget.
+    :param frame: the next look's frame; None: the next look is the opening.
+    :param alike: number of consecutive looks of this share, the next one included.
     """
 
     problem: EPProblem
@@ -109,10 +108,10 @@ class EPState:
 
     @staticmethod
     def start(problem: EPProblem, size: int, multiplier: float, *, new: bool) -> "EPState":
-        """The guide's initial values are the first q, or :meth:`EPProblem.start`.
+        """The state before the opening. q has the guide's initial values.
 
-        :param multiplier: as of :class:`LookPlan`, as is size.
-        :param new: whether the guide has been used for nothing before.
+        :param multiplier: as for :class:`LookPlan`; so is size.
+        :param new: nothing has used the guide yet, and q begins at :meth:`EPProblem.start`.
         """
         mean, covariance = problem.guide.read()
         covariance = _narrowed(dense(covariance))
@@ -125,10 +124,8 @@ class EPState:
             posterior = Gaussian.from_moments(problem.start(mean), covariance)
         seen = SeenLooks(LookPlan(dim, size, multiplier, problem.moments.residuals))
         first = EPState(problem, seen, posterior, posterior, prior, prior, posterior.mean)
-        if multiplier == 0:  # without noise, clipping gains nothing
-            frame = Frame.of(first._prior_root(), 1.0, math.inf)
-            return replace(first, frame=frame, share=0.0)
-        return first
+        # Without noise, nothing is clipped, and there is no opening.
+        return first if multiplier else replace(first, frame=first._first_frame(), share=0.0)
 
     @property
     def plan(self) -> LookPlan:
@@ -147,12 +144,12 @@ class EPState:
         return Block(size + self.plan.num_extremes, bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)
 
     def site_sum(self, microbatch_size: int | None) -> SiteSum:
-        """The sum that computes the looks."""
+        """The sum that computes looks."""
         count = 1 if self.plan.multiplier == 0 else 2
         return WhitenedSum(problem=self.problem, num_blocks=count, microbatch_size=microbatch_size)
 
     def next_sum(self, sites: SiteSum) -> SiteSum:
-        """That of the next look, or of the opening."""
+        """The sum that computes the next look or the opening."""
         if self.frame is not None:
             return sites
         count, size = len(self.problem.groups), sites.microbatch_size
@@ -161,20 +158,17 @@ class EPState:
     @property
     def finished(self) -> bool:
         """Whether no look is left."""
-        if self.plan.multiplier == 0:
-            way, seen = self.stride.way, self.seen
-            arrived = way is not None and seen.required_pooled.length(way) < _ARRIVED
-            return arrived or len(seen.looks) >= MOST_WITHOUT_NOISE
-        return self.spent >= 1.0
+        if self.plan.multiplier > 0:
+            return self.spent >= 1.0
+        last, seen = self.stride.way, self.seen
+        arrived = last is not None and seen.required_pooled.length(last) < _ARRIVED
+        return arrived or len(seen.looks) >= MOST_WITHOUT_NOISE
 
     def at(self, size: int) -> tuple[Gaussian, Frame]:
-        """Cavity and frame that each of ``size`` records' parts is made at.
-
-        Before the opening there are no norms, and the frame follows from the prior.
-        """
+        """Cavity and frame of each of ``size`` records. The prior decides the opening's frame."""
         share = 1 - 1 / size
-        frame = self.frame or Frame.of(self._prior_root(), 1.0, math.inf)
-        return self.posterior**share * self.prior ** (1 - share), frame
+        cavity = self.posterior**share * self.prior ** (1 - share)
+        return cavity, self.frame or self._first_frame()
 
     def learned(
         self,
@@ -182,9 +176,9 @@ class EPState:
         at: tuple[Gaussian, Frame],
         multiplier: float,
     ) -> tuple[float, "EPState"]:
-        """The state after one more look. All else follows from its noisy numbers.
+        """The state after one more look, from its noisy numbers alone.
 
-        :param released: block by block.
+        :param released: one tensor a block.
         :param at: cavity and frame of the look.
         :returns: the step's length, in roots of nats per record, and the state after it.
         """
@@ -192,22 +186,22 @@ class EPState:
         noises = [block.noise(multiplier) for block in self.blocks]
         spent = min(self.spent + self.share, 1.0)
         if self.frame is None:
-            own = self.problem, self.posterior, self._prior_root(), self.plan.size
-            first, scale, frame = opened(released, noises, *own)
-            found = replace(self, posterior=first, aware=first, frame=frame)
+            root, size = self._first_frame().root, self.plan.size
+            q, scale, frame = opened(released, noises, self.problem, self.posterior, root, size)
             seen = replace(self.seen, scale=scale)
-            return 0.0, replace(found, seen=seen, spent=spent, share=FIRST)
+            moved = replace(self, posterior=q, aware=q, frame=frame, seen=seen)
+            return 0.0, replace(moved, spent=spent, share=FIRST)
         point = at[0].mean[self.problem.places]
         seen = self.seen.with_look(point, self.frame, released, noises)
         return replace(self, seen=seen, spent=spent)._moved()
 
     def _moved(self) -> tuple[float, "EPState"]:
-        """The length of the step to which all looks point, and the state after it."""
+        """The length of the step to the mode of all looks, and the state after the step."""
         pooled, places, final = self.seen.required_pooled, self.problem.places, self._has_spent
         prior, aware = self._target(pooled)
         full = aware.mean - self.posterior.mean
         step = aware.mean[places] - self.seen.looks[-1].point
-        # In roots of nats per record.
+        # Lengths are in roots of nats per record.
         unclipped = self.plan.multiplier == 0 and self._may_have_saddles
         longest = _SHORT if unclipped else self.plan.kind.longest
         length, radius = pooled.length(step), self.stride.next_radius(step, pooled, longest)
@@ -247,18 +241,19 @@ class EPState:
     def _next_share(self, frame: Frame, precision: Tensor, gain: float) -> float:
         """The next look's share of the budget.
 
-        :param frame: the next look's.
+        :param frame: the next look's frame.
         :param gain: nats gained by the step after the last look; infinite if it was shortened.
         """
         share, plan, left, looks = self.share, self.plan, 1.0 - self.spent, self.seen.looks
-        covariance, own = inverse(precision), inverse(frame.root @ frame.root)
-        # Sums of products of their elements are traces of products of symmetric matrices.
-        noise = 0.5 * (covariance * own).sum().item() * (plan.multiplier * frame.bound) ** 2 / share
+        covariance, metric = inverse(precision), inverse(frame.root @ frame.root)
+        # The trace of a product of symmetric matrices is the sum of their elements' products.
+        sd = plan.multiplier * frame.bound
+        noise = 0.5 * (covariance * metric).sum().item() * sd**2 / share
         geometry = looks[-1].geometry
         traces = (covariance * geometry).sum() * (inverse(geometry) * precision).sum()
         stays = gain > _FAR * noise or traces.item() / plan.dim**2 > _WASTED
-        # A look that resolves nothing must not be repeated. (If residuals are not bounded, norms
-        # fall while the posterior moves, and early looks stay small.)
+        # Do not repeat a look that resolves nothing. Unbounded residuals are an exception: their
+        # norms fall while the posterior moves, and early looks stay small.
         noisy = self.seen.required_pooled.relative_noise >= _UNRESOLVED
         unresolved = plan.residuals == Residuals.BOUNDED and noisy
         if unresolved or self.alike >= _MOST_ALIKE or not stays:
@@ -271,16 +266,16 @@ class EPState:
 
     @property
     def _may_have_saddles(self) -> bool:
-        """Whether to take care that the log likelihood is not concave.
+        """Whether steps must allow for a log likelihood that is not concave.
 
-        Noise makes early looks small, and many are pooled before steps are long. That is care
-        enough for draws.
+        For moments from draws, they need not with noise: early looks are small, and many are pooled
+        before steps are long.
         """
         moments = self.problem.moments
         return not moments.concave or (moments.careful and self.plan.multiplier == 0)
 
     def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
-        """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
+        """The prior's factor, and prior * evidence with the uncertainty of the noise."""
         turns = self.problem.moments.turns
         steps = self._may_have_saddles and not (turns or self._has_spent)
         first = dense(self.first_prior.precision).diagonal()[self.problem.places].clamp(min=1e-6)
@@ -292,13 +287,13 @@ class EPState:
 
         mean, prior = self.posterior.mean, self.prior
         if len(self.problem.places) < len(mean):
-            # An early look may have lost the scale of a hierarchy, from where no search returns.
+            # An early look may have moved a hierarchy's scale too far for the search to return.
             mean, prior = self.first_mean.clone(), self.first_prior
             mean[self.problem.places] = pooled.estimate
         return combined(self.problem.prior, evidence, mean, prior)
 
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
-        """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
+        """The prior, and q at this mean, without and with the uncertainty of the noise."""
         seen = mean[self.problem.places]
         bias = self.squared_bias * pooled.geometry + pooled.nonquadratic_error(seen)
         information = pooled.information(seen, bias)
@@ -314,16 +309,14 @@ class EPState:
 
     @property
     def dispersion(self) -> float:
-        """At least so large is the scores' variance, relative to the curvature.
+        """A lower limit of the scores' variance, relative to the curvature.
 
         If the model holds, the two are equal (the information identity; White 1982). Norms of
-        bounded residuals do not depend on the outcome, and say nothing.
-
-        Records' curvatures count as if they were all alike. In a mixture or an integral they are
-        not, and cancel in the sum.
+        bounded residuals do not depend on the outcome, and give no limit. The limit assumes equal
+        curvatures of all records. In a mixture or an integral, unequal ones cancel in the sum.
         """
-        says_little = self.plan.residuals == Residuals.BOUNDED or not self.problem.moments.concave
-        if not self.seen.histograms or says_little:
+        bounded = self.plan.residuals == Residuals.BOUNDED
+        if not self.seen.histograms or bounded or not self.problem.moments.concave:
             return 0.0
         frame, pooled = self.required_frame, self.seen.required_pooled
         point = self.posterior.mean[self.problem.places]
@@ -334,7 +327,7 @@ class EPState:
         return scores / curvature
 
     def noise_parts(self) -> dict[str, Tensor]:
-        """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""
+        """Contributions of privacy noise and clipping to the variances of the mean, (d,) each."""
         pooled, places = self.seen.pooled, self.problem.places
         if pooled is None:
             return {NOISE: torch.ones_like(self.posterior.eta)}
@@ -344,19 +337,20 @@ class EPState:
         return {name: (gain @ part * gain).sum(dim=1) for name, part in parts.items()}
 
     def prior_seen(self) -> Tensor:
-        """Precision of the prior of the latents that records see, (d, d)."""
+        """Precision of the marginal prior of the likelihood's latents, (d, d)."""
         places, precision = self.problem.places, dense(self.prior.precision)
         if len(places) == len(precision):
             return restricted(precision, places)
         return inverse(restricted(inverse(precision), places))
 
-    def _prior_root(self) -> Tensor:
+    def _first_frame(self) -> Frame:
+        """A frame in units of the prior, without a bound."""
         precision = dense(self.prior.precision).diagonal()[self.problem.places]
-        return torch.diag(precision.clamp(min=1e-6).rsqrt())
+        return Frame.of(torch.diag(precision.clamp(min=1e-6).rsqrt()), 1.0, math.inf)
 
     @property
     def clipped(self) -> ClippedFraction | None:
-        """How many records' norms exceed the last look's bound; None: there is no histogram."""
+        """The fraction of norms above the last look's bound; None without histograms."""
         if not self.seen.histograms or self.frame is None:
             return None
         histogram = self.seen.histogram(self.posterior.mean[self.problem.places])
@@ -377,15 +371,8 @@ class EPState:
             "frame": vars(self.frame) if self.frame else None,
             "plan": vars(self.plan),
             "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
-            "numbers": {
-                "first_mean": self.first_mean,
-                "spent": self.spent,
-                "share": self.share,
-                "alike": self.alike,
-                "scale": seen.scale,
-                **vars(self.stride),
-                "weight": seen.weight,
-            },
+            "numbers": {n: getattr(self, n) for n in ("first_mean", "spent", "share", "alike")}
+            | {"scale": seen.scale, "weight": seen.weight, **vars(self.stride)},
         }
 
     def resumed(self, state: Mapping[str, Any]) -> "EPState":
@@ -414,20 +401,20 @@ class EPState:
 
 
 def _narrowed(covariance: Tensor) -> Tensor:
-    """With sds of at most an autoguide's at its start, (d, d).
+    """The covariance with sds of at most an autoguide's initial sd, (d, d).
 
-    Residuals have the spread of a wide q in them. A scale that is unknown would begin there, and
-    take all looks to come down.
+    The spread of a wide q enters the residuals. An unknown scale would begin at this spread, and
+    need all looks to fall.
     """
     shrunk = (_FIRST_SD / covariance.diagonal().sqrt()).clamp(max=1.0)
     return covariance * torch.outer(shrunk, shrunk)
 
 
-def _largest(way: Tensor, prior: Gaussian) -> float:
+def _largest(step: Tensor, prior: Gaussian) -> float:
     """The largest coordinate of a step, in standard deviations of the first prior.
 
-    The prior decides the step if the records say nothing. A prior that is not Gaussian,
-    such as that of a scale, has tails whose curvature says nothing, either.
+    Without information from records, the prior decides the step. A prior that is not Gaussian, such
+    as a scale's, has tails whose curvature is no guide to a step.
     """
     precision = dense(prior.precision).diagonal()
-    return (way.square() * precision.clamp(min=0.0)).max().sqrt().item()
+    return (step.square() * precision.clamp(min=0.0)).max().sqrt().item()

@@ -1,6 +1,6 @@
 """Likelihoods that depend on the latents through few predictors of a record.
 
-The model's own code is traced once, and cut where it stops to be affine in the latents.
+The model's code is traced once, and split where it stops being affine in the latents.
 """
 
 import itertools
@@ -25,22 +25,24 @@ from pyro_dp.records.plate import innermost
 from pyro_dp.records.stand_ins import on_varied
 
 T = TypeVar("T")
-LENGTH = 4096  # records of the traced graph
+LENGTH = 4096  # batch size of the traced graph
 _MOST_NUMBERS = 12  # in one element
-_MOST_PREDICTORS = 8  # beside those of components
+_MOST_PREDICTORS = 8  # without those of components
 MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
 _NARROWING = {"alias", "constant_pad_nd", "expand", "squeeze", "unsqueeze", "view", "_unsafe_view"}
 _NARROWING |= {"add", "sub", "rsub", "neg", "mul", "div"}
-UNSEEN, ALIKE, MIXED, OTHER = range(4)  # kinds of records
+# Kinds of records: not classified, without differences between components, mixtures, and others.
+UNSEEN, ALIKE, MIXED, OTHER = range(4)
 
 
 class FewPredictors:
     """A likelihood as a function of few predictors.
 
-    :raises NotLinear: it is none, as far as public rows tell.
-    :raises NotTraceable: likewise.
+    :raises NotLinear: on public rows it is no such function.
+    :raises NotTraceable: it is more than a fixed sequence of tensor operations.
     :ivar families: the families of the observed distributions, or of their components.
-    :ivar kinds: one for each record.
+    :ivar component_columns: columns of the predictor that each component has.
+    :ivar kinds: kind of each record, (N,).
     """
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
@@ -58,11 +60,9 @@ class FewPredictors:
         self._curved = {MIXED: JetGraph(graph, wanted, self._leaves)}
         without = [x for numbers, rest, _ in self._by_site(wanted) for x in (*numbers, *rest)]
         self._curved[ALIKE] = JetGraph(graph, without, self._leaves)
-        self._columns: list[list[int]] = []
-        for leaf in self._leaves:
-            start = self._columns[-1][-1] + 1 if self._columns else 0
-            self._columns.append(list(range(start, start + _numbers(leaf))))
-        self.own = self._own_columns(wanted, moving, affine)
+        ends = itertools.accumulate(map(_numbers, self._leaves), initial=0)
+        self._columns = [list(range(*pair)) for pair in itertools.pairwise(ends)]
+        self.component_columns = self._component_columns(wanted, moving, affine)
         if len(self._shared) > _MOST_PREDICTORS:
             raise NotLinear("it depends on the latents through many numbers")
         found = on_varied(
@@ -71,21 +71,20 @@ class FewPredictors:
         if found is None:
             raise NotLinear("predictors are not affine in a record's row")
         self.coefficients = found
-        of_rows = torch.cat(
-            [found.constant[None][:0], *(x for x in found.of_rows if x is not None)]
-        )
+        slopes = [x for x in found.of_rows if x is not None]
+        of_rows = torch.cat([found.constant[None][:0], *slopes])
         self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
-        # Components' predictors lie in few directions, such as those of the columns of a matrix.
-        constant, own = found.constant[self.own], of_rows[:, self.own]
+        # Components' predictors span few directions, such as those of a matrix's columns.
+        constant, own = found.constant[self.component_columns], of_rows[:, self.component_columns]
         directions = _independent(torch.cat([constant, own.flatten(0, 1)]))
         back = torch.linalg.pinv(directions)
-        rest = [x if x is None else x[:, self.own] @ back for x in found.of_rows]
+        rest = [x if x is None else x[:, self.component_columns] @ back for x in found.of_rows]
         self.directions = directions, Coefficients(constant @ back, rest)
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
     @staticmethod
     def find(likelihood: Likelihood, z: Tensor) -> "FewPredictors | None":
-        """None: it is no such function."""
+        """None if it is no such function."""
         try:
             return FewPredictors(likelihood, z)
         except (NotLinear, NotTraceable):
@@ -121,16 +120,16 @@ class FewPredictors:
         return reading_graph(self._likelihood, function, z, LENGTH)
 
     def _by_site(self, found: Iterable[T], logits: bool = True) -> Iterator[tuple[list[T], ...]]:
-        """Each site's numbers, other arguments of its density, and logits if it is a mixture."""
+        """Each site's numbers, the other arguments of its density, and a mixture's logits."""
         each = iter(found)
         for family, size in zip(self.families, self._sizes, strict=True):
             counts = family.rank, len(family.constants) + 2, int(logits and size > 0)
             yield tuple(list(itertools.islice(each, count)) for count in counts)
 
-    def _own_columns(
+    def _component_columns(
         self, wanted: Sequence[Node], moving: set[Node], affine: set[Node]
     ) -> list[int]:
-        """The columns of a predictor of each component."""
+        """The columns of the predictor that each component has."""
         found = {
             leaf
             for numbers, _, logits in self._by_site(wanted)
@@ -144,21 +143,21 @@ class FewPredictors:
 
     @property
     def _shared(self) -> list[int]:
-        return [i for columns in self._columns for i in columns if i not in self.own]
+        return [i for columns in self._columns for i in columns if i not in self.component_columns]
 
     def columns(self, kind: int) -> list[int]:
-        """The predictors of such records, those of components first."""
-        own = self.own[:1] if kind == ALIKE else self.own
+        """The predictors of records of this kind, those of components first."""
+        own = self.component_columns[:1] if kind == ALIKE else self.component_columns
         return [*own, *self._shared]
 
     def at(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Predictors of at most so many records as in a pass, (B, R), in float64."""
+        """Predictors of at most ``LENGTH`` records, (B, R), in float64."""
         z = z.to(self._likelihood.dtype).expand(LENGTH, -1)
         found = self._affine([z, *padded([indices, *rows], LENGTH)], [], len(indices))
         return torch.cat([x.reshape(-1, len(indices)) for x in found]).mT.double()
 
     def _homogeneous(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> list[tuple]:
-        """P and c, (B, 1, R, d + 1), as Jacobians are handed on."""
+        """P and c, (B, 1, R, d + 1), in the form that :meth:`Coefficients.find` expects."""
         points = torch.eye(len(z) + 1, len(z), dtype=z.dtype, device=z.device)
         found = torch.stack([self.at(point, indices, rows) for point in points], dim=-1)
         found[..., :-1] -= found[..., -1:]
@@ -167,7 +166,7 @@ class FewPredictors:
     def joint(self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int) -> Jet:
         """Log densities (K, J, B) of components, draws and records.
 
-        :param predictors: (R', J, B), as :meth:`columns` has them.
+        :param predictors: (R', J, B), in the order of :meth:`columns`.
         """
         terms = []
         for family, jets, rest, logits in self._parts(predictors, indices, rows, kind):
@@ -179,7 +178,7 @@ class FewPredictors:
     def components(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Whether a record's mixture has weight 0 or 1, and whether its components are the same."""
+        """Whether a record's mixture is weighted 0 or 1, and whether its components are equal."""
         regular = alike = torch.ones_like(indices, dtype=torch.bool)
         for _, jets, rest, logits in self._parts(predictors.unsqueeze(1), indices, rows, MIXED):
             if logits:
@@ -193,27 +192,24 @@ class FewPredictors:
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int
     ) -> Iterator[tuple]:
         """Each site's family, numbers, other arguments of its density, and logits."""
-        dtype, places = self._likelihood.dtype, self.columns(kind)
+        dtype, order = self._likelihood.dtype, self.columns(kind)
         predictors, leaves = predictors.to(dtype), []
         for leaf, columns in zip(self._leaves, self._columns, strict=True):
             lead = list(shape(leaf)[1:])
             first: dict[int, Number] = dict.fromkeys(columns, 1.0)
-            chosen = predictors[[places.index(i) for i in columns if i in places]]
+            chosen = predictors[[order.index(i) for i in columns if i in order]]
             if not any(i in self._varying for i in columns):
                 chosen = chosen[..., :1]
-            if columns == self.own:
+            if columns == self.component_columns:
                 lead[-1], first = len(chosen), {ALONG: 1.0}
             elif len(columns) > 1:
                 ones = torch.eye(len(columns), dtype=dtype, device=predictors.device)
                 first = {i: x.reshape(*lead, 1, 1) for i, x in zip(columns, ones, strict=True)}
             leaves.append(Jet(chosen.reshape(*lead, *chosen.shape[1:]), first))
-        inputs = padded([indices, *rows], LENGTH)
-        found = self._by_site(
-            self._curved[kind]([indices, *inputs], leaves, len(indices)), logits=kind == MIXED
-        )
-        for family, size, (numbers, rest, logits) in zip(
-            self.families, self._sizes, found, strict=True
-        ):
+        inputs = [indices, *padded([indices, *rows], LENGTH)]
+        outputs = self._curved[kind](inputs, leaves, len(indices))
+        sites = zip(self.families, self._sizes, self._by_site(outputs, kind == MIXED), strict=True)
+        for family, size, (numbers, rest, logits) in sites:
             jets = [x if isinstance(x, Jet) else Jet(x) for x in (*numbers, *logits)]
             rest = [x.to(dtype) if x.is_floating_point() else x for x in rest]
             if size and kind == ALIKE:
@@ -222,18 +218,19 @@ class FewPredictors:
 
 
 def _components(site: dict) -> tuple[dict, Tensor | None]:
-    """A mixture's site as one of all components, and their logits; None: it is no mixture."""
+    """A mixture's site, as a site of its components, and their logits; None: it is no mixture."""
     base = innermost(site["fn"])
     if type(base) not in MIXTURES:
         return site, None
     scale, mask = scale_and_mask(site)
-    aside = {"value": site["value"].unsqueeze(-1), "fn": base.component_distribution}
-    aside |= {"scale": scale.unsqueeze(-1), "mask": mask.unsqueeze(-1)}
-    return site | aside, base.mixture_distribution.logits
+    tensors = {"value": site["value"], "scale": scale, "mask": mask}
+    components = {name: x.unsqueeze(-1) for name, x in tensors.items()}
+    components["fn"] = base.component_distribution
+    return site | components, base.mixture_distribution.logits
 
 
 def _leaves(node: Node, moving: set[Node], affine: set[Node]) -> list[Node]:
-    """The last nodes before this one that are affine."""
+    """The last affine nodes before this one."""
     if node in affine:
         return [_narrowest(node, affine)]
     inputs = [x for x in node.all_input_nodes if x in moving]
@@ -241,7 +238,7 @@ def _leaves(node: Node, moving: set[Node], affine: set[Node]) -> list[Node]:
 
 
 def _narrowest(node: Node, affine: set[Node]) -> Node:
-    """The node with the fewest numbers from which this one follows by itself."""
+    """The node with the fewest numbers that determines this one."""
     found = node
     while getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in _NARROWING:
         inputs = [x for x in node.all_input_nodes if x in affine]
@@ -254,12 +251,12 @@ def _narrowest(node: Node, affine: set[Node]) -> Node:
 
 
 def _numbers(node: Node) -> int:
-    """How many a record has."""
+    """How many numbers of the node a record has."""
     return int(node.meta["val"][0].numel())
 
 
 def _independent(rows: Tensor) -> Tensor:
-    """Some of these rows, (r, d). All others are sums of multiples of them."""
+    """A maximal linearly independent subset of these rows, (r, d)."""
     found = rows[:0]
     for row in rows.unique(dim=0).flip(0):
         rest = row - row @ torch.linalg.pinv(found) @ found

@@ -22,9 +22,9 @@ _derived = partial(guarded, "Differentiating a record's likelihood")
 
 @dataclass(frozen=True)
 class Likelihood:
-    """One record's likelihood as a function of the latents that records see: flat, unconstrained.
+    """One record's likelihood as a function of the latents, flat and unconstrained.
 
-    :param particle: values of all else outside the plate, and the latents' shapes.
+    :param particle: values of everything else outside the plate, and the latents' shapes.
     """
 
     term: RecordTerm
@@ -32,7 +32,7 @@ class Likelihood:
     _likes: dict[str, Any] = field(default_factory=dict)  # results on placeholders
 
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
-        """Scalar; latents of the record are summed or integrated out."""
+        """The log likelihood, with latents of the record summed or integrated out."""
 
         def at(z: Tensor) -> Tensor:
             latents = unflat(z, self.particle.latents)
@@ -45,7 +45,7 @@ class Likelihood:
         """Observed sites of one record, by their names on a placeholder, where it runs first."""
         latents = unflat(z, self.particle.latents)
         found = self.term.observations(self.particle, latents, index, row)
-        # A loop over the plate gives each record's site a name of its own.
+        # In a loop over the plate, each record's site has another name.
         names = self._likes.setdefault("names", [site["name"] for site in found])
         return dict(zip(names, found, strict=True))
 
@@ -62,12 +62,12 @@ class Likelihood:
 
     @property
     def num_nodes(self) -> int:
-        """How many terms the sum of an integral has."""
+        """Number of quadrature nodes of the integral."""
         return num_nodes(self.term.records.plate)
 
     @property
     def continuous(self) -> Mapping[str, int]:
-        """Continuous latents of a record, with how many numbers each has."""
+        """Continuous latents of a record, and the size of each."""
         return self.term.records.plate.continuous
 
     @property
@@ -80,22 +80,20 @@ class Likelihood:
     ) -> Any:
         """function(z, index, row) of each record, stacked: at once, or else one by one.
 
-        A record on which it fails is broken, and its numbers are NaN; no other record, and no
-        error, tells that there is one. The first call for a key must be on placeholders: it fixes
-        the shapes.
+        If the function fails on a record, that record's numbers are NaN. Other records and errors
+        do not reveal this. The first call for a key must be on placeholders, which fix the shapes.
 
         :param key: names the function.
         :param z: (d,), or (B, d) with a z for each record.
         """
-        own, kept = z.dim() == 2, self.term.state.preserved  # a derivative may keep something, too
+        one_each, kept = z.dim() == 2, self.term.state.preserved  # derivatives may change state
         if self.term.vectorizes:
-            batched = torch.vmap(
-                function, in_dims=(0 if own else None, 0, 0), randomness="different"
-            )
+            in_dims = 0 if one_each else None, 0, 0
+            batched = torch.vmap(function, in_dims=in_dims, randomness="different")
             try:
                 with kept(batched=True), _derived(), all_at_once():
                     return self._remembered(key, batched(z, indices, rows))
-            except Exception:  # which record it is, the loop finds out
+            except Exception:  # the loop finds the record
                 if tracing() or (self.continuous and key not in self._likes):
                     raise
         results = []
@@ -103,7 +101,7 @@ class Likelihood:
             like = self._likes.get(key)
             try:
                 with kept(), _derived(public=like is None):
-                    result = function(z[b] if own else z, index, [row[b] for row in rows])
+                    result = function(z[b] if one_each else z, index, [row[b] for row in rows])
             except Exception:
                 if like is None:
                     raise

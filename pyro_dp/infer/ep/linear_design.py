@@ -1,15 +1,14 @@
 """Predictors that are linear in the latents, with coefficients that are affine in a record's row.
 
-Generalised linear models have a(z) = J z + c, with J = J_0 + sum_k row_k J_k and public J_k. Then
-a batch's J times a public matrix is *one product of the data with a public matrix*, and no J is
-made. The norm of a record's site, its predictors' variance and its part of the sum follow from
-(rows) (J_k T).
+Generalised linear models have a(z) = J z + c, with J = J_0 + sum_k row_k J_k and public J_k. For
+public T, the product J T of a batch is *one product of the data with public* J_k T, without J
+itself. The norm of a record's site, its predictors' variance and its part of the sum follow.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,10 +32,10 @@ Numbers = list[tuple[Tensor, list[Tensor]]]  # a (B, E, r) of each family, and o
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Coordinates in which squared norms are those of W, and the cavity's covariance is diagonal.
+    """Coordinates with the norms of W z, in which the cavity's covariance is diagonal.
 
     A row j of J becomes the vector u = T' j in these coordinates. The norm of u is that of W j.
-    The sum of D u^2 is the variance of j z in the cavity. Both come from one product.
+    The sum of D u^2 is the variance of j z in the cavity. Both need only one product.
 
     :param basis: T = W Q, (d, d).
     :param variances: D, (d,): the cavity's covariance is T D T'.
@@ -49,7 +48,7 @@ class Axes:
 
     @property
     def probe(self) -> Tensor:
-        """An irregular direction, along which predictors that are not linear show it."""
+        """An irregular direction, along which nonlinear predictors are detected."""
         direction = torch.cos(torch.arange(1.0, len(self.variances) + 1).to(self.variances))
         return direction / direction.norm()
 
@@ -69,11 +68,11 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """R rows J_0 + sum_k row_k J_k for each record, and of an integer k its own addend.
+    """J of R rows for each record, J_0 + sum_k row_k J_k, with a table of J_k for integers.
 
     :param constant: J_0, (R, d).
-    :param of_rows: each data tensor's J_k, (K, R, d), or None where all are zero. An integer has
-        its addends for 0, 1, ..., K - 1.
+    :param of_rows: each data tensor's J_k, (K, R, d), or None if all are zero. For an integer, the
+        addends for its values 0, 1, ..., K - 1.
     """
 
     constant: Tensor
@@ -85,7 +84,7 @@ class Coefficients:
     ) -> "Coefficients | None":
         """J_0 and J_k by differences of public rows. None: predictors are not affine in the row.
 
-        :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
+        :param predictors: function of (z, indices, rows), with Jacobians (B, E, r, d).
         """
         records = likelihood.term.records
         base = records.placeholder()
@@ -117,12 +116,11 @@ class Coefficients:
         rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
         expected = constant.expand(_NUM_VARIED, -1, -1)
         for row, k in zip(rows, coefficients, strict=True):
+            flat = row.reshape(_NUM_VARIED, -1)
             if len(k) and not row.is_floating_point():
-                expected = expected + _looked_up(k, row.reshape(_NUM_VARIED))
+                expected = expected + _looked_up(k, flat[:, 0])
             elif len(k):
-                expected = expected + torch.tensordot(
-                    row.reshape(_NUM_VARIED, -1).double(), k, dims=1
-                )
+                expected = expected + torch.tensordot(flat.double(), k, dims=1)
         tolerance = 1e-8 if likelihood.dtype == torch.float64 else 1e-4
         if not agree(jacobians(rows), expected, tolerance=tolerance):
             return None
@@ -131,9 +129,9 @@ class Coefficients:
     def along(
         self, basis: Tensor, chosen: Sequence[int] | None = None
     ) -> Callable[[Sequence[Tensor]], Tensor]:
-        """J T of B records, (B, R, d), from their rows.
+        """A function that maps B records to J T, (B, R, d).
 
-        :param chosen: these of the R rows; None: all of them.
+        :param chosen: indices among the R rows of J; None: all of them.
         """
         some: Any = slice(None) if chosen is None else list(chosen)
         constant = self.constant[some] @ basis
@@ -165,11 +163,12 @@ class Coefficients:
 
 
 class LinearDesign:
-    """
-    :param coefficients: they make a record's R numbers.
-    :param numbers: from (z, indices, rows) of ``size`` records.
-    :param affine: whether numbers are affine in z whatever the row, and not at some z only.
-    :param num_records: that are here.
+    """Predictors with affine coefficients, and the graph that computes them.
+
+    :param coefficients: J of each record.
+    :param numbers: function of (z, indices, rows) of ``size`` records.
+    :param affine: whether the code is affine in z for every row.
+    :param num_records: the number of local records.
     """
 
     def __init__(
@@ -182,8 +181,8 @@ class LinearDesign:
     ):
         self.along = coefficients.along
         self._numbers, self.affine, self.size = numbers, affine, size
-        # By index: records that were found straight. Each is judged for itself: no
-        # record's site may depend on another record.
+        # Records whose predictors were confirmed to be linear. Each record is checked separately,
+        # because no record's site may depend on another record.
         device = coefficients.constant.device
         self.straight = torch.zeros(num_records, dtype=torch.bool, device=device)
 
@@ -191,7 +190,7 @@ class LinearDesign:
     def find(
         likelihood: Likelihood, families: list[Family], predictors: Callable, z: Tensor, size: int
     ) -> "LinearDesign | None":
-        """None: predictors are not such, as far as public rows tell."""
+        """None if predictors have no such coefficients on public rows."""
         if not likelihood.term.vectorizes:
             return None
         try:
@@ -218,40 +217,35 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def padded(rows: Any, size: int) -> Any:
-    """So many rows: the first one again and again after those of each tensor."""
-    return pytree.tree_map(
-        lambda x: (
-            x if len(x) == size else torch.cat([x, x[:1].expand(size - len(x), *x.shape[1:])])
-        ),
-        rows,
-    )
+    """Tensors of ``size`` rows. The first row of each tensor fills up missing ones."""
+
+    def filled(x: Tensor) -> Tensor:
+        missing = x[:1].expand(size - len(x), *x.shape[1:])
+        return torch.cat([x, missing]) if len(missing) else x
+
+    return pytree.tree_map(filled, rows)
 
 
 def where_possible(
     sites: Callable[..., T], others: Callable[..., T], indices: Tensor, rows: list[Tensor]
 ) -> Iterator[T]:
-    """Sites of B records. A record on which ``sites`` fails gets ``others``, and no other does."""
+    """Sites of B records by ``sites``, and by ``others`` for records on which it fails."""
     try:
         found = sites(indices, rows)
     except Exception:
         if len(indices) > 1:
-            for part in halves([indices, *rows]):
-                yield from where_possible(sites, others, part[0], part[1:])
+            middle = len(indices) // 2
+            for half in (slice(middle), slice(middle, None)):
+                yield from where_possible(sites, others, indices[half], [x[half] for x in rows])
             return
         found = others(indices, rows)
     yield found
 
 
-def halves(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """The first and the other rows of these tensors."""
-    count = len(tensors[0]) // 2
-    return [[x[:count] for x in tensors], [x[count:] for x in tensors]]
-
-
-def _looked_up(table: Tensor, places: Tensor) -> Tensor:
+def _looked_up(table: Tensor, indices: Tensor) -> Tensor:
     """Rows of a table, (K, ...). An index out of range gives NaN."""
-    inside = (places >= 0) & (places < len(table))
-    found = table[places.clamp(0, len(table) - 1).long()]
+    inside = (indices >= 0) & (indices < len(table))
+    found = table[indices.clamp(0, len(table) - 1).long()]
     broken = ~inside.view(-1, *[1] * (table.dim() - 1))
     return found if inside.all() else found.masked_fill(broken, torch.nan)
 
@@ -259,15 +253,14 @@ def _looked_up(table: Tensor, places: Tensor) -> Tensor:
 def _levels(
     jacobians: Callable[[list[Tensor]], Tensor], base: list[Tensor], place: int, counts: list[int]
 ) -> Tensor:
-    """The addend of each integer to the Jacobian, (K, R, d), for as many as a site has latents.
+    """Addends to the Jacobian for the values of an integer, (K, R, d).
 
     :param place: the integer's position in a row.
-    :param counts: K may be one of these; with none of them, there are no addends.
+    :param counts: candidates for K. If none is possible, there are no addends.
     """
     for count in counts:
-        rows = [row.expand(count, *row.shape) for row in base]
-        rows[place] = torch.arange(count, device=base[place].device).to(base[place].dtype)
-        rows[place] = rows[place].reshape(count, *base[place].shape)
+        rows, one = [row.expand(count, *row.shape) for row in base], base[place]
+        rows[place] = torch.arange(count).to(one).reshape(count, *one.shape)
         with contextlib.suppress(Exception):  # there may be fewer levels
             found = jacobians(rows)
             if found.isfinite().all():
@@ -278,7 +271,7 @@ def _levels(
 def reading_graph(
     likelihood: Likelihood, function: Callable[..., list[Tensor]], z: Tensor, size: int
 ) -> GraphModule:
-    """A graph of a function of (z, indices, *rows) of so many records.
+    """A graph of a function of (z, indices, *rows) of ``size`` records.
 
     :raises NotTraceable: it is no fixed sequence of operations, or writes to its arguments.
     """
@@ -286,7 +279,7 @@ def reading_graph(
     rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
     inputs = [torch.zeros(size, dtype=torch.long, device=records.device), *rows]
     one = z[:1] if z.dim() == 2 else z
-    function(one, *(x[:1] for x in inputs))  # the first call shows a broken record's result
+    function(one, *(x[:1] for x in inputs))  # the first call fixes the result's shapes
     graph = trace(function, [z, *inputs])
     if not only_reads(graph):
         raise NotTraceable("it writes to its arguments")
@@ -296,7 +289,7 @@ def reading_graph(
 def _graph(
     likelihood: Likelihood, families: list[Family], z: Tensor, size: int
 ) -> tuple[Callable[..., Numbers], bool]:
-    """The model's own code as operations that only read rows; whether they are affine in z."""
+    """A graph of all families' numbers that only reads rows, and whether it is affine in z."""
     spec: Any = None
 
     def read(z: Tensor, index: Tensor, row: list[Tensor]) -> Numbers:
@@ -314,10 +307,8 @@ def _graph(
     call = called_by_torch(graph)
 
     def numbers(z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:
-        found: Numbers = pytree.tree_unflatten(
-            list(call(z.to(likelihood.dtype), indices, *rows)), spec
-        )
-        return found
+        found = list(call(z.to(likelihood.dtype), indices, *rows))
+        return cast(Numbers, pytree.tree_unflatten(found, spec))
 
     moving, affine = affine_nodes(graph)
     return numbers, moving == affine

@@ -1,4 +1,4 @@
-"""Sites of a batch by one product of its rows: what :class:`LinearMoments` gives, and faster.
+"""The sites of :class:`LinearMoments` for a batch by one product of its rows, which is faster.
 
 Let T be the axes of a pass (:class:`~pyro_dp.infer.ep.linear_design.Axes`), and u_n = T' J_n'. Take
 a record of one number a(z) = J_n z + c_n. In the release's coordinates, its residual has the norm
@@ -7,14 +7,13 @@ on J_n m + c_n, on the variance sum D u_n^2 and on the outcome.
 
 The batch's sum is (U' (w r), U' diag(w Lambda) U). The public Q turns it at the end. So there are
 two products, and nothing of size N d^2. The norms and the sum use the same u_n, in float64. Only
-the rounding of a norm of d terms and of the turn by Q can take a record over the bound. That is
-about d units of 2^-52. The squared norms are raised by 1e-12, and the clipping has room of its own.
+rounding of a norm of d terms and of the turn by Q can take a record over the bound. That is about d
+units of 2^-52. The squared norms are raised by 1e-12, and the clipping has a further margin.
 
-At two points z, the model's own code still computes J_n z + c_n. If the two results differ by
-anything else than u_n says, the record's predictors are not as on public rows. Then the model's own
-derivatives make the site of this record, and of no other. If the operations of the model's code are
-affine in z, J and the row are the same in every step. So a record that was straight once is not
-checked again.
+The model's code computes J_n z + c_n at two points. If u_n does not predict the difference, the
+record's predictors are not linear as on public rows. Then the model's derivatives compute the site
+of this record alone. If the model's code is affine in z, J and the row are the same in every step.
+Then a confirmed record is not checked again.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
 
 _OUTCOMES = 4  # simulated for a record
-_ROOM = 1 + 1e-12  # rounding may add this to a row's norm when Q turns it
+_ROOM = 1 + 1e-12  # for rounding of a row's norm when Q turns it
 
 
 class LinearSites:
@@ -38,8 +37,8 @@ class LinearSites:
     :param moments: moments with a design.
     :param mean: the cavity's mean, (d,).
     :param covariance: the cavity's covariance, (d, d).
-    :param root: W of the frame in which the sites are released, (d, d). Outcomes of the model are
-        simulated, too, which centre residuals. None: in the latents' own coordinates, without.
+    :param root: W of the frame of the release, (d, d). None: the latents' coordinates, without
+        simulated outcomes, which centre residuals.
     """
 
     def __init__(
@@ -61,15 +60,15 @@ class LinearSites:
         self.size = self._design.size  # at most so many records at a time
 
     def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
-        """:meth:`factors`. A record on which the graph fails has the model's own derivatives."""
-        return where_possible(self.factors, self._by_derivatives, indices, rows)
+        """:meth:`factors`, or sites by the model's derivatives for records on which it fails."""
 
-    def _by_derivatives(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
-        along, precision, residual, largest = self._derived(indices, rows)
-        return LowRank(along, precision, residual, largest, turn=self._axes.turn)
+        def others(indices: Tensor, rows: list[Tensor]) -> LowRank:
+            return LowRank(*self._derived(indices, rows), turn=self._axes.turn)
+
+        return where_possible(self.factors, others, indices, rows)
 
     def _derived(self, indices: Tensor, rows: list[Tensor]) -> list[Tensor]:
-        """J T, precisions, residuals and largest ones, by the model's own derivatives."""
+        """J T, precisions, residuals and largest residuals, by the model's derivatives."""
         sites = self._moments.factors(self._mean, self._covariance, indices, rows)
         return sites.within(self._axes.basis)
 
@@ -88,12 +87,12 @@ class LinearSites:
             if family.rank == 1:
                 variance = variances[:, start:stop].reshape(*shape, 1)
             else:
-                own = along[:, start:stop].reshape(*shape, -1)
-                variance = (own * self._axes.variances) @ own.mT
+                part = along[:, start:stop].reshape(*shape, -1)
+                variance = (part * self._axes.variances) @ part.mT
             sites.append(element_sites(family, numbers, variance, rest))
             if self._outcomes:
-                own = family.simulated_gradients(numbers, rest, self._outcomes)
-                simulated.append(own.flatten(2))
+                gradients = family.simulated_gradients(numbers, rest, self._outcomes)
+                simulated.append(gradients.flatten(2))
             start = stop
         parts = [along, *joined(sites)]
         straight = self._design.straight[indices]
@@ -104,7 +103,7 @@ class LinearSites:
             if not straight.all():
                 bent = ~straight
                 found = self._derived(indices[bent], [row[bent] for row in rows])
-                # Replace these alone: no other record's numbers change in the last digit.
+                # Replace only these: the numbers of other records must not change by rounding.
                 parts = [x.index_put((bent,), new) for x, new in zip(parts, found, strict=True)]
                 lengths = lengths.index_put((bent,), found[0].square().sum(dim=2))
         along, precision, residual, largest = parts
@@ -115,7 +114,7 @@ class LinearSites:
     def _are_straight(
         self, here: Numbers, along: Tensor, lengths: Tensor, indices: Tensor, rows: list[Tensor]
     ) -> Tensor:
-        """Which records' numbers move as J T says, (B,)."""
+        """Whether each record's numbers differ between two points as J T predicts, (B,)."""
         there = self._design.numbers(self._elsewhere, indices, rows)
         before, after = (
             torch.cat([a.flatten(1) for a, _ in each], dim=1) for each in (here, there)

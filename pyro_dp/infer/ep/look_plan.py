@@ -1,7 +1,4 @@
-"""How the next look is made: its share of the budget, its coordinates, and its bound.
-
-All of it follows from public settings and from earlier releases.
-"""
+"""The coordinates and the bound of the next look, from public settings and earlier releases."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.norm_counts import FROM, ExtremeCounts, are_counted, extreme_excess
+from pyro_dp.infer.ep.norm_counts import FROM, ExtremeCounts, extreme_excess
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
@@ -30,58 +27,56 @@ _LEAST_WEIGHT = 0.1
 _NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
 _FARTHEST = 50.0  # the largest bound that is tried, in units of one that cuts off extreme records
-_SURE = 4.0  # standard deviations: a far larger bound makes far more noise
+_SURE = 4.0  # standard deviations, because a far larger bound makes far more noise
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 
 class _Kind(NamedTuple):
-    """Numbers that a plan takes from the kind of the residuals.
+    """Numbers that depend on the kind of the residuals.
 
-    :param aligned: squared alignment of the parts that clipping cuts off; 1 if all of them point to
-        one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
-        Symmetric and centred residuals cancel if the model is right. If a spread is unknown, far
-        records decide it, and noise may hide two thirds of what is cut off.
-    :param extremes: the same of the parts of extreme records, which the model does not explain.
-    :param directions: parts cut off lie in all d directions. Above this d, the alignment falls as
-        1 / d. Infinite where they may agree: in a wrong model, or in a mixture's component.
+    :param aligned: squared alignment of the clipped excesses; 1 if all of them have one direction.
+        Weights that do not depend on the outcome cause bias only if the model is wrong. Symmetric
+        and centred residuals cancel if the model is right. An unknown spread depends on far
+        records, and noise may hide two thirds of their excess.
+    :param extremes: the same for extreme records, which the model does not explain.
+    :param directions: above this d, the alignment falls as 1 / d, because excesses lie in all d
+        directions. Infinite if they may agree, as in a wrong model or in a mixture's component.
     :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
-        likelihood has one curvature everywhere, and every look makes it clearer.
+        likelihood has the same curvature everywhere, so each look makes it more precise.
     :param bend: relative change of the curvature over a distance of one root of a nat per record.
-        If residuals are bounded, it is about one over the root of a record's curvature.
-    :param longest: longest step between two looks, in roots of nats per record. One past a
+        For bounded residuals, it is about one over the root of a record's curvature.
+    :param longest: longest step between two looks, in roots of nats per record. A step past a
         Normal's scale makes all norms large.
     """
 
     aligned: float
     extremes: float
-    doubted: float
-    bend: float
-    longest: float
+    doubted: float = 4.0
+    bend: float = 2.5
+    longest: float = 1.0
     directions: float = 8.0
 
 
 _KINDS = {
-    Residuals.BOUNDED: _Kind(
-        1 / 8_000, 0.0, doubted=4.0, bend=4.0, longest=1.0, directions=math.inf
-    ),
-    Residuals.NORMAL: _Kind(1 / 8, 1 / 8, doubted=0.3, bend=2.5, longest=1.0),
-    Residuals.SCALED: _Kind(1 / 8, 1 / 8, doubted=4.0, bend=2.5, longest=0.5),
-    Residuals.CENTRED: _Kind(1 / 4, 1.0, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.LABELS: _Kind(1 / 8, 1 / 8, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.INTEGRATED: _Kind(9.0, 9.0, doubted=4.0, bend=2.5, longest=1.0),
-    Residuals.SUMMED: _Kind(1.0, 1.0, doubted=4.0, bend=2.5, longest=1.0, directions=math.inf),
-    Residuals.OTHER: _Kind(1.0, 1.0, doubted=4.0, bend=2.5, longest=1.0),
+    Residuals.BOUNDED: _Kind(1 / 8_000, 0.0, bend=4.0, directions=math.inf),
+    Residuals.NORMAL: _Kind(1 / 8, 1 / 8, doubted=0.3),
+    Residuals.SCALED: _Kind(1 / 8, 1 / 8, longest=0.5),
+    Residuals.CENTRED: _Kind(1 / 4, 1.0),
+    Residuals.LABELS: _Kind(1 / 8, 1 / 8),
+    Residuals.INTEGRATED: _Kind(9.0, 9.0),
+    Residuals.SUMMED: _Kind(1.0, 1.0, directions=math.inf),
+    Residuals.OTHER: _Kind(1.0, 1.0),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The coordinates, weights and bound of a look. All of them are public.
+    """The public coordinates, weights and bound of a look.
 
     :param root: W = M^-1/2, (d, d). A record's part is (W s, kappa W H W, tau).
     :param weight: kappa.
     :param bound: C.
-    :param counted: tau. Its sum is tau times the sum of the records' weights.
+    :param counted: tau. The sum of this coordinate is tau times the sum of the records' weights.
     """
 
     root: Tensor
@@ -92,23 +87,22 @@ class Frame:
     @staticmethod
     def of(root: Tensor, scale: float, bound: float, noise: float = _RESOLVED) -> "Frame":
         """
-        :param scale: mean curvature of a record in these coordinates, all directions together.
+        :param scale: trace of a record's mean curvature in these coordinates.
         :param noise: relative noise of the curvature so far.
         """
         part = _CURVATURE * math.sqrt(noise / _RESOLVED)
         part = min(max(part, _LEAST_CURVATURE), _MOST_CURVATURE)
         typical = math.sqrt(scale)
-        counted = _COUNTED * min(bound, 1.5 * typical)
-        return Frame(root, part / typical, bound, counted)
+        return Frame(root, part / typical, bound, _COUNTED * min(bound, 1.5 * typical))
 
 
 @dataclass(frozen=True)
 class LookPlan:
-    """The settings of all looks. They are public before the first one.
+    """The public settings of all looks.
 
-    :param dim: d, the number of coordinates of the latents that records see.
+    :param dim: d, the number of coordinates of the likelihood's latents.
     :param size: N, the number of records.
-    :param multiplier: noise of one release of the whole budget, in units of its bound.
+    :param multiplier: noise multiplier of one release of the whole budget.
     :param residuals: kind of the observations' residuals.
     """
 
@@ -122,7 +116,7 @@ class LookPlan:
         return _KINDS[self.residuals]
 
     def _aligned(self, dispersion: float) -> float:
-        """A dispersion is a tail that the model does not explain."""
+        """The squared alignment. A dispersion above 1 is a tail that the model does not explain."""
         most = max(self.kind.aligned, self.kind.extremes)
         return self._spread * min(most, self.kind.aligned * max(1.0, dispersion) ** 2)
 
@@ -134,32 +128,33 @@ class LookPlan:
     def bend(self) -> float:
         """Rate at which curvature changes, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
         if self.residuals == Residuals.NORMAL and self.multiplier == 0:
-            return 0.0  # nothing is clipped, and one curvature holds everywhere
+            return 0.0  # without clipping, the curvature is the same everywhere
         return self.kind.bend
 
     @property
     def num_extremes(self) -> int:
-        """Number of classes of extreme records that a look counts."""
-        return len(FROM) if are_counted(self.residuals) else 0
+        """The number of classes of extreme records that a look counts."""
+        return 0 if self.residuals == Residuals.BOUNDED else len(FROM)
 
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """The records' mean weight, from the released sum and from the histogram of norms.
 
-        :param total: the released sum of the weights, divided by N, with noise of this sd.
+        :param total: the released sum of the weights, divided by N.
+        :param noise: sd of its noise.
         :param predicted: the mean weight that the norms predict.
         """
-        own, other = 1 / max(noise, 1e-12) ** 2, 1 / _WEIGHT_SD**2
-        mean = (total * own + predicted * other) / (own + other)
+        precision, prior = 1 / max(noise, 1e-12) ** 2, 1 / _WEIGHT_SD**2
+        mean = (total * precision + predicted * prior) / (precision + prior)
         return float(min(max(mean, _LEAST_WEIGHT), 1.0))  # states hold no NumPy numbers
 
     def root(
         self, precision: Tensor, doubt: Tensor, norms: Norms, scale: float, bound: float
     ) -> Tensor:
-        """W, (d, d): the noise has the posterior's shape as far as noise matters.
+        """W, (d, d), which gives noise the shape of the posterior where noise matters.
 
         Few records inform a direction of small precision, and W makes their leverage large. So W
-        follows the precision only as far as the noise would matter otherwise. It does not follow
-        a precision that may be noise itself.
+        follows the precision only in directions where noise would matter otherwise. It does not
+        follow a precision that may be noise itself.
 
         :param doubt: the noise in the posterior's precision, (d, d).
         """
@@ -178,15 +173,15 @@ class LookPlan:
         extremes: Sequence[ExtremeCounts] = (),
         dispersion: float = 0.0,
     ) -> float:
-        """C, at which noise, bias and lost information together cost least.
+        """C that minimises the total cost of noise, bias and lost information.
 
         Let v be the records' mean curvature and w their mean weight. The noise costs
-        (d C sigma / w)^2 / (2 N v) nats. Let clipping cut off B in all. That costs
-        d B^2 / (2 N v) if all of it points to one side. Unequal weights lose information.
+        (d C sigma / w)^2 / (2 N v) nats. If clipping removes B in total, in one direction, that
+        costs d B^2 / (2 N v). Unequal weights lose information.
 
         :param norms: the parts' norms before weights.
-        :param extremes: numbers of extreme records, which no histogram shows.
-        :param dispersion: at least so large is the scores' variance, relative to the model's.
+        :param extremes: numbers of extreme records, which the noise of a histogram hides.
+        :param dispersion: a lower limit of the scores' variance, relative to the model's.
         """
         least = norms.norms[norms.counts.cumsum() > _LOWEST * self.size][0]
         most = max([norms.norms[-1], *(_FARTHEST * each.bound for each in extremes)])
@@ -204,22 +199,23 @@ class LookPlan:
         return self.kind.extremes >= 1
 
     def excess(self, norms: Norms, bounds: Floats) -> Floats:
-        """Norms beyond each bound, as a bias counts them.
+        """Sums of the norms beyond each bound, for the bias.
 
-        Noise can hide a tail. If extremes may point to one side, the bias has all readings in it.
+        Noise can hide a tail. If extremes may agree in direction, the bias covers all readings.
         """
         return norms.rms_excess(bounds) if self._one_sided else norms.excess(bounds)
 
     def sure_excess(
         self, extremes: Sequence[ExtremeCounts], norms: Norms, bounds: Floats
     ) -> Floats:
-        """Norms beyond each bound of records that are surely extreme.
+        """Sums of the norms beyond each bound, of records that are surely extreme.
 
-        It is zero if their parts may point to one side. A larger bound would leave a
-        bias that intervals do not include: it would only make them narrower.
+        It is zero if their parts may agree in direction. A larger bound would then make intervals
+        narrower, without the bias that remains.
         """
-        found = extreme_excess(extremes, norms, bounds, _SURE)
-        return np.zeros(len(bounds)) if self._one_sided else found
+        if self._one_sided:
+            return np.zeros(len(bounds))
+        return extreme_excess(extremes, norms, bounds, _SURE)
 
     def squared_bias(
         self, excess: float, of_extremes: float = 0.0, dispersion: float = 0.0
@@ -227,8 +223,8 @@ class LookPlan:
         """Squared bias of the score in a direction by clipping.
 
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
-        :param of_extremes: the same of extreme records that no histogram shows.
-        :param dispersion: as of :meth:`bound`.
+        :param of_extremes: the same for extreme records, which the noise of a histogram hides.
+        :param dispersion: as for :meth:`bound`.
         """
         bias = math.sqrt(self._aligned(dispersion)) * excess
         bias += math.sqrt(self._spread * self.kind.extremes) * of_extremes

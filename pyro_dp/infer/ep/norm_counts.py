@@ -1,10 +1,9 @@
 """Released counts of records by the norm of their part: histograms, and extreme records.
 
-A few records far above the bound can decide the exact posterior, while clipping cuts most of their
-part off. The noise of a histogram hides them. So an extreme record gives up a fraction of its
-clipped part, and counts in a coordinate of its own instead. Its row keeps the norm C, and so the
-count costs nothing. At epsilon 1, 21 such records are about 4 standard deviations of the count's
-noise.
+A few records far above the bound can decide the exact posterior. But clipping removes most of their
+part, and the noise of a histogram hides them. So an extreme record gives up a fraction of its
+clipped part, and is counted in another coordinate. Its row keeps the norm C, so the count costs
+nothing. At epsilon 1, 21 such records are about 4 standard deviations of the count's noise.
 """
 
 import math
@@ -23,9 +22,9 @@ from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, Floats, Norms
 FROM = (4.0, 16.0)  # the least norms of two classes of extreme records, in units of the bound
 KEPT = 0.6  # fraction of its clipped part that an extreme record keeps
 _COUNTED = math.sqrt(1 - KEPT**2)
-_ALIKE = 0.2  # difference of the logarithms of two looks' bounds
+_ALIKE = 0.2  # largest difference of the logarithms of two looks' bounds
 SIGNIFICANT = 2.75  # standard deviations
-NEAR = 0.1  # squared distance from which norms differ
+NEAR = 0.1  # squared distance beyond which norms differ
 _SPREAD = 2.0  # sd of the first guess of norms, in nats
 _SPREAD_LATER = 0.25
 _SURE = 3.0  # standard deviations
@@ -33,17 +32,11 @@ _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 Histograms = Sequence[tuple[Tensor, float]]  # released, with the sd of their noise
 
 
-def are_counted(residuals: str) -> bool:
-    """Whether looks count extreme records, by the kind of their residuals.
-
-    If residuals are bounded, weights do not depend on the outcome. Then clipping causes no bias if
-    the model holds, and a record of a rare group is worth more than its count.
-    """
-    return residuals != Residuals.BOUNDED
-
-
 class WithExtremes:
     """The clipped parts of B records, and coordinates that count the extreme ones.
+
+    Looks with bounded residuals do without. Their weights do not depend on the outcome, so clipping
+    causes no bias if the model holds. A record of a rare group is worth more than its count.
 
     :param parts: the parts, each of norm at most C.
     :param ratios: norms before clipping, in units of C, (B, 1).
@@ -53,8 +46,8 @@ class WithExtremes:
     def __init__(self, parts: Measured, ratios: Tensor, bound: Tensor):
         least = ratios.new_tensor(FROM)
         reached = (ratios >= least).to(torch.float64)  # (B, classes)
-        own = reached - torch.cat([reached[:, 1:], torch.zeros_like(ratios)], dim=1)
-        self._parts, self._counts = parts, own * (_COUNTED * bound)
+        one_hot = reached - torch.cat([reached[:, 1:], torch.zeros_like(ratios)], dim=1)
+        self._parts, self._counts = parts, one_hot * (_COUNTED * bound)
         self._kept = 1.0 - (1.0 - KEPT) * reached[:, :1]
 
     def norms(self) -> Tensor:
@@ -71,9 +64,9 @@ class WithExtremes:
 
 @dataclass(frozen=True, eq=False)
 class ExtremeCounts:
-    """How many records are extreme.
+    """Noisy numbers of extreme records.
 
-    :param counts: number of records in each class, (classes,), noisy.
+    :param counts: number of records in each class, (classes,).
     :param sd: standard deviation of the noise.
     :param bound: C.
     """
@@ -85,25 +78,23 @@ class ExtremeCounts:
     @staticmethod
     def read(released: Tensor, noise: float, bound: float) -> "ExtremeCounts":
         """
-        :param released: the coordinates of a look that count, (classes,).
+        :param released: the coordinates of a look that count extreme records, (classes,).
         :param noise: standard deviation of the noise in a coordinate.
         """
         unit = _COUNTED * bound
         return ExtremeCounts(released / unit, noise / unit, bound)
 
     def joined(self, other: "ExtremeCounts") -> "ExtremeCounts":
-        """The mean with those of another look, whose bound is about the same."""
+        """The mean with the counts of another look of about the same bound."""
         share = other.sd**2 / (other.sd**2 + self.sd**2)
         counts = share * self.counts + (1 - share) * other.counts
         return ExtremeCounts(counts, math.sqrt(share) * self.sd, self.bound)
 
     def excess(self, norms: Norms, bounds: Floats, sds: float = SIGNIFICANT) -> Floats:
-        """Sum of the extreme records' norms beyond each bound, as far as a fit lacks it.
+        """Sums of the extreme records' norms beyond each bound that a fit lacks.
 
-        From the least norm of their class on, norms have a Pareto distribution of index 3.
-
-        A class counts if it has significantly more records than the fit has. All count if their
-        sum is significant.
+        Norms in a class have a Pareto distribution of index 3. A class enters if it has
+        significantly more records than the fit. All classes enter if their sum is significant.
 
         :param norms: the fit to a histogram.
         :param sds: how many standard deviations are significant.
@@ -123,9 +114,9 @@ class ExtremeCounts:
 def extreme_excess(
     seen: Sequence[ExtremeCounts], norms: Norms, bounds: Floats, sds: float = SIGNIFICANT
 ) -> Floats:
-    """As :meth:`ExtremeCounts.excess`, of the bound whose looks find most.
+    """The largest :meth:`ExtremeCounts.excess` over bounds of the looks.
 
-    A look with a small bound sees records that a larger one keeps.
+    A look with a small bound counts records that are not extreme for a larger one.
     """
     found: list[ExtremeCounts] = []
     for each in seen:
@@ -152,9 +143,9 @@ class MeanHistogram:
 
     @staticmethod
     def of(histograms: Histograms, distances: Tensor, size: int) -> "MeanHistogram":
-        """Mean of all, above all of those near the posterior.
+        """The mean, with higher weights for histograms near the posterior.
 
-        :param distances: squared, of where each was made.
+        :param distances: squared distances of the histograms' points.
         """
         sds = torch.tensor([sd for _, sd in histograms]).to(distances).clamp(min=1e-6)
         weights = 1 / ((1 + (distances / NEAR) ** 2) * sds**2)
@@ -163,34 +154,29 @@ class MeanHistogram:
         return MeanHistogram(counts, (weights * sds).norm().item(), size)
 
     def opening_norms(self, dim: int) -> Norms:
-        """Norms of gradients in the opening, of so many coordinates."""
+        """Norms of scores in the opening, of ``dim`` coordinates."""
         return self._read(math.sqrt(dim), _SPREAD)
 
     def norms(self, scale: float, residuals: str) -> Norms:
-        """:param scale: curvature of a record, all directions together."""
-        return self._read(
-            _TYPICAL * math.sqrt(scale),
-            _SPREAD_LATER,
-            tail=residuals != Residuals.BOUNDED,
-            one_sided=residuals not in (Residuals.BOUNDED, Residuals.NORMAL, Residuals.SCALED),
-        )
+        """:param scale: trace of a record's mean curvature."""
+        tail = residuals != Residuals.BOUNDED
+        one_sided = tail and residuals not in (Residuals.NORMAL, Residuals.SCALED)
+        typical = _TYPICAL * math.sqrt(scale)
+        return self._read(typical, _SPREAD_LATER, tail=tail, one_sided=one_sided)
 
     def above(self, bound: float) -> ClippedFraction:
-        """How many norms are above it, by the sum of the noisy counts there.
-
-        Its standard error is the noise's.
-        """
+        """The fraction of norms above a bound, with the standard error of its noise."""
         above = self.counts[Norms.places_above(bound)]
         fraction = above.sum().item() / self.size
         error = self.sd * math.sqrt(len(above)) / self.size
         return ClippedFraction(min(max(fraction, 0.0), 1.0), error)
 
     def least_mean_square(self, below: float) -> float:
-        """A number that the mean squared norm surely exceeds, as far as the noise lets see.
+        """A lower confidence limit of the mean squared norm.
 
-        Norms beyond a cut count as 0. The cut is where the bound is largest.
+        Norms beyond a cut count as 0. The cut maximises the limit.
 
-        :param below: the largest cut. The noise of bins far out would exceed everything.
+        :param below: the largest cut. Beyond it, the noise of the bins would dominate.
         """
         norms = np.exp(MIDDLES[EDGES[1:] <= math.log(below)])
         sums = (self.counts.cpu().numpy()[: len(norms)] * norms**2).cumsum()

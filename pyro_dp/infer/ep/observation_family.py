@@ -1,17 +1,17 @@
 """Observation distributions as functions of few numbers a(z), for linear moments.
 
 Each element of an observed site (one entry of its batch) has a density p(x | a). Its r numbers a
-depend on the latents z, such as a logit, a rate, or a mean and a scale. :class:`Family` reads them
-off the distribution, in unconstrained coordinates, and evaluates the density at others.
+depend on the latents, such as a logit, a rate, or a mean and a scale. A :class:`Family` reads them
+from the distribution, in unconstrained coordinates, and evaluates the density at other numbers.
 
-Functions in ``_CLOSED`` are log densities of elements with their first two derivatives. Each takes
-the distribution's numbers in the order of its parameters, and the observed value. Tensors
-broadcast.
+Functions in ``_CLOSED`` return the log density of elements and its first two derivatives. Their
+arguments are the distribution's numbers, in the order of its parameters, and the observed value.
+Tensors broadcast.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import pyro
@@ -39,7 +39,7 @@ from pyro_dp.utils.errors import PrivacyError
 from pyro_dp.utils.gauss_hermite import Derivatives, by_autodiff
 
 MAX_RANK = 2
-_FARTHEST = 30.0  # number at which outcomes are drawn: rates of 1e13 fit into integers
+_FARTHEST = 30.0  # largest number at which outcomes are drawn: rates of 1e13 fit into integers
 _SYMMETRIC = "Cauchy", "Laplace", "Normal", "StudentT"
 _CONCAVE = Bernoulli, Binomial, NegativeBinomial, Normal, Poisson
 
@@ -47,7 +47,7 @@ _CONCAVE = Bernoulli, Binomial, NegativeBinomial, Normal, Poisson
 class Residuals:
     """Kinds of an observation's residuals, the derivatives of its log density."""
 
-    BOUNDED = "bounded"  # there are finitely many outcomes
+    BOUNDED = "bounded"  # finitely many outcomes
     NORMAL = "normal"  # symmetric, from a quadratic log density
     SCALED = "scaled"  # normal, with an unknown scale
     CENTRED = "centred"  # by outcomes that the model draws
@@ -57,26 +57,26 @@ class Residuals:
     OTHER = "other"
 
 
-CENTRED = Residuals.CENTRED, Residuals.SCALED  # those that outcomes of the model centre
+CENTRED = Residuals.CENTRED, Residuals.SCALED  # kinds that outcomes of the model can centre
 
 
 class NotLinear(PrivacyError):
-    """The record's likelihood is no function of few numbers per element."""
+    """The record's likelihood is not a function of few numbers per element."""
 
 
 class Family:
     """Distribution of one observed site, as a function of the numbers a.
 
     :param site: a site of a trace in which the latents require a gradient.
-    :param most: how many such numbers an element may have.
-    :raises NotLinear: the distribution has more, or is not made of parameters that can be replaced.
+    :param most: largest rank r.
+    :raises NotLinear: the rank is higher, or the distribution's parameters cannot be replaced.
     """
 
     def __init__(self, site: dict, most: int = MAX_RANK):
         base = innermost(site["fn"])
         self.name = site["name"]
         self.distribution = type(base)
-        if not _is_librarys(self.distribution):  # its code would see many records at once
+        if not _is_built_in(self.distribution):  # its code would see many records at once
             raise NotLinear(
                 f"the class of the distribution of site {self.name!r} is the user's own"
             )
@@ -99,9 +99,7 @@ class Family:
                 self._transforms[name] = self._transform(base.arg_constraints[name])
             if base.event_shape:
                 raise NotLinear(f"an element of site {self.name!r} is a vector")
-        self._labels = (
-            2 if isinstance(base, Bernoulli) else self.rank + 1 if self._categorical else 0
-        )
+        self._num_labels = self.rank + 1 if self._categorical else 2 * isinstance(base, Bernoulli)
         if self.rank > most:
             raise NotLinear(f"site {self.name!r} depends on the latents through many numbers")
 
@@ -115,15 +113,14 @@ class Family:
         return transform
 
     def read(self, site: dict) -> tuple[Tensor, list[Tensor]]:
-        """As :meth:`read_each`, with one tensor of numbers, (E, r)."""
+        """:meth:`read_each`, with the numbers in one tensor, (E, r)."""
         numbers, rest = self.read_each(site)
         return torch.stack(numbers, dim=-1) if numbers else torch.zeros(len(rest[-1]), 0), rest
 
     def read_each(self, site: dict) -> tuple[list[Tensor], list[Tensor]]:
-        """One record's numbers, (E,) each, and everything else that its density needs, likewise.
+        """One record's numbers, and the other arguments of its density, (E,) each.
 
-        The rest is the constant parameters, the observed value and the weight (scale, and zero
-        where masked).
+        The latter are constant parameters, observed value and weight (scale, and zero if masked).
         """
         base, (scale, mask) = innermost(site["fn"]), scale_and_mask(site)
         shape = base.batch_shape
@@ -154,7 +151,7 @@ class Family:
     def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
         """Weighted log density of every element, (..., E), from numbers (..., E, r).
 
-        :param rest: as :meth:`read` gives it, each (..., E).
+        :param rest: the other arguments from :meth:`read`, (..., E) each.
         """
         *constant, value, weight = rest
         with pyro.validation_enabled(False):  # a broken record would raise for all
@@ -162,10 +159,10 @@ class Family:
         return torch.where(weight == 0, 0.0, log_prob) * weight
 
     def simulated_gradients(self, numbers: Tensor, rest: list[Tensor], count: int) -> Tensor:
-        """Gradients of the log density at outcomes of the model, (count, ..., E, r).
+        """Gradients of the log density at outcomes drawn from the model, (count, ..., E, r).
 
-        Outcomes come from torch's global generator, which a private stream stands in for. The
-        observed value does not matter.
+        Draws come from torch's global generator, which runs a private stream. The observed value
+        does not matter.
         """
         *constant, _, weight = rest
         # torch's draw never ends if a binomial's count is NaN.
@@ -202,7 +199,7 @@ class Family:
         return self.distribution(**parameters)
 
     def derivatives(self, numbers: list[Tensor], rest: list[Tensor]) -> Derivatives:
-        """Derivatives of :meth:`log_prob` by r numbers, (..., E) each: by :func:`closed_form`."""
+        """Derivatives of :meth:`log_prob` by r numbers, (..., E) each."""
         if self._closed is None:
             return by_autodiff(partial(self.log_prob, rest=rest), numbers)
         value, weight = rest
@@ -216,10 +213,10 @@ class Family:
     @property
     def kind(self) -> type[Distribution] | None:
         """Bernoulli, or Normal of constant scale, if it is exactly that class; else None."""
-        if self.distribution in (Bernoulli, pyro.distributions.Bernoulli):
+        if self.distribution in (Bernoulli, dist.Bernoulli):
             return Bernoulli
-        known = self.distribution in (Normal, pyro.distributions.Normal)
-        return Normal if known and self._varying == ["loc"] else None
+        normal = self.distribution in (Normal, dist.Normal) and self._varying == ["loc"]
+        return Normal if normal else None
 
     @property
     def is_scaled(self) -> bool:
@@ -228,13 +225,13 @@ class Family:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether its residual is as likely as minus it, so that clipping causes no bias."""
-        own = (getattr(dist, each) for each in _SYMMETRIC)
-        return self.distribution in own and self._varying == ["loc"]
+        """Whether residuals are distributed symmetrically, so clipping causes no bias."""
+        symmetric = (getattr(dist, name) for name in _SYMMETRIC)
+        return self.distribution in symmetric and self._varying == ["loc"]
 
     @property
     def is_smooth(self) -> bool:
-        """Whether each further derivative in the numbers is about as large as the one before."""
+        """Whether derivatives of all orders in the numbers have about the same size."""
         return self._closed in (poisson, negative_binomial)
 
     @property
@@ -244,28 +241,25 @@ class Family:
 
     @property
     def residuals(self) -> str:
-        if self._labels:
+        if self._num_labels:
             return Residuals.BOUNDED
-        if self.distribution not in (Normal, pyro.distributions.Normal):
+        if self.distribution not in (Normal, dist.Normal):
             return Residuals.OTHER
         return Residuals.NORMAL if self.kind is Normal else Residuals.SCALED
 
     def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
-        """Largest gradient of the log density over all outcomes, (..., E, r).
+        """Largest absolute gradient of the log density over all outcomes, (..., E, r).
 
-        None if there are infinitely many. The observed value does not matter.
+        None if there are infinitely many outcomes. The observed value does not matter.
         """
         *constant, value, weight = rest
-        largest = None
-        for label in range(self._labels):
-            other = [*constant, torch.full_like(value, label), weight]
-            gradient = self.slope(numbers, other)
-            largest = gradient.abs() if largest is None else largest.maximum(gradient.abs())
-        return largest
+        labels = (torch.full_like(value, label) for label in range(self._num_labels))
+        found = [self.slope(numbers, [*constant, label, weight]).abs() for label in labels]
+        return reduce(torch.maximum, found) if found else None
 
 
 def residuals_of(families: Sequence[Family]) -> str:
-    """One of :class:`Residuals`, of several families together."""
+    """The kind of :class:`Residuals` of several families together."""
     kinds = {family.residuals for family in families}
     if len(kinds) == 1:
         return kinds.pop()
@@ -274,7 +268,7 @@ def residuals_of(families: Sequence[Family]) -> str:
 
 
 def scale_and_mask(site: dict) -> tuple[Any, Tensor]:
-    """Scale and mask of a site, wrappers included, that broadcast to the innermost."""
+    """Scale and mask of a site and its wrappers, which broadcast to the innermost distribution."""
     fn, scale, masks = site["fn"], torch.as_tensor(site["scale"]), []
     if site["mask"] is not None:
         masks.append(torch.as_tensor(site["mask"]))
@@ -293,10 +287,10 @@ def scale_and_mask(site: dict) -> tuple[Any, Tensor]:
 
 
 def _parameter_names(base: Distribution) -> list[str]:
-    """The constructor's parameters, with the one of logits and probs that the user passed."""
+    """The constructor's parameters, with either logits or probs, as the user passed them."""
     names = list(base.arg_constraints)
     if "probs" in names and "logits" in names:
-        # The other one is computed on demand, and for a Categorical is normalised.
+        # The other one is computed on demand, and normalised for a Categorical.
         names.remove("logits" if "probs" in vars(base) else "probs")
     if not names or not all(isinstance(getattr(base, name, None), Tensor) for name in names):
         raise NotLinear(f"distribution {type(base).__name__} is not made of tensors")
@@ -355,7 +349,7 @@ def negative_binomial(a: list[Tensor], value: Tensor) -> Derivatives:
 def _gamma_ratios(count: Tensor, value: Tensor) -> list[Tensor]:
     """The log binomial coefficient of count + value - 1 and value, and its derivatives in count.
 
-    Mostly all records have the same count. Then each different value is computed once.
+    If all records have the same count, each different value is computed once.
     """
     shared = value.dim() == 2 and len(value) > 0 and not tracing()
     if shared and (count == count[..., :1, :1]).all():
@@ -377,7 +371,7 @@ def _ratios(count: Tensor, value: Tensor) -> list[Tensor]:
 
 
 def categorical(a: list[Tensor], value: Tensor) -> Derivatives:
-    """The numbers are all logits without the last one, which is zero."""
+    """The numbers are all logits except the last one, which is zero."""
     a = list(torch.broadcast_tensors(*a))
     logits = torch.stack([*a, torch.zeros_like(a[0])])
     log_p = logits.log_softmax(0)
@@ -400,13 +394,13 @@ def ordered_logistic(a: list[Tensor], value: Tensor) -> Derivatives:
     least = torch.finfo(p.dtype).eps
     inverse = torch.where((p >= least) & (p <= 1 - least), p.reciprocal(), 0.0)
     slopes = [s * x * (1 - x) * inverse for s, x in zip(signs, below, strict=True)]
-    bends = [slope * (1 - 2 * x) for slope, x in zip(slopes, below, strict=True)]
-    whole, bend = sum(slopes[1:], slopes[0]), sum(bends[1:], bends[0])
-    hessian = [bend - whole.square()]
+    second = [slope * (1 - 2 * x) for slope, x in zip(slopes, below, strict=True)]
+    whole = sum(slopes[1:], slopes[0])
+    hessian = [sum(second[1:], second[0]) - whole.square()]
     for i, slope in enumerate(slopes):
-        hessian.append(whole * slope - bends[i])
+        hessian.append(whole * slope - second[i])
         hessian += [-slope * other for other in slopes[:i]]
-        hessian.append(bends[i] - slope.square())
+        hessian.append(second[i] - slope.square())
     return Derivatives(p.clamp(least, 1 - least).log(), [-whole, *slopes], hessian)
 
 
@@ -421,15 +415,13 @@ _CLOSED: dict[tuple[str, ...], Closed] = {
 
 
 def closed_form(distribution: type, parameters: Sequence[str]) -> Closed | None:
-    """
-    :param distribution: a subclass of another one's may mean anything.
-    :param parameters: which all vary.
-    """
-    known = _is_librarys(distribution)
-    return _CLOSED.get((distribution.__name__, *parameters)) if known else None
+    """The closed form of a built-in distribution with these varying parameters, if any."""
+    if not _is_built_in(distribution):
+        return None
+    return _CLOSED.get((distribution.__name__, *parameters))
 
 
-def _is_librarys(distribution: type) -> bool:
-    """Whether this class is torch's or Pyro's own, whose densities treat each element alone."""
-    own = (getattr(each, distribution.__name__, None) for each in (torch.distributions, dist))
-    return distribution in own
+def _is_built_in(distribution: type) -> bool:
+    """Whether the class is torch's or Pyro's, whose densities treat each element separately."""
+    modules = torch.distributions, dist
+    return distribution in (getattr(each, distribution.__name__, None) for each in modules)

@@ -1,4 +1,4 @@
-"""DP-SEP as its paper has it: a bound and a damping of your own.
+"""DP-SEP of the paper, with a bound and a damping that you choose.
 
 It is Algorithm 3 of Vinaroz & Park 2022 (arXiv 2111.13219), for any Pyro model. Unlike
 the paper, it centres the releases (:mod:`pyro_dp.infer.ep.site_factors`), samples all records in
@@ -95,8 +95,7 @@ class FitByFactors(Fit[Approximation]):
         if callable(damping):
             damping = value_at("damping", damping, step)
             require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
-        known = self.approximation
-        return partial(known.updated, damping=damping, sample_rate=sample_rate)
+        return partial(self.approximation.updated, damping=damping, sample_rate=sample_rate)
 
     def status(self) -> Status:
         return self.approximation.status(self.fractions.mean())
@@ -112,13 +111,13 @@ class PaperDPSEP(StochasticEP[Approximation], Forecasted):
     budgets.
 
     **What is released.** A record's part is (eta - Lambda m, kappa Lambda), with m the mean of the
-    cavity q / f. The latents' own coordinates are used. Each part is clipped to norm C.
+    cavity q / f, in the latents' coordinates. Each part is clipped to norm C.
 
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     element of the private plate, for finite data. Its epsilon is ``accountant.get_epsilon()``,
     under the accountant's neighbouring relation. Proof: m, kappa and C are constants after the
-    earlier releases. A record adds a vector of norm C at most. The bit of being clipped is a
-    block of bound 1/2. Both blocks are one Gaussian mechanism of noise multiplier sigma
+    earlier releases. A record adds a vector of norm at most C. The bit that marks a clipped part is
+    a block of bound 1/2. Both blocks are one Gaussian mechanism of noise multiplier sigma
     (:class:`Block`). Steps compose adaptively.
 
     **Not protected.** As for :class:`DPSVI`.
@@ -130,19 +129,18 @@ class PaperDPSEP(StochasticEP[Approximation], Forecasted):
 
     **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` if the noise may
     outweigh the records in most directions. Without a ``damping`` it also does so if the step
-    control refused most estimates of the last half of the steps. A :class:`ClippingWarning` says
+    control rejected most estimates in the last half of the steps. A :class:`ClippingWarning` means
     that many records were clipped.
 
     :param accountant: as for :class:`DPSEP`, as are model, guide and execution.
-    :param num_steps: number of steps of :meth:`run`. 20 to 50 serve regressions.
-    :param clip: C, or a :class:`Clip`. C should let nearly all records through. For logistic
-        regression the bound on the features' norm clips nothing. The smaller epsilon is, the more a
-        smaller C pays for its bias. Unless it says ``report=False``, :attr:`clipped_fraction` is
-        released.
+    :param num_steps: number of steps of :meth:`run`. Use 20 to 50 for regressions.
+    :param clip: C, or a :class:`Clip`. C should clip few records. For logistic regression the bound
+        on the features' norm clips nothing. At a small epsilon, a smaller C is worth its bias.
+        :attr:`clipped_fraction` is released unless ``report=False``.
     :param factors: a :class:`Factors`, or its precision.
     :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
-        returns it. ``None``: 1 until the posterior has arrived, up to noise, then the average of
-        all estimates since (:mod:`pyro_dp.infer.ep.approximation`).
+        returns it. ``None``: 1 until the gradient is within its noise, then the average of all
+        later estimates (:mod:`pyro_dp.infer.ep.approximation`).
     :param noise: a multiplier or a :class:`Noise`. sigma is in units of C, before the bit takes its
         share.
     :param sampling: a sample rate, or an object such as :class:`PoissonSampling`.
@@ -207,6 +205,6 @@ class PaperDPSEP(StochasticEP[Approximation], Forecasted):
         return (self.damping,)
 
     def _shown(self) -> dict[str, Any]:
-        known = self._fit.known
-        precision = self.factors.precision if known is None else known.average.structure.name
+        current = self._fit.current
+        precision = self.factors.precision if current is None else current.average.structure.name
         return {"moments": self.moments, "precision": precision} | super()._shown()

@@ -1,4 +1,4 @@
-"""The input of every expectation propagation: guide, prior and likelihood of one data set."""
+"""Guide, prior and likelihood of one data set: the input of expectation propagation."""
 
 import warnings
 from collections.abc import Callable
@@ -44,11 +44,11 @@ _HIDE = (
     "in AutoNormal(poutine.block(model, hide=['name'])), or use DPSVI."
 )
 _ONE_BY_ONE = (
-    "Records have continuous latents, and run one at a time. They are integrated out only where "
-    "torch.vmap can take all records at once: use DPSVI."
+    "Records have continuous latents, but torch.vmap cannot run all records at once, which the "
+    "integral needs. Use DPSVI."
 )
 MOMENTS = ("auto", "linear", "stein")
-_FEW = 20  # latents, for which a matrix of each record is no burden
+_FEW = 20  # latents, for which one matrix per record is affordable
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class EPProblem:
     """Model, guide and records, checked.
 
     :param guide: d latents, read as one Gaussian.
-    :param likelihood: one record's, and which latents it is a function of.
+    :param likelihood: one record's likelihood, with the latents that it depends on.
     :param prior: the model outside the private plate, on all d latents.
-    :param moments: sites of records, on the latents that records see.
-    :param places: indices of those latents among all, (d_s,).
-    :param widths: how many coordinates each of their sites has.
+    :param moments: computes the records' sites on the latents of the likelihood.
+    :param places: indices of these latents among all, (d_s,).
+    :param widths: number of coordinates of each of these latents.
     """
 
     guide: GaussianGuide | FittedGuide | DeterministicSites
@@ -72,10 +72,10 @@ class EPProblem:
 
     @property
     def groups(self) -> list[Tensor]:
-        """Coordinates of looks that share a unit: those of real latents, and of constrained ones.
+        """Groups of coordinates with separate units in a look: real and constrained latents.
 
-        A prior says little of the unit of one beside the other, such as of a wide coefficient
-        beside the logarithm of a scale. If residuals are bounded, the prior's units do.
+        The prior does not give their ratio, such as that of a wide coefficient to the logarithm of
+        a scale. If residuals are bounded, the prior's units suffice, and there is one group.
         """
         latents = self.guide.latents
         kinds = [x.is_real for x in latents for _ in range(x.start, x.stop)]
@@ -85,18 +85,18 @@ class EPProblem:
         return [real.nonzero().squeeze(1), (~real).nonzero().squeeze(1)]
 
     def on_all(self, factor: Gaussian) -> Gaussian:
-        """A factor of the latents that records see, on all."""
+        """A factor of the likelihood's latents, as one of all latents."""
         return factor.embedded(self.places, self.guide.size)
 
     def start(self, mean: Tensor) -> Tensor:
-        """The point of the first look, (d,).
+        """The point of the first look, (d,), from the guide's mean.
 
-        A generalised linear model begins at its prior's mean, if nobody chose another start. Its
-        likelihood has one peak. An autoguide's default is the median of a few draws, which may be
-        far away if the prior is wide.
+        A default autoguide starts at the median of a few draws, which may be far away if the prior
+        is wide. For a generalised linear model, whose likelihood has one peak, the prior's mean
+        replaces this start.
         """
-        straight = isinstance(self.moments, LinearMoments) and not self.moments.curved
-        return self.prior.centred(mean) if straight and self.guide.starts_anywhere else mean
+        is_linear = isinstance(self.moments, LinearMoments) and not self.moments.curved
+        return self.prior.centred(mean) if is_linear and self.guide.starts_anywhere else mean
 
     @staticmethod
     def build(
@@ -123,10 +123,10 @@ class EPProblem:
         microbatch_size: int | None,
         read: Callable[..., GaussianGuide | FittedGuide | DeterministicSites] = GaussianGuide,
     ) -> "EPProblem":
-        """The records themselves are not looked at.
+        """The problem, from public values alone.
 
-        If the likelihood turns in the latents' coordinates, but not in those of deterministic
-        sites, the problem is in the latter.
+        If the likelihood depends on products of latents that are deterministic sites, the problem
+        is in terms of these sites.
 
         :param read: reads the guide as a Gaussian.
         :raises ModelError: model and guide do not fit, or not with these moments.
@@ -149,10 +149,10 @@ class EPProblem:
             mean, covariance = gaussian.read()
             prior = model_prior(model, gaussian.latents, mean, records, dtypes)
             seen = [latent for latent in gaussian.latents if latent.name in term.latents]
-            own = {latent.name: particle.latents[latent.name] for latent in seen}
-            particle = replace(particle.restricted(set(own)), latents=own)
-            places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
-            places = places.to(records.device)
+            values = {latent.name: particle.latents[latent.name] for latent in seen}
+            particle = replace(particle.restricted(set(values)), latents=values)
+            ranges = [torch.arange(latent.start, latent.stop) for latent in seen]
+            places = torch.cat(ranges).to(records.device)
             _require_proper(mean, covariance)
             likelihood = Likelihood(term, particle)
             _require_smooth(likelihood, mean[places])
@@ -185,7 +185,7 @@ def record_term(
 
 
 def _require_proper(mean: Tensor, covariance: Tensor) -> None:
-    """:raises ModelError: powers of the guide's initial values, which are public, overflow."""
+    """:raises ModelError: powers of the guide's public initial values overflow."""
     sds = (covariance if covariance.dim() == 1 else covariance.diagonal()).sqrt()
     within = (mean.abs() <= LARGEST) & (sds >= 1 / LARGEST) & (sds <= LARGEST)
     if not within.all():
@@ -196,7 +196,7 @@ def _require_proper(mean: Tensor, covariance: Tensor) -> None:
 
 
 def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
-    """Sites come from derivatives of the log likelihood: there must be two, and no draws."""
+    """:raises ModelError: the likelihood draws at random, or lacks a second derivative."""
     before = torch.get_rng_state()
     likelihood.log_prob(z, *likelihood.placeholder)
     if not torch.equal(before, torch.get_rng_state()):
@@ -204,9 +204,8 @@ def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
     for name, site in likelihood.observations(z, *likelihood.placeholder).items():
         if isinstance(innermost(site["fn"]), (AsymmetricLaplace, Laplace, Uniform)):
             raise ModelError(
-                f"Site {name!r} has a density with kinks or jumps, from which no "
-                "Gaussian site can be made. Use DPSVI, or a smooth distribution such as "
-                "StudentT."
+                f"Site {name!r} has a density with kinks or jumps, which a Gaussian site cannot "
+                "fit. Use DPSVI, or a smooth distribution such as StudentT."
             )
 
 

@@ -1,4 +1,4 @@
-"""Looks of DPSEP so far, the opening among them, and the norms of the records' parts."""
+"""The looks of DPSEP so far, with the opening, and the norms of the records' parts."""
 
 import math
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from pyro_dp.utils.linalg import Gaussian, unstacked
 @dataclass(frozen=True, eq=False)
 class SeenLooks:
     """
-    :param looks: all looks without the opening, which reads norms alone.
+    :param looks: all looks without the opening, which releases norms alone.
     :param histograms: histograms of norms, one for each look, if there is noise.
     :param extremes: numbers of extreme records, one for each of the last looks.
     :param pooled: all looks together; None: there is no look yet.
-    :param scale: mean curvature of a record, all directions together.
+    :param scale: trace of a record's mean curvature.
     :param weight: mean weight of the records in the last look.
     """
 
@@ -46,11 +46,11 @@ class SeenLooks:
     ) -> "SeenLooks":
         """These and one more look, in the latents' coordinates.
 
-        All looks get the bias that clipping to their bounds causes, by all histograms. An early
-        look has little noise for its share if its bound is small. Without its bias, it would count
-        too much.
+        All histograms together determine the clipping bias of each look. An early look with a small
+        bound has little noise. Without its bias, its weight would be too large.
 
-        :param released: block by block, with noise of these standard deviations.
+        :param released: one tensor a block.
+        :param noises: standard deviations of the blocks' noise.
         """
         dim, noise, back = self.plan.dim, noises[0], torch.linalg.inv(frame.root)
         entries = dim * (dim + 1) // 2
@@ -73,9 +73,9 @@ class SeenLooks:
         return replace(seen, pooled=pooled)
 
     def _weighted(self, frame: Frame, total: Tensor, counted: Tensor, noise: float) -> "SeenLooks":
-        """The last look divided by its records' mean weight, and the bias of all looks.
+        """The last look, divided by its records' mean weight, and the bias of all looks.
 
-        :param total: the released sum of the weights, in units of tau.
+        :param total: the released sum of the weights, times tau.
         :param counted: released numbers of extreme records.
         """
         *before, look = self.looks
@@ -107,11 +107,11 @@ class SeenLooks:
         return self.histogram(point).norms(self.scale, self.plan.residuals)
 
     def histogram(self, point: Tensor) -> MeanHistogram:
-        """The mean of all, above all of those near a point."""
+        """The mean histogram, with higher weights for looks near a point."""
         return MeanHistogram.of(self.histograms, self._distances(point), self.plan.size)
 
     def extremes_near(self, point: Tensor) -> list[ExtremeCounts]:
-        """The counts of looks near a point: far away, other records are extreme."""
+        """The counts of looks near a point. Elsewhere, other records are extreme."""
         distances = self._distances(point).tolist()
         last = zip(reversed(self.extremes), reversed(distances), strict=False)
         return [each for each, distance in last if distance < NEAR]
@@ -120,7 +120,7 @@ class SeenLooks:
         """Squared bias of the score in a direction by clipping, in coordinates M^1/2 z.
 
         :param bound: C.
-        :param dispersion: at least so large is the scores' variance, relative to the model's.
+        :param dispersion: a lower limit of the scores' variance, relative to the model's.
         """
         if bound == math.inf:
             return 0.0
@@ -136,14 +136,14 @@ class SeenLooks:
         return self.pooled
 
     def _distances(self, point: Tensor) -> Tensor:
-        """Squared, of all looks from a point, in nats per record."""
+        """Squared distances of all looks from a point, in nats per record."""
         points = [look.point for look in self.looks]
         if self.pooled is None:
             return point.new_zeros(len(points))
         return squared_distances(points, point, self.pooled.curvature, self.plan.size)
 
 
-_MEDIAN = 0.455  # a squared standard normal number has this median
+_MEDIAN = 0.455  # median of a squared standard normal number
 _FAR_TOO_SMALL = 3.0  # median of the squared residuals, in units of the scale
 
 
@@ -155,11 +155,11 @@ def opened(
     root: Tensor,
     size: int,
 ) -> tuple[Gaussian, float, Frame]:
-    """The first q, the curvature of a record there, and the frame of the first look.
+    """The first q, the trace of a record's curvature there, and the frame of the first look.
 
-    :param released: a histogram of the parts' norms for each group of coordinates.
-    :param noises: standard deviations of their noise.
-    :param root: the opening's W, (d, d).
+    :param released: a histogram of the scores' norms for each group of coordinates.
+    :param noises: standard deviations of the noise.
+    :param root: W of the opening, (d, d).
     """
     groups = problem.groups
     medians = [
@@ -168,10 +168,10 @@ def opened(
     ]
     posterior, medians = _rescaled(problem, posterior, root, medians)
     median = medians[0]
-    if len(groups) > 1:  # each has parts of norm 1 then
+    if len(groups) > 1:  # scale the scores of each group to norm 1
         root = root.clone()
-        for group, own in zip(groups, medians, strict=True):
-            root[group] /= own
+        for group, each in zip(groups, medians, strict=True):
+            root[group] /= each
         median = math.sqrt(len(groups))
     return posterior, median**2, Frame.of(root, median**2, 2 * median)
 
@@ -179,18 +179,16 @@ def opened(
 def _rescaled(
     problem: EPProblem, posterior: Gaussian, root: Tensor, medians: list[float]
 ) -> tuple[Gaussian, list[float]]:
-    """q with a residuals' scale that fits the opening, and the norms there.
+    """q with a scale of the residuals that fits the opening, and medians of the norms there.
 
-    If the first scale is far too small, all scores are large, and looks would be clipped until they
-    have climbed. The score of the scale's logarithm is Z^2 - 1 with Z the residual in units of the
-    scale, and Fisher's information is 2. So the norm's median says Z^2's.
+    If the first scale is far too small, all scores are large, and looks would be clipped until the
+    scale has risen. The score of the scale's logarithm is Z^2 - 1, with Z the residual in units of
+    the scale. Its Fisher information is 2. So the median norm determines the median of Z^2.
 
     :param medians: medians of the norms, one for each group of coordinates.
     """
     slope, groups = problem.moments.log_scale, problem.groups
-    if slope is None or len(groups) == 1:
-        return posterior, medians
-    if slope.nonzero().squeeze(1).tolist() != groups[1].tolist():
+    if slope is None or [g.tolist() for g in groups[1:]] != [slope.nonzero().flatten().tolist()]:
         return posterior, medians
     along = root @ slope
     length = along.norm().item()

@@ -1,12 +1,12 @@
 """Factors of single records: Gaussian sites f_n, and the coordinates in which they are released.
 
 A record's site has natural parameters (eta_n, Lambda_n). With m the public cavity mean, its
-*residual* eta_n - Lambda_n m is the gradient of its log density at m. One record hands
+*residual* eta_n - Lambda_n m is the gradient of its log density at m. One record contributes
 
     (residual, kappa P(Lambda_n))     or     (eta_n, kappa P(Lambda_n))  (uncentred)
 
-to the release, where P keeps what the precision's structure keeps, in coordinates whose Euclidean
-norm is the Frobenius norm of the kept matrix.
+to the release. P projects on the structure of the precision, in coordinates whose Euclidean norm is
+the Frobenius norm of the projected matrix.
 """
 
 import itertools
@@ -23,24 +23,24 @@ from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacke
 
 _TINY = torch.finfo(torch.float64).tiny
 _REPETITIONS = 3
-_FEW = 3  # rows, whose products are slower than sums of elements
+_FEW = 3  # rows, for which sums of elements are faster than products
 _NOTHING = torch.zeros(0, dtype=torch.float64)
 
 
 class LowRank:
-    """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
+    """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, without d x d matrices.
 
-    If J has one row, gradients are no vectors either: their norms follow from that of the row. A
-    site with a matrix of its own has the identity as J.
+    If J has one row, the norms of gradients follow from the norm of this row. A site with a full
+    matrix has the identity as J.
 
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).
-    :param residual: (B, R); the residual is J' times it.
-    :param largest: its largest absolute values for any outcome, (B, R).
+    :param residual: r, (B, R); the site's residual is J' r.
+    :param largest: largest absolute values of r for any outcome, (B, R).
     :param lengths: squared norms of the rows of J, (B, R), if they were computed before.
-    :param turn: an orthogonal matrix that turns sums into the coordinates they are meant in; None:
-        J is in those.
-    :param simulated: residuals at K outcomes that the model draws, (K, B, R); (0,): there are none.
+    :param turn: an orthogonal matrix that turns sums from J's coordinates into the release's; None:
+        they are the same.
+    :param simulated: residuals at K outcomes drawn from the model, (K, B, R); (0,): there are none.
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class LowRank:
 
     @cached_property
     def residual(self) -> Tensor:
-        """(B, d)."""
+        """The sites' residuals, (B, d)."""
         return self._turned(product(self._inner.unsqueeze(1), self._jacobian).squeeze(1))
 
     def gradients(self) -> "Gradients | Rows":
         """The residuals, as a part of a block."""
-        if self._jacobian.shape[1] > 1:
-            return Rows(self.residual)
-        return Gradients(self, self._inner)
+        is_single = self._jacobian.shape[1] == 1
+        return Gradients(self, self._inner) if is_single else Rows(self.residual)
 
     def whitened(self, root: Tensor) -> "LowRank":
         """The same sites in coordinates W^-1 z, for a symmetric W (d, d)."""
@@ -81,12 +80,12 @@ class LowRank:
         return [self._jacobian @ basis, self._precision, self._inner, self._largest]
 
     def centred(self, norms: Tensor, bound: Tensor) -> "LowRank":
-        """The same sites, whose residuals have mean zero once they are clipped, if the model holds.
+        """The sites with residuals that have mean zero after clipping, if the model holds.
 
-        Let f(r) be the factor that brings a record of residual r to the bound. The centre c solves
-        E f(r - c) (r - c) = 0 over the model's outcomes (Kuensch, Stefanski & Carroll 1989). There
-        r has mean zero, so c = cov(f, r) / E f, which is found by repetition. Few
-        outcomes are enough: c is zero if f is the same for all.
+        Let the factor f(r) clip the residual r of an outcome. Over the model's outcomes, the centre
+        c solves E f(r - c) (r - c) = 0 (Kuensch, Stefanski & Carroll 1989). The mean of r is zero,
+        so c = cov(f, r) / E f, which a fixed-point iteration finds. Few outcomes are enough,
+        because c is zero if f is constant.
 
         :param norms: norms of the records' parts, (B, 1).
         :param bound: C.
@@ -95,10 +94,9 @@ class LowRank:
         rows = range(len(gram[0]))
 
         def squared(residuals: Tensor) -> Tensor:
-            """Squared norms of J' times these, (..., B), from (..., B, R)."""
+            """Squared norms of J' r, (..., B), for residuals r (..., B, R)."""
             if len(rows) > _FEW:
-                turned = (gram @ residuals.unsqueeze(-1)).squeeze(-1)
-                return (residuals * turned).sum(dim=-1)
+                return (residuals * (gram @ residuals.unsqueeze(-1)).squeeze(-1)).sum(dim=-1)
             each, zero = residuals.unbind(-1), torch.zeros_like(residuals[..., 0])
             pairs = itertools.combinations_with_replacement(rows, 2)
             parts = ((2 - (i == j)) * gram[:, i, j] * each[i] * each[j] for i, j in pairs)
@@ -112,11 +110,11 @@ class LowRank:
             mean = kept.mean(dim=0)
             total = ((kept - mean) * self.simulated).sum(dim=0)
             centre = total / (len(self.simulated) - 1) / mean
-        own = self._jacobian, self._precision, self._inner - centre, self._largest, self._lengths
-        return LowRank(*own, self._turn)
+        parts = self._jacobian, self._precision, self._inner - centre, self._largest, self._lengths
+        return LowRank(*parts, self._turn)
 
     def largest_residual(self) -> Tensor:
-        """Squared norm that the residual can reach for other outcomes, (B,)."""
+        """Upper limit of the residual's squared norm for any outcome, (B,)."""
         if self._largest is None:
             return self.residual.square().sum(dim=1)
         return (self._largest * self._lengths.sqrt()).sum(dim=1).square()
@@ -139,18 +137,18 @@ class LowRank:
         return jacobian.mT @ self._precision @ jacobian
 
     def squared_norm(self) -> Tensor:
-        """|Lambda_n|^2 in the Frobenius norm, (B,); never below the true one."""
+        """|Lambda_n|^2 in the Frobenius norm, (B,), never rounded down."""
         if self._jacobian.shape[1] == 1:
             return (1 + 1e-12) * (self._precision[:, 0, 0] * self._lengths[:, 0]).square()
         gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
         root = product(self._precision, gram)
         squared = (root * root.mT).sum(dim=(1, 2))
-        # The trace of a square is a sum with both signs: what rounding may take away is put back.
+        # The trace of a square is a sum with both signs. The last term covers its rounding.
         size = self._precision.square().sum(dim=(1, 2)) * gram.square().sum(dim=(1, 2))
         return squared.clamp(min=0.0) + 1e-12 * size
 
     def weighted_precision(self, weights: Tensor) -> Tensor:
-        """Sum of weights (B, 1) times Lambda_n, (d, d); of weight zero, nothing."""
+        """Sum of weights (B, 1) times Lambda_n, (d, d), without records of weight zero."""
         jacobian = counted(self._jacobian, weights)
         inner = counted(self._precision, weights) * weights.unsqueeze(2)
         if jacobian.shape[1] == 1:
@@ -169,18 +167,18 @@ class LowRank:
 class Gradients:
     """Multiples of the only row of J of B records: a part of a block.
 
-    :param numbers: (B, 1).
+    :param numbers: the factors, (B, 1).
     """
 
     sites: LowRank
     numbers: Tensor
 
     def squared_norms(self) -> Tensor:
-        """(B, 1)."""
+        """Squared norms, (B, 1)."""
         return self.numbers.square() * self.sites._lengths
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """(d,), of weights (B, 1)."""
+        """The sum with weights (B, 1), (d,)."""
         jacobian = counted(self.sites._jacobian, weights)[:, 0]
         numbers = counted(self.numbers, weights) * weights
         total = times(numbers.mT, jacobian)[0]
@@ -190,7 +188,7 @@ class Gradients:
         return self.numbers * self.sites._turned(self.sites._jacobian)[:, 0]
 
 
-LARGEST_FULL = 1200  # latents, of whose precision all entries are released
+LARGEST_FULL = 1200  # latents for a full precision
 
 
 class Full:
@@ -206,19 +204,19 @@ class Full:
         self.size = self.dim * (self.dim + 1) // 2
 
     def rows(self, eta: "Tensor | Gradients | Rows", factors: LowRank, weight: float) -> "FullRows":
-        """The rows of B records in the release, with kappa as the weight."""
+        """The rows of B records in the release; the weight is kappa."""
         return FullRows(eta, factors, weight)
 
     def coordinates(self, precision: Tensor) -> Tensor:
-        """(size,), of a matrix (d, d)."""
+        """The released numbers (size,) of a matrix (d, d)."""
         return stacked(precision)
 
     def precision(self, coordinates: Tensor) -> Tensor:
-        """(d, d), from (size,)."""
+        """The matrix (d, d) of released numbers (size,)."""
         return unstacked(coordinates, self.dim)
 
     def noise_radius(self, sd: float) -> float:
-        """Spectral radius of the matrix whose coordinates are noise of this standard deviation."""
+        """Spectral radius of a matrix of noise with this standard deviation in each coordinate."""
         return noise_radius(sd, self.dim)
 
 
@@ -227,7 +225,7 @@ class FullRows:
     :class:`~pyro_dp.mechanism.clipping.ClippedSum`.
 
     :param eta: (B, d), or its equivalent.
-    :param counted: tau, (1,); (0,): there is no such number.
+    :param counted: tau, (1,); (0,): there is no tau.
     """
 
     def __init__(
@@ -260,8 +258,8 @@ class FullRows:
 class Shared:
     """One precision for each latent site: the mean of the diagonal over its d_s coordinates.
 
-    It is released as sqrt(d_s) times itself, the norm of that multiple of the identity.
-    The arguments are those of :class:`Full`.
+    The released number is sqrt(d_s) times it, the norm of this multiple of the identity. The
+    arguments are those of :class:`Full`.
     """
 
     name = "shared"
@@ -271,10 +269,10 @@ class Shared:
         self._counts = torch.tensor(widths)
         self._group = torch.repeat_interleave(self._counts)  # (d,)
 
-    def rows(self, eta: Tensor, factors: LowRank, weight: float) -> Tensor:
+    def rows(self, eta: Tensor, factors: LowRank, weight: float) -> Rows:
         sums = eta.new_zeros(len(eta), self.size)
         sums.index_add_(1, self._group.to(eta.device), factors.diagonal())
-        return torch.cat([eta, weight * sums / self._roots(eta)], dim=1)
+        return Rows(torch.cat([eta, weight * sums / self._roots(eta)], dim=1))
 
     def coordinates(self, precision: Tensor) -> Tensor:
         starts = self._counts.cumsum(0) - self._counts
@@ -284,7 +282,7 @@ class Shared:
         return (coordinates / self._roots(coordinates))[self._group.to(coordinates.device)]
 
     def noise_radius(self, sd: float) -> Tensor | float:
-        """Size of the largest of so many noises."""
+        """Typical size of the largest noise among ``size`` coordinates."""
         largest = math.sqrt(2 * math.log(2 * self.size))
         return sd * largest / self._counts.sqrt()[self._group].double()
 
@@ -293,7 +291,7 @@ class Shared:
 
 
 class Diagonal(Shared):
-    """Diagonals of precision matrices: each coordinate has a precision of its own."""
+    """Diagonal precisions: one for each coordinate."""
 
     name = "diagonal"
 

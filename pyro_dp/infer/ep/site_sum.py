@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.linear_sites import LinearSites
-from pyro_dp.infer.ep.norm_counts import WithExtremes, are_counted
+from pyro_dp.infer.ep.norm_counts import WithExtremes
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Full, FullRows, LowRank, Structure
@@ -18,25 +18,25 @@ from pyro_dp.infer.ep.stein_sites import SteinSites
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, with_bit
 from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import dense, restricted
 from pyro_dp.utils.torch_state import forked_rng, private_rng
 
-Public = Sequence[Tensor]  # mean and spread of the cavity, and all else that parts depend on
+Public = Sequence[Tensor]  # mean and spread of the cavity, and everything else for the parts
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SiteSum:
     """The sums over a batch of records that DPSEP releases, before the noise.
 
-    :param structure: form of the released precisions.
-    :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
+    :param structure: structure of the released precisions.
+    :param centred: whether eta_n - Lambda_n m is released, with m the cavity mean, or eta_n.
     :param weight: kappa.
     :param num_blocks: blocks of a release; a second one is the bit of being within the bound.
-    :param microbatch_size: at most so many records are worked on at a time.
+    :param microbatch_size: largest number of records at a time; None: it is chosen.
     """
 
     problem: EPProblem
@@ -60,9 +60,9 @@ class SiteSum:
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
-        Sites that come of one product gain nothing.
+        Sites by one product do not need a graph.
 
-        :param usual_size: number of records that few batches exceed.
+        :param usual_size: batch size that is seldom exceeded.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
         if self._by_one_product:
@@ -89,16 +89,15 @@ class SiteSum:
         """Clip and sum the sites of these records, one microbatch after the other.
 
         :param at: the cavity, and further values for a subclass.
-        :param stream: private source of whatever a model may draw.
+        :param stream: private source of the model's draws.
         """
         public = self._public(at)
         with private_rng(stream):
             size, usual = self._pass
             if linear := self._linear(public):
                 most = min(self.microbatch_size or linear.size, linear.size)
-                passes = self._term.records.passes(
-                    indices, clipped.most_records(size, most) or most
-                )
+                most = clipped.most_records(size, most) or most
+                passes = self._term.records.passes(indices, most)
                 bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
                 clipped.add_each(
                     lambda sites: self._blocks(sites, public, bound),
@@ -113,9 +112,9 @@ class SiteSum:
             self._unchecked = max(0, self._unchecked - 1)
 
     def _linear(self, public: Public) -> LinearSites | SteinSites | None:
-        """The sites of models that compute them by one product."""
+        """The sites by one product; None: the model does not have them."""
         mean, spread, *rest = public
-        if not self._by_one_product or self._term.state.changed:  # its graph is of an older state
+        if not self._by_one_product or self._term.state.changed:  # the graph is outdated
             return None
         root = rest[0] if rest else None
         if isinstance(self._moments, LinearMoments):
@@ -123,7 +122,7 @@ class SiteSum:
         return SteinSites(self._moments, mean, spread, root)
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
-        """Norms of the sites before clipping, (B,): private, for the door without noise only."""
+        """Norms of the sites before clipping, (B,): private, for non-private readings only."""
         public, rows = self._public(at), self._term.records.rows(indices)
         return self._part(self._factors(public, indices, rows), public).norms()[:, 0]
 
@@ -131,13 +130,13 @@ class SiteSum:
         if self._passes is None:
             self._add_by_pyro(clipped, public, chosen)
             return
-        own = [self._like(clipped)] if self._unchecked else []
+        checked = [self._like(clipped)] if self._unchecked else []
         try:
-            self._passes.add(clipped, public, self._passes.batch(public, chosen), *own)
-        except Exception:  # on some record; which one, Pyro's code finds out
+            self._passes.add(clipped, public, self._passes.batch(public, chosen), *checked)
+        except Exception:  # Pyro's code finds the record
             self._add_by_pyro(clipped, public, chosen)
             return
-        for found in own:  # compared with Pyro's code
+        for found in checked:
             expected = self._like(clipped)
             self._add_by_pyro(expected, public, chosen)
             exact = self.problem.likelihood.dtype == torch.float64
@@ -149,7 +148,7 @@ class SiteSum:
         clipped.add(*self._blocks(sites, public, bound))
 
     def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
-        """The blocks of the joint release: sites, bit."""
+        """The blocks of the release: sites, bit."""
         part = self._part(sites, public)
         return with_bit(part, bound) if self.num_blocks > 1 else [part]
 
@@ -172,32 +171,31 @@ class SiteSum:
         return self._moments.factors(mean, spread, indices, rows)
 
     def _part(self, sites: LowRank, public: Public) -> Measured:
-        """Each record's part of the release, before it is clipped."""
+        """Each record's part of the release before clipping."""
         eta: Any = sites.residual
         if not self.centred:
             eta = eta + sites.times(public[0])
         elif isinstance(self.structure, Full):
             eta = sites.gradients()
-        block = self.structure.rows(eta, sites, self.weight)
-        return Rows(block) if isinstance(block, Tensor) else block
+        return self.structure.rows(eta, sites, self.weight)
 
 
 @dataclass(eq=False, repr=False)
 class WhitenedSum(SiteSum):
-    """What a look of DPSEP releases in the coordinates of a
+    """The sum of a look of DPSEP, in the coordinates of a
     :class:`~pyro_dp.infer.ep.look_plan.Frame`.
 
-    **Bias.** If outcomes decide the norms, residuals are centred before they are clipped, see
-    :meth:`~pyro_dp.infer.ep.site_factors.LowRank.centred`.
+    **Bias.** If norms depend on the outcome, residuals are centred before clipping
+    (:meth:`~pyro_dp.infer.ep.site_factors.LowRank.centred`).
 
-    **Sensitivity.** A record's part (W s, kappa W H W, tau) is shortened by the factor
-    min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
-    does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
-    (Kuensch, Stefanski & Carroll 1989). The sum clips the shortened part, so each part has norm at
-    most C, whatever W, kappa, tau, C and b are. If outcomes decide the norms, extreme records are
-    counted. The row r of such a record becomes (a r, sqrt(1 - a^2) C e), with e the unit vector of
-    its class. The norm of that row is at most C, too. The bin of the norm is a block of bound 1.
-    Both blocks are one Gaussian release.
+    **Sensitivity.** The factor min(1, C / b) shortens a record's part (W s, kappa W H W, tau). If
+    the family bounds the norm, b is its maximum over all outcomes. Such a factor does not depend on
+    the outcome. So the estimating equation stays unbiased if the model holds (Kuensch, Stefanski &
+    Carroll 1989). The sum clips the shortened part. So each part has norm at most C for all W,
+    kappa, C, b and tau. If norms depend on the outcome, extreme records are counted. The row r of
+    such a record becomes (a r, sqrt(1 - a^2) C e), with e the unit vector of its class. The norm of
+    this row is at most C, too. The bin of the norm is a block of bound 1. Both blocks are one
+    Gaussian release.
     """
 
     structure: Structure = field(init=False)
@@ -227,7 +225,7 @@ class WhitenedSum(SiteSum):
         weighted: Measured = Kept(part, norms, (bound / longest).clamp(max=1.0))
         if self.num_blocks == 1:
             return [weighted]
-        if are_counted(self._moments.residuals):
+        if self._moments.residuals != Residuals.BOUNDED:
             weighted = WithExtremes(weighted, longest / bound, bound)
         return [weighted, Bins(size)]
 
@@ -245,8 +243,8 @@ class WhitenedSum(SiteSum):
 class OpeningSum(WhitenedSum):
     """The opening: a histogram of the norms of the records' scores for each group of coordinates.
 
-    The score of a count that equals its mean is zero. So if the outcome decides the score's size,
-    the expected squared score is added to the squared norm.
+    The score of a count that equals its mean is zero. So if the size of a score depends on the
+    outcome, the expected squared score is added to the squared norm.
     """
 
     def _blocks(self, sites: LowRank, public: Public, bound: Tensor) -> list[Contributions]:
@@ -254,12 +252,12 @@ class OpeningSum(WhitenedSum):
         if self._moments.residuals == Residuals.BOUNDED:
             found = [sites.largest_residual()]
         elif len(groups) == 1:
-            found = [sites.gradients().squared_norms()[:, 0] + _size(sites.diagonal())]
+            found = [sites.gradients().squared_norms()[:, 0] + _trace(sites.diagonal())]
         else:
             scores, diagonal = sites.gradients().dense(), sites.diagonal()
-            found = [scores[:, g].square().sum(dim=1) + _size(diagonal[:, g]) for g in groups]
+            found = [scores[:, g].square().sum(dim=1) + _trace(diagonal[:, g]) for g in groups]
         return [MeasuredBins(squared.sqrt().unsqueeze(1)) for squared in found]
 
 
-def _size(diagonal: Tensor) -> Tensor:
+def _trace(diagonal: Tensor) -> Tensor:
     return diagonal.sum(dim=1).clamp(min=0.0)

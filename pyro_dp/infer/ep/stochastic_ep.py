@@ -1,8 +1,7 @@
 """Stochastic expectation propagation by private sums of sites: the base of DPSEP and PaperDPSEP.
 
-The method is that of Li, Hernández-Lobato & Turner 2015 (arXiv 1506.04132). It works for any Pyro
-model with a plate of individuals and a guide that is Gaussian in unconstrained space. The sites are
-exact rather than sampled (:mod:`pyro_dp.infer.ep.tilted_sites`).
+The method is that of Li, Hernández-Lobato & Turner 2015 (arXiv 1506.04132). The sites are exact
+rather than sampled (:mod:`pyro_dp.infer.ep.tilted_sites`).
 """
 
 import abc
@@ -36,7 +35,7 @@ A = TypeVar("A", Approximation, EPState)
 
 _NOT_STARTED = "There is no posterior before the first step."
 _NOT_TAKEN_UP = (
-    "The loaded state is taken up by run(*data), which costs nothing if all looks are done."
+    "Call run(*data) to resume the loaded state. This costs nothing if all looks are done."
 )
 _OTHER_LATENTS = (
     "load_state_dict: the latents of the saved run have {saved} coordinates. This guide has {own}: "
@@ -56,20 +55,20 @@ class PreparedSites(Prepared):
 
 
 class Fit(abc.ABC, Generic[A]):
-    """The public half of a run: its approximation, and how that starts, learns and is judged.
+    """The public half of a run: its approximation, with its start, updates and status.
 
-    :param shaping: settings that decide what a state means.
-    :param moments: those asked for.
+    :param moments: the requested moments.
+    :param shaping: settings that a saved state must share.
     :param fractions: estimates of the fraction of clipped records.
-    :ivar known: the approximation, from the first look on.
-    :ivar loaded: a saved state, until the first step takes it up.
+    :ivar current: the approximation; None before the first step.
+    :ivar loaded: a saved state, until the first step resumes it.
     """
 
     remedy = ""  # for a posterior that left the finite numbers
     remedies = REMEDIES  # for a posterior that is not ok
     state_names = tuple[str, ...]()
     differs = "{name} differs from that of the saved run."
-    known: A | None = None
+    current: A | None = None
     loaded: dict[str, Any] | None = None
 
     def __init__(self, moments: str, shaping: Mapping[str, Any], fractions: ClippedFractions):
@@ -78,17 +77,17 @@ class Fit(abc.ABC, Generic[A]):
 
     def state(self) -> dict[str, Any]:
         """:raises ConfigurationError: no step was taken yet."""
-        if self.known is None:
+        if self.current is None:
             raise ConfigurationError("There is no state before the first step.")
-        own = {"clipped_fractions": self.fractions.state(), "settings": dict(self.shaping)}
-        return own | self.known.state()
+        both = {"clipped_fractions": self.fractions.state(), "settings": dict(self.shaping)}
+        return both | self.current.state()
 
     @property
     def approximation(self) -> A:
         """:raises ConfigurationError: there is none yet."""
-        if self.known is None:
+        if self.current is None:
             raise ConfigurationError(_NOT_STARTED if self.loaded is None else _NOT_TAKEN_UP)
-        return self.known
+        return self.current
 
     def problem(self, run: "StochasticEP[A]", records: Records) -> EPProblem:
         """Guide, prior and likelihood for these records.
@@ -102,36 +101,42 @@ class Fit(abc.ABC, Generic[A]):
     def start(self, problem: EPProblem, size: int, releases: Releases, *, new: bool) -> A:
         """The approximation before the first release.
 
-        :param new: whether the guide has been used for nothing before.
+        :param new: nothing has used the guide yet.
         """
 
     @abc.abstractmethod
     def learner(self, step: int, sample_rate: float) -> Callable[..., tuple[float, A]]:
-        """Turns the next release into an approximation. It refuses bad settings beforehand.
+        """A function of the release, the cavity and the noise multiplier: the next approximation.
 
-        Its arguments are the release, the cavity, and the noise multiplier.
-
-        :param step: the number of steps done.
+        :param step: number of finished steps.
+        :raises ConfigurationError: a setting of this step is out of range.
         """
 
     @abc.abstractmethod
     def status(self) -> Status: ...
 
     def conclude(self, run: Any) -> None:
-        """Bring the guide to the posterior, where steps do not."""
+        """Fit the guide to the posterior if the steps do not write it."""
+
+
+def _exact_norms(
+    ep: "StochasticEP", prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
+) -> Tensor:
+    """Norms of the records' sites before clipping, (N,)."""
+    at = ep._fit.approximation.at(prepared.records.plate.size)
+    with torch.no_grad(), private_rng(stream):
+        return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
 
 
 class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
     """Each step releases one sum of sites, which moves the posterior and the guide.
 
-    :param fit: how a release becomes a posterior.
+    :param fit: turns a release into a posterior.
     """
 
     _measure = "change of the factor"
     _usual_jit = "none"
-    _exact = MappingProxyType[str, Callable[..., Any]](
-        {"gradient_norms": lambda *given: _exact_norms(*given)}
-    )
+    _exact = MappingProxyType[str, Callable[..., Any]]({"gradient_norms": _exact_norms})
 
     def __init__(self, model: Callable, guide: Callable, *, fit: Fit[A], **settings: Any):
         super().__init__(model, guide, **settings)
@@ -139,7 +144,7 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
 
     @property
     def moments(self) -> str:
-        """Those that were asked for."""
+        """The requested moments: "auto", "linear" or "stein"."""
         return self._fit.moments
 
     @whole_step
@@ -154,18 +159,18 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
         """
         self._reservation.require_step()
         prepared: PreparedSites = self._look_at(args, kwargs)
-        self._reservation.require_step()  # a state taken up here may have no step left
+        self._reservation.require_step()  # a state resumed here may have no step left
         rate = prepared.sampler.sample_rate
         self._reservation.catch_up()
         learn = self._fit.learner(self._steps, rate)
         position = self.accountant.position
-        known = self._fit.approximation
-        at = known.at(prepared.records.plate.size)
+        current = self._fit.approximation
+        at = current.at(prepared.records.plate.size)
         batch = prepared.draw(self._releases, position)
         stream = self._releases.randomness.stream("local", position)
-        clipped = self._releases.sum_type(known.blocks, prepared.records.device)
-        known.next_sum(prepared.sites).add(clipped, at, batch, stream)
-        q, fractions = known.posterior, self._fit.fractions
+        clipped = self._releases.sum_type(current.blocks, prepared.records.device)
+        current.next_sum(prepared.sites).add(clipped, at, batch, stream)
+        q, fractions = current.posterior, self._fit.fractions
         released = self._release(clipped, prepared.sampler, [q.eta, q.precision])
         self._reservation.plan.lose()  # until a posterior follows from it
         noise = self._releases.in_sums(self.noise_multiplier)
@@ -179,10 +184,10 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
             prepared.problem.guide.write(mean, covariance)
         except (ArithmeticError, torch.linalg.LinAlgError):
             raise ConfigurationError(
-                "The posterior left the finite numbers, and stays where it was. The release was "
+                "The posterior left the finite numbers, and was not changed. The release was "
                 f"spent. {self._fit.remedy}"
             ) from None
-        self._fit.known = approximation
+        self._fit.current = approximation
         if self._reservation.plan.finished:
             with torch.enable_grad():
                 self._fit.conclude(self)
@@ -198,11 +203,11 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
             first order. The total never exceeds the prior's covariance.
         :raises ConfigurationError: no step was taken yet.
         """
-        known = self._fit.approximation
-        _, plain = known.moments(False)
-        mean, covariance = known.moments(noise_aware)
+        current = self._fit.approximation
+        _, plain = current.moments(False)
+        mean, covariance = current.moments(noise_aware)
         return Posterior(
-            known.problem.guide.latents, mean, covariance, plain=plain, status=self._fit.status()
+            current.problem.guide.latents, mean, covariance, plain=plain, status=self._fit.status()
         )
 
     @property
@@ -228,13 +233,12 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        own = self._fit.state()
-        return self._reservation.state() | own
+        return self._reservation.state() | self._fit.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, as :meth:`DPSVI.load_state_dict`, and raise the same.
+        """Continue from a saved state, with the errors of :meth:`DPSVI.load_state_dict`.
 
-        A new object takes up the state when ``run`` or ``step`` sees the data. If all looks are
+        A new object resumes the state when ``run`` or ``step`` gets the data. If all looks are
         done, ``run`` costs nothing.
         """
         self._reservation.require(state, ("settings",))
@@ -243,14 +247,14 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
                 raise ConfigurationError(self._fit.differs.format(name=name))
         self._reservation.require(state, self._fit.state_names)
         require_fractions(state.get("clipped_fractions"))
-        known = self._fit.known
-        resumed = known and _resumed(known, state, known.posterior.eta.device)
+        current = self._fit.current
+        resumed = current and _resumed(current, state, current.posterior.eta.device)
         self._reservation.load(state)
         self._fit.fractions.load(state.get("clipped_fractions"))
         if resumed is None:
             self._fit.loaded = state
         else:
-            self._fit.known = resumed
+            self._fit.current = resumed
             resumed.problem.guide.write(*resumed.moments(True))
 
     def _conclude(self, status: str | None = None) -> Sequence[Warning]:
@@ -263,54 +267,44 @@ class StochasticEP(PrivateInference[PreparedSites], Generic[A]):
         return [kind(f"{found}. {self._fit.remedies[found.cause]}")]
 
     def _shown(self) -> dict[str, Any]:
-        known = self._fit.known
-        moments = self.moments if known is None else known.problem.moments.name
+        current = self._fit.current
+        moments = self.moments if current is None else current.problem.moments.name
         return {"moments": moments} | super()._shown()
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = self._kept.values_before(self.guide)
         problem = self._fit.problem(self, records)
-        known = self._fit.known
-        if known is not None and not torch.equal(problem.places, known.problem.places):
-            raise ModelError("The latents that records see changed between two steps.")
-        if known is not None and problem.moments.name != known.problem.moments.name:
+        size, current = records.plate.size, self._fit.current
+        if current is not None and not torch.equal(problem.places, current.problem.places):
+            raise ModelError("The likelihood's latents changed between two steps.")
+        if current is not None and problem.moments.name != current.problem.moments.name:
             raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
         note_values(self._reservation, used)
-        if known is None:
-            own = problem, records.plate.size, self._releases
-            approximation = self._fit.start(*own, new=not used)
+        if current is None:
+            current = self._fit.start(problem, size, self._releases, new=not used)
         else:
-            approximation = replace(known, problem=problem)
+            current = replace(current, problem=problem)
         if self._fit.loaded is not None:
-            approximation = _resumed(approximation, self._fit.loaded, records.device)
-            problem.guide.write(*approximation.moments(True))
-        self._fit.known, self._fit.loaded = approximation, None
-        sites = approximation.site_sum(self.execution.microbatch_size)
-        at = approximation.at(records.plate.size)
-        trace = partial(sites.trace, at, self._releases.sum_type, sampler.usual_size)
+            current = _resumed(current, self._fit.loaded, records.device)
+            problem.guide.write(*current.moments(True))
+        self._fit.current, self._fit.loaded = current, None
+        sites = current.site_sum(self.execution.microbatch_size)
+        trace = partial(sites.trace, current.at(size), self._releases.sum_type, sampler.usual_size)
         self._kept.traced(trace, problem.likelihood.term, self.model, self.guide)
         return PreparedSites(records, sampler, problem, sites)
 
 
-def _exact_norms(
-    ep: StochasticEP, prepared: PreparedSites, batches: Iterable[Tensor], stream: Generator
-) -> Tensor:
-    """Norms of the records' sites before they are clipped, (N,)."""
-    at = ep._fit.approximation.at(prepared.records.plate.size)
-    with torch.no_grad(), private_rng(stream):
-        return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
-
-
 def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -> A:
-    """
+    """The approximation from a saved state.
+
     :raises ModelError: the state has other latents.
     :raises ConfigurationError: the state lacks a part.
     """
     latents = approximation.problem.guide.latents
     try:
-        sent = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
-        found = approximation.resumed(sent)
+        moved = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
+        found = approximation.resumed(moved)
         saved, own = len(found.posterior.eta), latents[-1].stop
     except (KeyError, TypeError, AttributeError):
         raise ConfigurationError("load_state_dict: this state is damaged.") from None

@@ -5,16 +5,16 @@ B = -d^2 log Z / dm^2, the site is
 
     Lambda_n = B (I - V B)^-1,    eta_n - Lambda_n m = (I - B V)^-1 g.
 
-Sampling the tilted moments and subtracting the cavity's would lose a record's effect, which is
-O(1/N) of the cavity, to Monte Carlo error. There are two classes:
+If tilted moments were sampled, Monte Carlo error would hide a record's effect, which is O(1/N) of
+the cavity. There are two classes:
 
 * :class:`LinearMoments`: p(x_n | z) depends on z through one or two numbers a(z) per element. They
-  are linearised at m, a(z) = a(m) + J (z - m), and integrated by quadrature. Exact for generalised
-  linear models, Gauss-Newton for networks. Each element of
-  a record has a site in the same cavity, and the record's site is their product.
+  are linearised at m, a(z) = a(m) + J (z - m), and integrated by quadrature. This is exact for
+  generalised linear models, and Gauss-Newton for networks. Each element of a record has a site in
+  the same cavity, and the record's site is their product.
 * :class:`SteinMoments`: g = E_w[grad l], B = -E_w[hess l] - Cov_w[grad l], averaged over draws of
-  the cavity with weights proportional to p(x_n | z). For any likelihood that is twice
-  differentiable, enumerated latents included; takes a d x d matrix per record.
+  the cavity with weights proportional to p(x_n | z). The likelihood may be any twice differentiable
+  function, with enumerated latents. Each record needs a d x d matrix.
 """
 
 import math
@@ -39,31 +39,32 @@ from pyro_dp.utils.linalg import agree, cholesky, product, spectra
 from pyro_dp.utils.torch_state import forked_rng, rows_in_cache, rows_on
 
 _NUM_DRAWS = 16
-_FEWER_DRAWS = 8  # if latents are integrated out; widths were those of 16 draws, to 1 in 500
+_FEWER_DRAWS = 8  # if latents are integrated out; interval widths differ by 1 in 500
 _MICROBATCH = 1536  # records; bounds the memory
 _LARGEST_BLOCK = 3 * 2**20  # numbers: the Hessians of all draws and records in a microbatch
 _NUM_VARIED = 3  # rows on which sites are compared
 _NARROW = 0.1  # standard deviation of the cavity there
-_ALIKE = 1e-4  # singular values, of rounding
+_ALIKE = 1e-4  # relative singular values of rounding
 
 
 class LinearMoments:
     """Moments of a likelihood that depends on the latents through few numbers.
 
-    :param z: (d,), public, where it is found out on placeholders whether it does.
-    :ivar dtype: in which the model computes.
+    :param z: a public point, (d,), for tests on placeholders.
+    :ivar dtype: dtype of the model's computations.
     :ivar families: the families of the observed distributions.
-    :ivar design: by which a batch's sites come of one product, or None.
-    :ivar curved: whether these numbers are no linear function of the latents.
-    :ivar turns: whether they are no function of linear predictors, either. A probit is curved, and
-        a product of latents turns.
-    :ivar monotone: whether these numbers turn, but are sums of curves, which have no saddles.
-    :ivar concave: whether the log likelihood is about concave in the latents.
-    :ivar residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, of all.
+    :ivar design: computes a batch's sites by one product; None: there is none.
+    :ivar curved: the numbers are not linear in the latents.
+    :ivar turns: they are not functions of linear predictors, either. A probit is curved, and a
+        product of latents turns.
+    :ivar monotone: the numbers turn, but are sums of monotone curves, which have no saddles.
+    :ivar concave: the log likelihood is about concave in the latents.
+    :ivar residuals: kind of the residuals
+        (:class:`~pyro_dp.infer.ep.observation_family.Residuals`).
     :ivar log_scale: gradient of the logarithm of the residuals' unknown scale, (d,); None: there is
         no such scale, or a record has several residuals.
-    :ivar careful: whether the first steps should be short; here, where they are curved.
-    :raises NotLinear: it does not; the text says why.
+    :ivar careful: the first steps should be short.
+    :raises NotLinear: the likelihood depends on the latents in another form.
     """
 
     name = "linear"
@@ -87,30 +88,30 @@ class LinearMoments:
         points = z + torch.cos(angles), z - torch.sin(2 * angles)  # in irregular directions
         there, elsewhere = (self._predictors(at, *one) for at in points)
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
-        self.turns = not all(  # at z itself a product may have no gradient
-            _span_alike(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
-        )
+        pairs = zip(there, elsewhere, strict=True)  # at z itself a product may have no gradient
+        self.turns = not all(_span_alike(a[2], b[2]) for a, b in pairs)
         self.monotone = self.turns and self._is_monotone(angles, *one)
         self.concave = not self.curved and all(family.is_concave for family in self.families)
         self.careful = self.curved
         self.residuals = residuals_of(self.families)
         if self.curved and self.residuals != Residuals.BOUNDED:
-            # The logarithm of a scale may be a curve, as where its prior has an upper limit.
+            # The logarithm of a scale may be curved, for example if its prior has an upper limit.
             ends = [1 if family.is_scaled else None for family in self.families]
-            pairs = zip(here, there, ends, strict=True)
+            triples = zip(here, there, ends, strict=True)
             straight = not self.turns and all(
-                agree(a[2][:, :, :end], b[2][:, :, :end]) for a, b, end in pairs
+                agree(a[2][:, :, :end], b[2][:, :, :end]) for a, b, end in triples
             )
             if not straight or self.residuals != Residuals.SCALED:
                 self.residuals = Residuals.OTHER
         self.log_scale = None
-        if len(here) == 1 and here[0][0].is_scaled and not self.curved and here[0][1].shape[1] == 1:
-            self.log_scale = here[0][2][0, 0, 1].double()
+        family, values, jacobian, _ = here[0]
+        if len(here) == 1 and family.is_scaled and not self.curved and values.shape[1] == 1:
+            self.log_scale = jacobian[0, 0, 1].double()
         numbers = len(z) + records.row_size
         self.microbatch_size = rows_on(records.device, numbers) or rows_in_cache(len(z))
         self.design = None
         if not self.curved:
-            # The sum of each pass is turned, which takes two products of (d, d).
+            # Turning the sum of a pass takes two products of (d, d).
             most = max(self.microbatch_size, 4 * len(z))
             size = min(most, records.plate.size)
             self.design = LinearDesign.find(likelihood, self.families, self._predictors, z, size)
@@ -119,7 +120,7 @@ class LinearMoments:
             self.residuals = Residuals.CENTRED
 
     def _simulates(self, here: list[tuple]) -> bool:
-        """Whether outcomes of a placeholder can be drawn."""
+        """Whether outcomes can be drawn for a placeholder."""
         try:
             with forked_rng():
                 for family, numbers, _, rest in here:
@@ -132,12 +133,12 @@ class LinearMoments:
         """:raises ModelError: these records do not behave like placeholders."""
         if not self._agrees(z, indices, rows, self._predictors(z, indices, rows)):
             raise ModelError(
-                "The observed distributions depend on the latents otherwise than they did on "
-                "placeholder data. Use DPSEP(..., moments='stein')."
+                "On these records, the observed distributions depend on the latents in another "
+                "form than on placeholders. Use DPSEP(..., moments='stein')."
             )
 
     def _is_monotone(self, angles: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
-        """Whether each number only rises or only falls with a latent, as a product does not."""
+        """Whether each number is monotone in each latent, unlike a product."""
         slopes = [
             torch.cat([j.flatten() for _, _, j, _ in self._predictors(at, indices, rows)])
             for at in (sign * (k * angles).cos() for k in range(1, 5) for sign in (1.0, -1.0))
@@ -146,11 +147,11 @@ class LinearMoments:
         return bool(((signs >= 0).all(0) | (signs <= 0).all(0)).all())
 
     def spread(self, covariance: Tensor) -> Tensor:
-        """The argument of :meth:`factors`: all of V, (d, d), or (d,) if diagonal."""
+        """The spread argument of :meth:`factors`: V, (d, d), or (d,) if diagonal."""
         return covariance
 
     def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> LowRank:
-        """Sites of B records. The cavity's mean is (d,), and :meth:`spread` makes its spread."""
+        """Sites of B records in the cavity of this mean, (d,), and :meth:`spread`."""
         jacobians, sites = [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
             jacobians.append(jacobian.flatten(1, 2).double())
@@ -169,20 +170,15 @@ class LinearMoments:
             numbers = [a for a, _ in found]
             return numbers, (numbers, [rest for _, rest in found])
 
-        function = torch.func.jacrev(read, has_aux=True)
-        z = z.to(self._likelihood.dtype)
-        jacobians, (numbers, rest) = self._likelihood.for_each(
-            "predictors", function, z, indices, rows
-        )
-        numbers, rest = pytree.tree_map(
-            lambda x: x.double() if x.is_floating_point() else x, (numbers, rest)
-        )
+        function, z = torch.func.jacrev(read, has_aux=True), z.to(self._likelihood.dtype)
+        jacobians, found = self._likelihood.for_each("predictors", function, z, indices, rows)
+        numbers, rest = pytree.tree_map(lambda x: x.double() if x.is_floating_point() else x, found)
         return list(zip(self.families, numbers, jacobians, rest, strict=True))
 
     def _agrees(
         self, z: Tensor, indices: Tensor, rows: list[Tensor], predictors: list[tuple]
     ) -> bool:
-        """Whether the gradient of the log density through a(z) is all of the gradient."""
+        """Whether the likelihood depends on z through a(z) alone, by its gradient."""
         likelihood = self._likelihood
         gradient = torch.func.grad(likelihood.log_prob)
         expected = likelihood.for_each("gradient", gradient, z, indices, rows)
@@ -200,14 +196,14 @@ class LinearMoments:
 class SteinMoments:
     """Moments of any twice differentiable likelihood.
 
-    The draws are pairs z and -z, made once from torch's global generator. They are public. Every
-    step uses the same ones, and so there is a fixed point without noise.
+    The public draws are pairs z and -z, made once from torch's global generator. Every step uses
+    the same draws, so there is a fixed point without noise.
     """
 
     name = "stein"
     log_scale = None
-    curved = turns = False  # the curvature is that of the likelihood itself, and not weak
-    careful = True  # the draws say little of a site that is far off
+    curved = turns = False  # the curvature is that of the likelihood itself
+    careful = True  # draws are inaccurate for a site that is far away
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood, self.dtype = likelihood, likelihood.dtype
@@ -231,12 +227,11 @@ class SteinMoments:
         self.concave = bool(families) and all(family.is_concave for family in families)
 
     def _agrees(self, z: Tensor, integers: bool) -> bool:
-        """Whether closed forms give the sites of public rows."""
+        """Whether closed forms reproduce the sites of public rows."""
         records = self._likelihood.term.records
-        rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
-        rows = [
-            torch.cat([x.unsqueeze(0), y]) for x, y in zip(records.placeholder(), rows, strict=True)
-        ]
+        more = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
+        pairs = zip(records.placeholder(), more, strict=True)
+        rows = [torch.cat([x.unsqueeze(0), y]) for x, y in pairs]
         indices = torch.arange(len(rows[0]), device=records.device) % records.plate.size
         tolerance = 1e-8 if self.dtype == torch.float64 else 1e-3
         root = _NARROW * torch.eye(len(z)).to(z)
@@ -249,16 +244,16 @@ class SteinMoments:
                 chosen = [x[kinds == kind] for x in (indices, *rows)]
                 found = sites.factors(kind, chosen[0], chosen[1:])
                 expected = self.factors(z, root, chosen[0], chosen[1:])
-                if not agree(found.residual, expected.residual, tolerance=tolerance):
-                    return False
-                if not agree(found.matrices(), expected.matrices(), tolerance=tolerance):
+                ours, theirs = ((x.residual, x.matrices()) for x in (found, expected))
+                pairs = zip(ours, theirs, strict=True)
+                if not all(agree(x, y, tolerance=tolerance) for x, y in pairs):
                     return False
         except Exception:  # the rows are public
             return False
         return True
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
-        """Nothing to check: no property of the likelihood is used."""
+        """Nothing: these moments assume no property of the likelihood."""
 
     def spread(self, covariance: Tensor) -> Tensor:
         """L, with V = L L'."""
@@ -268,7 +263,7 @@ class SteinMoments:
         """As :meth:`LinearMoments.factors`."""
         z = mean + torch.einsum("ij,kj->ki", spread, self._draws)  # (K, d)
         count, batch = len(z), len(indices)
-        # Every draw of a record as a record of its own: one level of vmap is faster than two.
+        # Each draw of a record enters as another record: one level of vmap is faster than two.
         found = self._likelihood.for_each(
             "derivatives",
             self._derivatives,
@@ -301,7 +296,7 @@ class SteinMoments:
 
 
 def _residuals(likelihood: Likelihood, z: Tensor) -> str:
-    """One of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, by latents and outcomes."""
+    """The kind of residuals of draws' moments, by latents of records and by outcomes."""
     if likelihood.sums and likelihood.num_nodes == 1:
         return Residuals.SUMMED
     sites, latents = likelihood.observations(z, *likelihood.placeholder), likelihood.continuous
@@ -314,7 +309,7 @@ def _residuals(likelihood: Likelihood, z: Tensor) -> str:
 
 
 def _span_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether each element's r predictors see the same latents, by their gradients, (..., r, d)."""
+    """Whether two gradients of each element's r predictors, (..., r, d), span the same space."""
     rank = one.shape[-2]
     both = torch.cat([one, other], dim=-2).double()
     both = both / both.norm(dim=-1, keepdim=True).clamp(min=1e-300)
@@ -353,9 +348,9 @@ def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
 
 
 def joined(sites: list[ElementSites]) -> tuple[Tensor, Tensor, Tensor]:
-    """A (B, R, R) of all R numbers of a record, residuals and the largest ones, (B, R) each.
+    """A (B, R, R) of all R numbers of a record, residuals and largest residuals, (B, R) each.
 
-    An element's largest residuals are divided by the root of r, as they do not come together.
+    An element's largest residuals are divided by the root of r, because they do not coincide.
     """
     largest = [each.largest / math.sqrt(each.largest.shape[2]) for each in sites]
     return (
@@ -370,9 +365,9 @@ def _block_diagonal(blocks: list[Tensor]) -> Tensor:
     if len(blocks) == 1:
         return blocks[0]
     total, start = sum(block.shape[1] for block in blocks), 0
-    joined = blocks[0].new_zeros(len(blocks[0]), total, total)
+    whole = blocks[0].new_zeros(len(blocks[0]), total, total)
     for block in blocks:
         stop = start + block.shape[1]
-        joined[:, start:stop, start:stop] = block
+        whole[:, start:stop, start:stop] = block
         start = stop
-    return joined
+    return whole
