@@ -11,7 +11,7 @@ Tensors broadcast.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import pyro
@@ -253,9 +253,12 @@ class Family:
         None if there are infinitely many outcomes. The observed value does not matter.
         """
         *constant, value, weight = rest
-        labels = (torch.full_like(value, label) for label in range(self._num_labels))
-        found = [self.slope(numbers, [*constant, label, weight]).abs() for label in labels]
-        return reduce(torch.maximum, found) if found else None
+        largest = None
+        for label in range(self._num_labels):
+            other = [*constant, torch.full_like(value, label), weight]
+            gradient = self.slope(numbers, other).abs()
+            largest = gradient if largest is None else largest.maximum(gradient)
+        return largest
 
 
 def residuals_of(families: Sequence[Family]) -> str:
