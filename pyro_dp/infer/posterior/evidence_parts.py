@@ -136,10 +136,10 @@ def from_plain(saved: Mapping[str, Any]) -> dict[str, Any]:
         for look in part["looks"]:
             values: Any = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
             for name, value in values.items():
-                shape = (start,) if name in ("point", "score") else (start, start)
-                if value.shape != shape or not value.isfinite().all():
+                expected = (start,) if name in ("point", "score") else (start, start)
+                if value.shape != expected or not value.isfinite().all():
                     raise ConfigurationError(
-                        f"{name} of a look must be finite numbers of shape {shape}."
+                        f"{name} of a look must be finite numbers of shape {expected}."
                     )
             values |= {name: float(look.get(name, 0.0)) for name in _NUMBERS}
             looks.append(Look(**values))

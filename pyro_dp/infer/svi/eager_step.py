@@ -204,7 +204,8 @@ class EagerStep:
 
     def draw(self, modes: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Draw the global latents, which are public, for each particle."""
-        return [self._particle(mode) for mode in modes or [None] * self.loss.num_particles]
+        each: Sequence[RecordMode | None] = modes or [None] * self.loss.num_particles
+        return [self._particle(mode) for mode in each]
 
     def size(self, draws: list[Particle]) -> int:
         """The number of coordinates of a release."""
