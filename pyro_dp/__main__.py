@@ -49,7 +49,7 @@ Moments = tuple[Tensor, Tensor]  # mean (10,) and standard deviation (10,)
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """Features in [-1, 1] by the declared bounds and a one, (20190, 10); any visit, (20190,)."""
+    """Ones and features in [-1, 1], (20190, 10); and whether there was a visit, (20190,)."""
     from statsmodels.datasets import randhie
 
     table = randhie.load_pandas().data
@@ -62,7 +62,7 @@ def load() -> tuple[Tensor, Tensor]:
 
 
 def model(x: Tensor, y: Tensor) -> None:
-    """Bayesian logistic regression, as anyone writes it in Pyro."""
+    """Bayesian logistic regression in plain Pyro."""
     weights = pyro.sample("weights", dist.Normal(0.0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
     with pyro.plate("person-years", len(x)) as idx:
         pyro.sample("visit", dist.Bernoulli(logits=x[idx] @ weights), obs=y[idx])
@@ -79,10 +79,10 @@ def fit(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -
 
 
 def exact(x: Tensor, y: Tensor) -> Moments:
-    """The model's own posterior, without privacy: Newton's method to convergence.
+    """The posterior without privacy, from its mode and curvature by Newton's method.
 
-    Mode and curvature. Here they are within 0.04 sd of the posterior's mean and within 1% of its
-    standard deviations (``benchmarks/demo.py``).
+    The mode is within 0.04 sd of the posterior's mean. The standard deviations are within 1%
+    (``benchmarks/demo.py``).
     """
     x, y = x.double(), y.double()
     mode, prior = x.new_zeros(x.shape[1]), PRIOR_SD**-2 * torch.eye(x.shape[1]).to(x)
@@ -117,7 +117,7 @@ def introduction(records: int, epsilon: float, delta: float) -> str:
 
 
 def spending(accountant: PrivacyAccountant, budget: float) -> str:
-    """The spent and the remaining budget, in plain words."""
+    """The spent and the remaining budget, in words."""
     spent, left = spent_and_left(accountant.get_epsilon(), budget)
     lines = [
         f"Spent: epsilon = {spent} of the budget of {of_budget(budget)}.",
@@ -128,7 +128,7 @@ def spending(accountant: PrivacyAccountant, budget: float) -> str:
 
 
 def covers(exact: Moments, private: Moments) -> Tensor:
-    """Whether the private 95% interval has the exact mean in it, for each coefficient."""
+    """Whether each private 95% interval contains the exact mean."""
     (mean, _), (private_mean, private_sd) = exact, private
     return (private_mean - mean).abs() <= 1.96 * private_sd
 
@@ -153,7 +153,7 @@ def table(exact: Moments, private: Moments) -> str:
 
 
 def answer(private: Moments) -> str:
-    """The private interval of the coinsurance rate answers the opening question."""
+    """Answer the opening question by the private interval of the coinsurance rate."""
     mean, sd = (float(each[NAMES.index("log coinsurance rate")]) for each in private)
     interval = "The private interval of the coinsurance rate"
     if abs(mean) <= 1.96 * sd:
@@ -174,7 +174,6 @@ def draw(
     """Draw both posteriors, one row per coefficient.
 
     :param status: the private markers are hollow if it is not ok.
-
     :param dark: light text on a dark ground.
     :returns: the ``matplotlib.figure.Figure``.
     """
@@ -258,7 +257,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The demo, or the command that is named first.
+    """Run the command that the first argument names, or the demo.
 
     :returns: an exit code.
     """
@@ -273,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(path: str) -> int:
-    """Compute the epsilon of a saved ledger or a journal again, by two accountants.
+    """Recompute the epsilon of a saved ledger or a journal with two accountants.
 
     :returns: an exit code.
     """
@@ -301,7 +300,7 @@ def _accountant_of(path: str) -> PrivacyAccountant:
         state, is_journal = read_file(path), False
     names = ("epsilon", "delta", "neighboring", "engine")
     accountant = PrivacyAccountant(**{name: state[name] for name in names})
-    if is_journal:  # a copy: a run may have the journal open, and a check changes no file
+    if is_journal:  # a copy, because a run may have the journal open
         with tempfile.TemporaryDirectory() as folder:
             accountant.journal(shutil.copy(path, folder)).close()
     else:

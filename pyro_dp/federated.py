@@ -1,9 +1,9 @@
-"""Several owners fit one posterior, and show each other only releases.
+"""Several data owners fit one posterior, and show each other only releases.
 
-Each holder of data makes a :class:`Federation` over a channel, and passes it to an inference by
-``Execution(peers=...)``. Channels are :class:`ShamirSums`, by which nobody sees an upload, and
-:class:`AtTrustedAggregator`, whose aggregator does; its :class:`FlowerLine` goes over Flower, whose
-apps are made by :func:`server_app` and :func:`client_app`.
+Each owner makes a :class:`Federation` over a channel, and passes it to an inference by
+``Execution(peers=...)``. With :class:`ShamirSums` nobody sees an upload. With
+:class:`AtTrustedAggregator` the aggregator does. :class:`FlowerLine` connects to an aggregator over
+Flower, with the apps of :func:`server_app` and :func:`client_app`.
 """
 
 from pyro_dp.mechanism.federation import Channel, Federation

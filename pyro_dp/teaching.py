@@ -1,7 +1,7 @@
-"""Helpers of the course: a figure in one style, three plots, and hospitals on one machine.
+"""Helpers of the tutorials: a figure style, three plots, and hospitals on one machine.
 
-Nothing else in the package imports this module. It draws the numbers that a notebook hands over,
-and matplotlib is imported when the first figure is drawn.
+Nothing else in the package imports this module. It imports matplotlib when the first figure is
+drawn.
 """
 
 import multiprocessing
@@ -16,11 +16,11 @@ import numpy as np
 from pyro_dp.federated import TrustedAggregator
 from pyro_dp.utils.errors import ClusterError, PrivacyError
 
-# Okabe and Ito's colours. Lines and markers differ, too, for readers who see no colours.
+# Okabe and Ito's colours. Lines and markers also differ, for readers without colour vision.
 BLACK, GREY, BLUE, ORANGE = "#222222", "#777777", "#0072B2", "#D55E00"
 GREEN, PURPLE = "#009E73", "#CC79A7"
 _COLOURS = BLUE, ORANGE, GREEN, BLACK
-_STYLE: Any = {  # a white background can be read on a dark page, too
+_STYLE: Any = {  # a white background is also readable on a dark page
     "figure.dpi": 80,
     "figure.facecolor": "white",
     "axes.facecolor": "white",
@@ -61,7 +61,7 @@ def lines(axes: Any, x: Any, curves: Mapping[str, Any], **labels: Any) -> None:
 
 
 def histograms(axes: Any, samples: Mapping[str, Any], bins: Any = 40, **labels: Any) -> None:
-    """Draw the samples of each label, as shares of their number, in common bins."""
+    """Draw a density histogram of each label's samples, in common bins."""
     values = [np.asarray(each) for each in samples.values()]
     edges = np.histogram_bin_edges(np.concatenate(values), bins)
     for label, each, colour, hatch in zip(
@@ -110,8 +110,8 @@ def together(
 ) -> tuple[list[Any], list[dict[int, bytes]]]:
     """Run ``body(index, line)`` in a process for each hospital, and the server here.
 
-    Real hospitals have machines and a network. Here each hospital is a fork of this process, which
-    Linux and macOS allow.
+    Real hospitals have machines and a network. Here each hospital is a fork of this process (Linux
+    and macOS).
 
     :returns: the result of each hospital, and the messages that the server saw in each round. The
         result is None after a crash, and a text after a refusal.
@@ -161,7 +161,7 @@ def _serve(server: TrustedAggregator, lines: dict[int, Connection]) -> list[dict
             lines.pop(lost).close()
         seen.append(messages)
         for index, answer in server.answer(messages).items():
-            with suppress(OSError):  # it has gone
+            with suppress(OSError):  # the hospital has gone
                 lines[index].send_bytes(answer)
     for line in lines.values():
         line.close()  # nobody waits for another answer

@@ -1,4 +1,4 @@
-"""From a data frame to tensors for a Pyro model, and back (the extra ``tabular``)."""
+"""Convert data frames to tensors for Pyro models and back (extra ``tabular``)."""
 
 from pyro_dp.utils.errors import ConfigurationError
 

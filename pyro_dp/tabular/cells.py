@@ -1,6 +1,6 @@
 r"""The released counts: all one- and two-column margins, within each level of one column.
 
-**Sensitivity.** Let P be the number of margins in one level: one for each column beside the tied
+**Sensitivity.** Let P be the number of margins in one level: one for each column except the tied
 one, and one for each pair of these. A row lies in one cell of each of the P margins of its own
 level, and in no cell of other levels. So its indicator x has P ones, and norm sqrt(P). The part of
 a unit with rows 1..m, m <= ``rows``, is their sum, and by the triangle inequality
@@ -8,9 +8,9 @@ a unit with rows 1..m, m <= ``rows``, is their sum, and by the triangle inequali
     \|x_1 + ... + x_m\| <= \|x_1\| + ... + \|x_m\| = m sqrt(P) <= rows sqrt(P),
 
 with equality for a unit of ``rows`` equal rows. So the bound is linear in the number of rows, and
-no smaller one holds. If there may be several rows, one more cell says how many the unit has, and
-the bound is sqrt(rows^2 P + 1). Adding or removing a unit moves the sum by at most the bound, and
-replacing one by at most twice the bound.
+it is tight. If units may have several rows, one more cell counts each unit by its number of rows.
+Then the bound is sqrt(rows^2 P + 1). Adding or removing a unit moves the sum by at most the bound,
+and replacing one by at most twice the bound.
 """
 
 import functools
@@ -27,8 +27,8 @@ class Cells:
     """Positions of the counts in the released vector; all public."""
 
     sizes: tuple[int, ...]  # codes of each column
-    tied: int | None = None  # the column within whose levels all margins are counted
-    rows: int = 1  # a unit's, at most
+    tied: int | None = None  # all margins are counted within each level of this column
+    rows: int = 1  # most rows of a unit
 
     @property
     def levels(self) -> int:
@@ -36,39 +36,39 @@ class Cells:
 
     @property
     def others(self) -> list[int]:
-        """Columns beside the tied one."""
+        """Indices of the columns except the tied one."""
         return [j for j in range(len(self.sizes)) if j != self.tied]
 
     @functools.cached_property
     def starts(self) -> dict[tuple[int, ...], int]:
-        """The start of each margin in a level, by its columns, ascending."""
+        """The first cell of each margin within a level, by its ascending columns."""
         found, start = {}, 0
-        for of in (1, 2):
-            for columns in itertools.combinations(self.others, of):
+        for number in (1, 2):
+            for columns in itertools.combinations(self.others, number):
                 found[columns] = start
                 start += math.prod(self.sizes[j] for j in columns)
         return found
 
     @functools.cached_property
     def per_level(self) -> int:
-        """Cells of one level."""
-        own = [self.sizes[j] for j in self.others]
-        return sum(own) + sum(a * b for a, b in itertools.combinations(own, 2))
+        """Number of cells of one level."""
+        sizes = [self.sizes[j] for j in self.others]
+        return sum(sizes) + sum(a * b for a, b in itertools.combinations(sizes, 2))
 
     @property
     def size(self) -> int:
-        """Its length. If units may have several rows, the last ``rows`` cells count units by their
-        number of rows."""
+        """Length of the vector. If units may have several rows, its last ``rows`` cells count units
+        by their number of rows."""
         return self.levels * self.per_level + (self.rows if self.rows > 1 else 0)
 
     @property
     def bound(self) -> float:
-        """Norm of one unit's part, at most."""
+        """The largest norm of one unit's part."""
         squared = self.rows**2 * len(self.starts)
         return math.sqrt(squared + 1 if self.rows > 1 else squared)
 
     def of(self, codes: Tensor) -> Tensor:
-        """The cells in which each unit counts, (B, cells), -1 for those of empty slots.
+        """The cells in which each unit is counted, (B, cells), with -1 for empty slots.
 
         :param codes: (B, columns), or (B, rows, columns) with -1 in empty slots.
         """
@@ -76,20 +76,20 @@ class Cells:
         level = rows[:, :, self.tied] if self.tied is not None else torch.zeros_like(rows[:, :, 0])
         found = []
         for columns, start in self.starts.items():
-            place = torch.zeros_like(level)
+            cell = torch.zeros_like(level)
             for j in columns:
-                place = place * self.sizes[j] + rows[:, :, j]
-            found.append(level * self.per_level + start + place)
+                cell = cell * self.sizes[j] + rows[:, :, j]
+            found.append(level * self.per_level + start + cell)
         used = rows[:, :, 0] >= 0
         cells = torch.where(used.unsqueeze(2), torch.stack(found, dim=2), -1).flatten(1)
         if self.rows == 1:
             return cells
         number = used.sum(dim=1, keepdim=True)
-        place = torch.where(number > 0, self.levels * self.per_level + number - 1, -1)
-        return torch.cat([cells, place], dim=1)
+        last = torch.where(number > 0, self.levels * self.per_level + number - 1, -1)
+        return torch.cat([cells, last], dim=1)
 
     def in_levels(self, vector: Tensor) -> Tensor:
-        """(levels, cells of a level)."""
+        """The counts by level, (levels, cells of a level)."""
         return vector[: self.levels * self.per_level].reshape(self.levels, self.per_level)
 
     def row_numbers(self, vector: Tensor) -> Tensor:
@@ -100,11 +100,11 @@ class Cells:
         """The counts of one or two columns, as sums of cells.
 
         :param columns: ascending.
-        :returns: counts of the shape of the columns' sizes; and how many cells each is the sum of.
+        :returns: counts in the shape of the columns' sizes, and the number of cells in each sum.
         """
         inside = tuple(j for j in columns if j != self.tied)
         added = 1
-        if not inside:  # any margin of another column says how many rows there are
+        if not inside:  # the margin of any other column sums to the level's rows
             inside = (min(self.others, key=lambda j: self.sizes[j]),)
             added = self.sizes[inside[0]]
         start, shape = self.starts[inside], [self.sizes[j] for j in inside]
@@ -119,13 +119,13 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class CellCounts:
-    """How often each record counts in each cell.
+    """How often each record is counted in each cell.
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a record has some hundred cells
     of tens of thousands.
     """
 
-    cells: Tensor  # (B, T), -1 for none; one may be there several times
+    cells: Tensor  # (B, T), with -1 for none; cells may repeat
     size: int  # number of cells
 
     def norms(self) -> Tensor:

@@ -1,7 +1,7 @@
-"""The declared contents of a frame's column, its bins, and rules; everything declared is public.
+"""The declaration of a frame's column, with bins and rules. Everything declared is public.
 
-Nothing is learnt from data. Bounds, levels, bins, and the values that replace missing ones, come
-from the declaration. Values out of bounds are clipped, and nothing counts how often.
+Nothing is learnt from data. Bounds, levels, bins and fills of missing values come from the
+declaration. Values out of bounds are clipped, and nothing counts how often.
 """
 
 import abc
@@ -21,19 +21,19 @@ _MISSING = (
     "Column {name!r} has missing values, and its schema declares none. Declare it with "
     "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
 )
-LARGEST = 2**53  # the whole numbers up to it are floats
+LARGEST = 2**53  # floats represent all whole numbers up to it
 Rule = Mapping[str, Sequence[Any]]
 Values = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Bins:
-    """Bin i is [edges[i], edges[i + 1]); the last one has its end, too."""
+    """Bin i is [edges[i], edges[i + 1]). The last bin includes its end."""
 
-    edges: tuple[float, ...]  # the last one of whole numbers is one more than the largest
+    edges: tuple[float, ...]  # for whole numbers the last one is the largest plus one
     labels: tuple[str, ...]
-    whole: bool  # numbers are whole
-    draws_whole: bool = False  # numbers are drawn whole, in bins that hold any
+    whole: bool  # whether the numbers are whole
+    draws_whole: bool = False  # draw whole numbers, in bins that have some
 
     @property
     def size(self) -> int:
@@ -44,18 +44,18 @@ class Bins:
         return np.array(self.edges, dtype=np.int64 if self.whole else np.float64)
 
     def codes(self, values: np.ndarray) -> np.ndarray:
-        """Which bin each value lies in; those below are in the first, those above in the last."""
+        """The bin of each value. Values below are in the first bin, values above in the last."""
         return np.searchsorted(self._edges[1:-1], values, side="right").astype(np.int64)
 
     def draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A value for each code, uniform within its bin, of few decimals: a thousand values of the
-        narrowest bin differ."""
+        """A value for each code, uniform within its bin. Decimals are few, but give the narrowest
+        bin about a thousand values."""
         low, high = self._edges[codes], self._edges[codes + 1]
         if self.whole:
             return rng.integers(low, high)
         drawn = np.minimum(low + rng.random(codes.shape) * (high - low), high)
         shift = 1.0 if self.draws_whole else self._shift
-        # Rounding alone would move half of a bin's first number into the bin before it.
+        # Plain rounding would give half of a bin's first number to the bin before.
         first, stop = np.ceil(self._edges[:-1] * shift), np.ceil(self._edges[1:] * shift)
         stop[-1] = np.floor(self._edges[-1] * shift) + 1
         some = (first < stop)[codes] & (abs(first) + abs(stop) < 2.0**52)[codes]
@@ -64,23 +64,23 @@ class Bins:
 
     @cached_property
     def _shift(self) -> float:
-        """The power of ten without which the decimals are left."""
+        """The power of ten that turns the kept decimals into whole numbers."""
         wanted = np.ceil(3 - np.log10(np.diff(self._edges).min()))
         return float(10.0 ** np.clip(wanted, 0.0, 15.0))
 
     def within(self, low: float, high: float) -> np.ndarray:
-        """Which bins lie wholly in [low, high], (size,)."""
+        """Whether each bin lies wholly in [low, high], (size,)."""
         ends = self._edges[1:] - 1 if self.whole else self._edges[1:]
         return (self._edges[:-1] >= low) & (ends <= high)
 
 
 class Column(abc.ABC):
-    """One column of a :class:`~pyro_dp.tabular.Schema`: how it is read, written, and coded.
+    """One column of a :class:`~pyro_dp.tabular.Schema`: how to read, write and code it.
 
-    :ivar missing: values may be missing.
-    :ivar dtype: the dtype of pandas that :meth:`decode` gives.
-    :ivar discrete: a code is a value.
-    :ivar fill: the value that stands where none is observed: public, the same for all data.
+    :ivar missing: whether values may be missing.
+    :ivar dtype: pandas dtype of the result of :meth:`decode`.
+    :ivar discrete: whether each code is a single value.
+    :ivar fill: value that replaces missing ones; it is public.
 
     >>> isinstance(Binary(), Column), isinstance(Count(0, 5), Column)
     (True, True)
@@ -91,12 +91,13 @@ class Column(abc.ABC):
     _dtypes: ClassVar[tuple[str, ...]] = ("numbers",)
 
     def encode(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """
-        :param name: the column's, for errors.
+        """The values of a series as numbers.
+
+        :param name: name of the column, for errors.
         :returns: values, (rows,), float64 for a :class:`Number` or :class:`Date`, else int64;
-            and where there are any, (rows,), bool. Row b depends on row b of the series alone.
-        :raises SchemaError: the series is of another kind; or it has missing values, or unknown
-            levels, that are not declared.
+            and whether each is observed, (rows,), bool. Row b depends on row b of the series alone.
+        :raises SchemaError: the series is of the wrong kind, or has missing values or levels that
+            are not declared.
         """
         values, observed = self._read(series, name)
         if not self.missing and not observed.all():
@@ -104,23 +105,23 @@ class Column(abc.ABC):
         return np.where(observed, values, self.fill), observed
 
     def decode(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
-        """A series of the declared dtype, with missing values where nothing is observed."""
+        """A series of the declared dtype, with unobserved values missing."""
         return self._write(self._bounded(np.where(observed, values, self.fill)), observed)
 
     def codes(self, values: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        """Bin or level of each value, int64 in [0, size). A missing value has the last code."""
+        """The bin or level of each value, int64 in [0, size). A missing value has the last code."""
         found = self._bins.codes(self._bounded(np.where(observed, values, self.fill)))
         return np.where(observed, found, self.size - 1) if self.missing else found
 
     def draw(self, codes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A value for each code, uniform within its bin, and whether there is one."""
+        """A value for each code, uniform within its bin, and whether it is observed."""
         observed = codes < self.size - self.missing
         values = self._bins.draw(np.where(observed, codes, 0), rng)
         return np.where(observed, values, self.fill), observed
 
     @property
     def size(self) -> int:
-        """Number of codes, that of missing values among them."""
+        """Number of codes, including the one of missing values."""
         return self._bins.size + self.missing
 
     @property
@@ -138,10 +139,10 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def within(self, allowed: Any) -> np.ndarray:
-        """Which codes lie wholly within levels, or a pair (low, high), (size,); for rules."""
+        """Whether each code lies wholly within levels or a range (low, high), (size,)."""
 
     def holds(self, values: np.ndarray, observed: np.ndarray, allowed: Any) -> np.ndarray:
-        """Whether a value is among levels, or in a pair (low, high); for rules."""
+        """Whether each value is among levels or in a range (low, high); for rules."""
         return self.within(allowed)[self.codes(values, observed)]
 
     @property
@@ -158,7 +159,7 @@ class Column(abc.ABC):
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series: ...
 
     def _declare(self, probe: np.ndarray) -> None:
-        """Check the arguments that all columns have. The dtype must hold the probe's values."""
+        """Check the common arguments. The dtype must represent the values of the probe."""
         object.__setattr__(self, "missing", require_flag("missing", self.missing))
         if not isinstance(self.dtype, str):
             raise ConfigurationError("dtype must be the name of a dtype of pandas, as text.")
@@ -167,17 +168,17 @@ class Column(abc.ABC):
         self._bins  # noqa: B018 (checks them)
 
     def __repr__(self) -> str:
-        """The code that makes it again, without default arguments."""
-        said = []
+        """Code that recreates the column, without default arguments."""
+        arguments = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.default is dataclasses.MISSING:
-                said.append(repr(value))
+                arguments.append(repr(value))
                 continue
             default = self._default_dtype if field.name == "dtype" else field.default
             if repr(value) != repr(default):  # (0, 1) equals (False, True)
-                said.append(f"{field.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(said)})"
+                arguments.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     @property
     @abc.abstractmethod
@@ -185,10 +186,10 @@ class Column(abc.ABC):
 
 
 def require_rules(rules: Any, columns: Mapping[str, Column]) -> list[dict[str, tuple]]:
-    """Structural zeros: the rules, as plain tuples.
+    """Check the rules of impossible rows, and return them with plain tuples.
 
-    A rule names columns, each with levels, or with a range (low, high), both ends included; rows on
-    which all of them hold are impossible. ``None`` among levels stands for missing values.
+    A rule gives levels, or a closed range (low, high), for some columns. Rows that match all of
+    these are impossible. ``None`` among levels stands for missing values.
 
     :raises ConfigurationError: a rule has an unknown column or level, or no valid range.
     """
@@ -215,18 +216,18 @@ def _plain(value: Any) -> Any:
 
 
 def zeros(rules: Sequence[Rule], columns: Mapping[str, Column]) -> list[dict[str, np.ndarray]]:
-    """Each rule by codes: which codes of a column lie wholly within it, (size,)."""
+    """By rule and column: whether each code lies wholly within the rule, (size,)."""
     return [{name: columns[name].within(x) for name, x in rule.items()} for rule in rules]
 
 
 def possible_codes(
     codes: np.ndarray, rules: Sequence[Rule], columns: Mapping[str, Column]
 ) -> np.ndarray:
-    """Whether a row of codes has a possible value, (...,) from (..., columns)."""
-    place = {name: j for j, name in enumerate(columns)}
+    """Whether each row of codes has a possible value, (...,) from (..., columns)."""
+    index = {name: j for j, name in enumerate(columns)}
     found = np.ones(codes.shape[:-1], dtype=bool)
     for rule in zeros(rules, columns):
-        hit = [mask[codes[..., place[name]]] for name, mask in rule.items()]
+        hit = [mask[codes[..., index[name]]] for name, mask in rule.items()]
         found &= ~np.all(hit, axis=0)
     return found
 
@@ -234,7 +235,7 @@ def possible_codes(
 def possible_values(
     values: Values, rules: Sequence[Rule], columns: Mapping[str, Column]
 ) -> np.ndarray:
-    """Whether a row of values is possible."""
+    """Whether each row of values is possible."""
     first, _ = values[next(iter(columns))]
     found = np.ones(first.shape, dtype=bool)
     for rule in rules:

@@ -1,14 +1,14 @@
-"""``python -m pyro_dp synthesize``: from a schema and a CSV file to a synthetic file and a report.
+"""``python -m pyro_dp synthesize``: make a synthetic file and a report from a CSV file.
 
-Exit codes: 0 done; 1 failed, or could not write; 2 arguments, schema or data are wrong; 3 over
-budget. Codes 2 and 3 spend nothing.
+Exit codes: 0 done; 1 failed, or could not write; 2 wrong arguments, schema or data; 3 over budget.
+Codes 2 and 3 spend nothing.
 
-No text that is printed shows a value of the data. An error in the data depends on them, though, and
-so do its time and its failures. Messages are for the curator.
+No printed text shows a value of the data. But errors, failures and running time depend on the data.
+Messages are for the curator.
 
-The reading of a CSV file follows from the schema alone. An empty cell is missing, unless the empty
-text is a declared level. Text in a column of numbers or dates counts as missing, if the column may
-be. Otherwise it is refused, like all other misfits.
+The schema alone decides how a CSV file is read. An empty cell is missing, unless the empty text is
+a declared level. Text in a column of numbers or dates is missing if the column allows missing
+values, and is refused otherwise.
 """
 
 import argparse
@@ -41,26 +41,26 @@ from pyro_dp.utils.files import writable, write_text
 
 DONE, FAILED, WRONG, NO_BUDGET = range(4)
 _STAGES = ("reading", "fitting", "drawing", "writing")
-_SAID = ("title", "dataset", "purpose", "controller")
+_DESCRIBED = ("title", "dataset", "purpose", "controller")
 _FORMATS = {".html": "html", ".htm": "html", ".md": "markdown"}
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code of ``synthesize`` with these arguments."""
+    """Run ``synthesize``, and return its exit code."""
     options = _parsed(arguments)
     try:
         return _run(options)
     except PrivacyBudgetExceeded as error:
-        return _told(error, NO_BUDGET)
+        return _failed(error, NO_BUDGET)
     except PrivacyError as error:
-        return _told(error, WRONG)
+        return _failed(error, WRONG)
     except OSError as error:
-        return _told(
+        return _failed(
             f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}.", FAILED
         )
     except Exception as error:
         kind = type(error).__name__
-        return _told(f"It failed with {kind}, whose text stays hidden: it may hold data.", FAILED)
+        return _failed(f"It failed with {kind}, whose text stays hidden: it may hold data.", FAILED)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         begin("fitting")
         accountant = PrivacyAccountant(options.epsilon, options.delta)
         if options.seed is None:
-            torch.seed()  # seeds the rows drawn, which are public; the noise has its own
+            torch.seed()  # for the rows, which are public; noise has another generator
         else:
             torch.manual_seed(options.seed)
         synthesizer = Synthesizer(
@@ -115,12 +115,12 @@ def _run(options: argparse.Namespace) -> int:
 def _description(
     options: argparse.Namespace, schema: Schema, units: int, stated: dict[str, Any]
 ) -> dict[str, Any]:
-    """For the report. The file's name and the number of units are public; entries of an existing
-    journal stay, unless the call replaces them."""
+    """Entries of the report. The file's name and the number of units are public. Entries of an
+    existing journal stay, unless the call replaces them."""
     unit, file = schema.protected, options.data.name
-    known = {"title": f"Synthetic rows of {file}", "dataset": file, "unit": unit, "units": units}
-    given = {name: getattr(options, name) for name in _SAID}
-    found = known | stated | {name: text for name, text in given.items() if text is not None}
+    default = {"title": f"Synthetic rows of {file}", "dataset": file, "unit": unit, "units": units}
+    named = {name: getattr(options, name) for name in _DESCRIBED}
+    found = default | stated | {name: text for name, text in named.items() if text is not None}
     if options.unit is not None:
         found["unit"] = f"{options.unit} ({unit})"
     elif schema.unit is None:  # rows are protected, even if a journal mentions persons
@@ -135,8 +135,8 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments or data, 3 over the budget.",
     )
     add = parser.add_argument
-    add("schema", type=_there, help="JSON file of schema.save()")
-    add("data", type=_there, help="CSV file in UTF-8 with the names of its columns")
+    add("schema", type=_existing, help="JSON file of schema.save()")
+    add("data", type=_existing, help="CSV file in UTF-8 with the names of its columns")
     add("--epsilon", type=float, required=True, help="privacy budget, in nats")
     add("--delta", type=float, default=1e-5, help="slack of probabilities (default: 1e-5)")
     add(
@@ -160,7 +160,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         type=partial(_integer, least=0),
         help="repeat a run; no privacy if someone guesses the seed",
     )
-    for name in _SAID:
+    for name in _DESCRIBED:
         add(f"--{name}", metavar="TEXT", help=f"{name}, for the report")
     add("--unit", metavar="TEXT", help="the unit, for the report: such as a person")
     options = parser.parse_args(arguments)
@@ -171,7 +171,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _there(text: str) -> Path:
+def _existing(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {path}.")
@@ -190,7 +190,7 @@ def _integer(text: str, least: int) -> int:
     return int(text)
 
 
-def _told(what: object, code: int) -> int:
+def _failed(what: object, code: int) -> int:
     print(f"synthesize: {what}", file=sys.stderr)
     return code
 
@@ -202,10 +202,11 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_csv(path: Path, schema: Schema) -> pd.DataFrame:
-    """
+    """Read a CSV file as the schema declares it.
+
     :param path: a file in UTF-8, with commas, whose first line names the columns.
-    :returns: the frame that ``schema`` reads; columns that it does not name stay, to be refused.
-    :raises SchemaError: it cannot be read, or a column holds text where it may not.
+    :returns: the frame for ``schema``. Undeclared columns stay, and encoding refuses them.
+    :raises SchemaError: the file cannot be read, or a column of numbers or dates holds other text.
     :raises OSError: there is no such file, or no permission.
     """
     try:
@@ -232,7 +233,7 @@ def _typed(texts: pd.Series, column: Column, name: str) -> pd.Series:
         return _levels(texts, column)
     filled = texts.str.strip() != ""
     if isinstance(column, Date):
-        # Pandas reads all times as finely as the finest one. Far dates would become missing.
+        # Pandas uses the finest resolution for all times, and far dates would become missing.
         dates = texts.str.extract(_DATE, expand=False)
         read = pd.to_datetime(dates, format="ISO8601", errors="coerce")
     else:
@@ -258,7 +259,7 @@ def _levels(texts: pd.Series, column: LevelColumn) -> pd.Series:
 
 
 def _whole(text: str) -> int | str:
-    """Text that is none is a level that was not declared."""
+    """The whole number, or else the text, which is no declared level."""
     try:
         number = float(text)
         return int(number) if number.is_integer() else text

@@ -1,8 +1,8 @@
-"""A formula, and the matrix of its right side: a row's columns follow from row and schema.
+"""A formula and its design matrix, in which each row depends on that row and the schema alone.
 
-Formulaic makes the columns, and gets contrasts and levels from a public frame drawn from the
-schema. So an unused level still has its column. A model sees numbers as (age - 50) / 30, by their
-declared bounds. A public matrix transforms its result back to the user's columns.
+Formulaic makes the columns. It learns contrasts and levels from a public frame drawn from the
+schema. So an unused level still has its column. A model reads numbers as (age - 50) / 30, by their
+declared bounds. A public matrix transforms its coefficients back to the user's columns.
 """
 
 import ast
@@ -22,7 +22,7 @@ from pyro_dp.utils.errors import ConfigurationError, no_warnings
 
 _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
-_NONE = 1e-300  # a column that is 0 in all public rows is divided by it
+_NONE = 1e-300  # divisor of a column that is 0 in all public rows
 _GROUPED = (
     "The formula has '|', a grouped term of other packages: an intercept for each level of a "
     "column is group='column'. Slopes for each level: write the interaction, age * region."
@@ -31,17 +31,17 @@ Term = tuple[str, ...]  # texts of its factors; () is the intercept
 
 
 class Design:
-    """
-    :param terms: those of the right side.
-    :param columns: the schema's.
-    :ivar names: names of the matrix' K columns, as the user reads them.
-    :ivar variables: columns of the schema that it reads.
-    :ivar to_user: (K, K): coefficients b of :meth:`matrix` are ``to_user @ b`` of the columns that
-        the names say.
-    :ivar of_levels: those names whose column is 0 where nobody has a level.
+    """The design matrix of a formula's right side.
+
+    :param terms: the terms.
+    :param columns: the columns of the schema.
+    :ivar names: names of the matrix' K columns, for the user.
+    :ivar variables: the columns of the schema that the matrix depends on.
+    :ivar to_user: (K, K). Coefficients b of :meth:`matrix` are ``to_user @ b`` in the user's units.
+    :ivar of_levels: names of columns that contain a factor's levels.
     :ivar scaled: centre and half width of each number, by its text.
-    :raises ConfigurationError: a term names no column, is not taken row by row, or follows from
-        others.
+    :raises ConfigurationError: a term names no column, is not computed row by row, or is collinear
+        with others.
     """
 
     def __init__(self, terms: Sequence[Term], columns: Mapping[str, Column]):
@@ -57,14 +57,15 @@ class Design:
         self._settle(" + ".join(parts))
 
     def matrix(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(rows, K).
+        """The matrix, (rows, K).
 
-        :param rows: the variables' rows, as :meth:`Schema.encode` gives them, (rows,) each.
+        :param rows: the rows of :attr:`variables`, as :meth:`Schema.encode` gives them, (rows,)
+            each.
         """
         return self._matrix(rows, self.scaled)
 
     def _factor(self, text: str) -> str:
-        """As formulaic is to read it."""
+        """The text of a factor for formulaic."""
         column = self._columns.get(text)
         if isinstance(column, LevelColumn):
             self._levels[text] = column
@@ -76,7 +77,7 @@ class Design:
         return f"`{text}`"
 
     def _settle(self, right_side: str) -> None:
-        """Names, and the inverse map, by rows drawn from the schema."""
+        """Find the names and the inverse map, from rows drawn from the schema."""
         from formulaic import model_matrix
 
         rows = self._public_rows()
@@ -105,7 +106,7 @@ class Design:
             )
         centred = {text: (each.centre, each.half) for text, each in self._numbers.items()}
         only_scaled = {t: (0.0, abs(each.centre) + each.half) for t, each in self._numbers.items()}
-        for scaled in (centred, only_scaled):  # centring mixes a term with those that it holds
+        for scaled in (centred, only_scaled):  # centring a product needs the terms of its factors
             wanted = self._matrix(rows, scaled)
             back = np.linalg.lstsq(plain / sizes, wanted, rcond=None)[0]
             if np.abs(plain / sizes @ back - wanted).max() < _EXACT:
@@ -124,7 +125,7 @@ class Design:
             if isinstance(column, LevelColumn):
                 rows[name] = rng.integers(len(column.all_levels), size=_PUBLIC_ROWS)
             elif isinstance(column, RangeColumn):
-                low, high = column.bounds  # a third lies at one of them: for I(income > 0)
+                low, high = column.bounds  # a third lies at a bound, for I(income > 0)
                 beyond = (high - low) / 4
                 drawn = rng.uniform(low - beyond, high + beyond, _PUBLIC_ROWS).clip(low, high)
                 rows[name] = np.rint(drawn) if isinstance(column, Count) else drawn
@@ -152,7 +153,7 @@ class Design:
 
 
 def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
-    """The column of ``C(column, contrast)``, with its name."""
+    """Name and declaration of the column in ``C(column, contrast)``."""
     try:
         call = ast.parse(text, mode="eval").body
     except SyntaxError:
@@ -188,7 +189,7 @@ def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula as the user wrote it, the column on its left side, and the terms of the right."""
+    """A formula as the user wrote it, its outcome, and the terms of its right side."""
 
     text: str
     outcome: str
@@ -196,10 +197,11 @@ class Formula:
 
     @classmethod
     def read(cls, text: str, columns: Mapping[str, Column]) -> "Formula":
-        """
+        """Parse a formula.
+
         :param text: "visits ~ age + chronic * income".
-        :raises ConfigurationError: it is no formula with one outcome, and names which part is not;
-            or formulaic is not installed.
+        :raises ConfigurationError: it is no formula with one outcome (the text names the part), or
+            formulaic is not installed.
         """
         try:
             import formulaic

@@ -1,4 +1,4 @@
-"""An encoded frame: tensors by name, as a model reads them, and rows as slots of their unit."""
+"""An encoded frame: tensors by name for a model, with the rows of a unit in slots."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Encoded(dict[str, Tensor]):
     """A frame as :meth:`~pyro_dp.tabular.Schema.encode` returns it: ``data["age"]`` in a model.
 
     It is one argument of ``run``. A model sees an ordinary dictionary of the rows of its records.
-    Names, dtypes and shapes follow from the schema and the number of units alone. **The numbers are
+    Names, dtypes and shapes depend on the schema and the number of units alone. **The numbers are
     data**, as secret as the frame.
 
-    :param schema: the :class:`~pyro_dp.tabular.Schema` that it follows.
+    :param schema: the :class:`~pyro_dp.tabular.Schema` of the frame.
     :param tensors: tensors by name, each with a row per unit.
 
     >>> visits = pd.DataFrame({"person": ["a", "b", "a"], "cost": [10.0, 20.0, 30.0]})
@@ -38,11 +38,11 @@ class Encoded(dict[str, Tensor]):
 
     @property
     def units(self) -> int:
-        """Number of units: public, as N is everywhere."""
+        """Number of units N, which is public."""
         return len(next(iter(self.values())))
 
     def __repr__(self) -> str:
-        """Shapes, without a number."""
+        """Shapes without data."""
         return f"Encoded({', '.join(f'{k}: {tuple(v.shape)}' for k, v in self.items())})"
 
     def __reduce__(self) -> Any:
@@ -52,10 +52,10 @@ class Encoded(dict[str, Tensor]):
 def arrays(
     encoded: Mapping[str, Any], columns: Mapping[str, Column], slots: int | None
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """Values, and where they are observed, of each column; and which slots hold a row.
+    """Values and masks of observed values of each column, and the mask of slots with a row.
 
-    :param slots: a unit's; None: tensors have one dimension.
-    :raises SchemaError: a tensor is missing, is not finite, or has another shape.
+    :param slots: number of slots of a unit; None if tensors have one dimension.
+    :raises SchemaError: a tensor is missing, is not finite, or has the wrong shape.
     """
     dims = 1 if slots is None else 2
     found: dict[str, np.ndarray] = {}
@@ -97,14 +97,14 @@ class Slots:
     """The position of each row.
 
     Units are in order of their first row. A unit keeps its first ``max_rows`` rows, in the order
-    of the frame: a rule that looks at no value, and at no other unit.
+    of the frame. This rule reads no value, and no other unit.
     """
 
-    units: int  # how many
+    units: int  # number of units
     max_rows: int
-    rows: np.ndarray  # those of the frame that are kept, (kept,)
-    unit: np.ndarray  # each kept row's, (kept,)
-    slot: np.ndarray  # each kept row's, (kept,)
+    rows: np.ndarray  # indices of the kept rows, (kept,)
+    unit: np.ndarray  # unit of each kept row, (kept,)
+    slot: np.ndarray  # slot of each kept row, (kept,)
 
     @classmethod
     def of(cls, series: pd.Series, name: str, max_rows: int) -> "Slots":
@@ -115,15 +115,15 @@ class Slots:
         return cls(found, max_rows, rows, unit[rows], slot[rows])
 
     def place(self, values: np.ndarray, fill: Any) -> np.ndarray:
-        """(rows of the frame,) to (units, max_rows), with the fill where a slot is empty."""
+        """Move values (rows of the frame,) to slots (units, max_rows). Empty slots get the fill."""
         placed = np.full((self.units, self.max_rows), fill, dtype=values.dtype)
         placed[self.unit, self.slot] = values[self.rows]
         return placed
 
     def of_first(self, values: np.ndarray) -> np.ndarray:
-        """(rows of the frame,). Each row that is kept has the value of its unit's first one.
+        """Replace the value of each kept row by that of its unit's first row, (rows of the frame,).
 
-        Also where they differ: a rule that looks at no value, and no error that would tell.
+        This also holds if they differ, because an error would reveal it.
         """
         first = self.rows[self.slot == 0]  # units are in order of these
         found = values.copy()

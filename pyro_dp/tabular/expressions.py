@@ -1,8 +1,7 @@
-"""Expressions of columns, row by row: those of formulae and of derived columns.
+"""Row-by-row expressions of columns, for formulae and derived columns.
 
-They are a small language of their own, not run as Python. So somebody else's saved schema can
-compute with columns, and do nothing else. A value at a row is computed from that row and the schema
-alone.
+They form a small language, which is not run as Python. So a schema from somebody else can compute
+with columns and do nothing else. Each row's value depends on that row and the schema alone.
 ``age @ age`` and ``40 in age`` are refused, and so are ``age - age.mean()``, ``center(age)`` and
 splines with knots at quantiles, which look at all rows.
 """
@@ -52,7 +51,7 @@ _NODES = (ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.Call)
 DERIVED = (*_NODES, ast.BoolOp, *_BOTH, *_OF_DERIVED)
 FORMULAE = (*_NODES, *_BOTH, *_OF_FORMULAE)
 _LONGEST = 2_000  # characters
-_DEEPEST = 200  # levels; the caller's depth decides whether the interpreter's own limit is met
+_DEEPEST = 200  # levels of a tree, below the interpreter's limit at any usual call depth
 
 
 def is_part(node: ast.AST, parts: tuple[type, ...]) -> bool:
@@ -61,9 +60,9 @@ def is_part(node: ast.AST, parts: tuple[type, ...]) -> bool:
 
 
 def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callable]) -> Any:
-    """The value at each row of an expression, all of whose nodes belong to the language.
+    """Evaluate an expression at each row. All of its nodes must belong to the language.
 
-    :param functions: each maps a row by itself, by name.
+    :param functions: row-by-row functions by name.
     """
 
     def of(part: Any) -> Any:
@@ -91,14 +90,14 @@ def value(node: Any, columns: Mapping[str, Any], functions: Mapping[str, Callabl
 
 
 def _is_call(call: ast.Call, functions: Mapping[str, Callable]) -> bool:
-    """Whether it calls one of them. Numpy would write its result into an argument too many."""
+    """Whether it calls one of these functions. Numpy would write into an extra argument."""
     if not isinstance(call.func, ast.Name) or call.func.id not in functions or call.keywords:
         return False
     return len(call.args) <= getattr(functions[call.func.id], "nin", len(call.args))
 
 
 def _parsed(text: str) -> Any:
-    """Its tree; None if it is no expression."""
+    """The syntax tree; None if the text is no expression."""
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -114,7 +113,7 @@ def _levels(tree: ast.AST) -> int:
 
 
 def _variables(tree: ast.AST) -> list[str]:
-    """Names of columns, each once."""
+    """Names of columns, without repetition."""
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     names = [x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and x not in called]
     return list(dict.fromkeys(names))
@@ -124,7 +123,7 @@ def _variables(tree: ast.AST) -> list[str]:
 
 
 def _where(condition: pd.Series, one: Any, other: Any) -> pd.Series:
-    """A missing condition chooses the other."""
+    """Choose ``one`` if the condition holds. A missing condition chooses ``other``."""
     chosen = condition.fillna(False).to_numpy(dtype=bool)
     return pd.Series(np.where(chosen, one, other), index=condition.index)
 
@@ -145,23 +144,24 @@ _GRAMMAR = (
 
 
 def require_derived(derived: Any, columns: Iterable[str], unit: str | None) -> dict[str, str]:
-    """
-    :param derived: expressions by name; each may use the columns, and those before it.
-    :param unit: name of the unit's column, which no other may have.
-    :raises ConfigurationError: a name is taken, or an expression is none or uses other columns.
+    """Check the derived columns.
+
+    :param derived: expressions by name. Each may use the columns and earlier expressions.
+    :param unit: name of the unit's column, which no other column may have.
+    :raises ConfigurationError: a name is taken, an expression is invalid, or uses other columns.
     """
     if derived is not None and not isinstance(derived, Mapping):
         raise ConfigurationError("derived must be a dictionary of expressions by name.")
-    known = list(columns)
+    declared = list(columns)
     for name, expression in (derived or {}).items():
-        if not isinstance(name, str) or name in known or name == unit:
+        if not isinstance(name, str) or name in declared or name == unit:
             raise ConfigurationError(f"derived: {name!r} must be the name of a new column.")
-        _require_expression(name, expression, known)
-        known.append(name)
+        _require_expression(name, expression, declared)
+        declared.append(name)
     return dict(derived or {})
 
 
-def _require_expression(name: str, expression: Any, known: Collection[str]) -> None:
+def _require_expression(name: str, expression: Any, declared: Collection[str]) -> None:
     if not isinstance(expression, str) or len(expression) > _LONGEST:
         raise ConfigurationError(
             f"derived[{name!r}] must be an expression as text, of {_LONGEST} characters at most."
@@ -170,7 +170,7 @@ def _require_expression(name: str, expression: Any, known: Collection[str]) -> N
     if tree is None or _levels(tree) > _DEEPEST or not all(map(_is_known, ast.walk(tree))):
         raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
     used = _variables(tree)
-    unknown = [each for each in used if each not in known]
+    unknown = [each for each in used if each not in declared]
     if unknown:
         raise ConfigurationError(
             f"derived[{name!r}] uses {unknown[0]!r}, which is no column that is declared before it."
@@ -238,18 +238,18 @@ _MOST_POINTS = 4096
 
 
 class Expression:
-    """A number that is made of each row.
+    """A numeric expression, evaluated for each row.
 
-    :param text: Python, as in the formula, or the name of a column.
+    :param text: an expression as in the formula, or the name of a column.
     :ivar variables: the columns that it reads.
     :ivar centre: the middle of its range within the declared bounds.
     :ivar half: half the width of that range.
-    :raises ConfigurationError: it is none that can be taken row by row, or is not finite within
-        the declared bounds.
+    :raises ConfigurationError: it cannot be computed row by row, or is not finite within the
+        declared bounds.
     """
 
     def __init__(self, text: str, columns: Mapping[str, Column]):
-        if text in columns:  # its name may be none of Python's
+        if text in columns:  # it may be no name in Python
             self.variables = [text]
             self._tree: ast.expr = ast.Name(text)
         else:
@@ -279,10 +279,10 @@ class Expression:
             raise ConfigurationError(f"{text!r} is the same for all rows: leave it out.")
 
     def values(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The value of each row as encoded, in the range at points within the declared bounds."""
-        given = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
+        """The value of each encoded row, clipped to the range within the declared bounds."""
+        numbers = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
         with np.errstate(all="ignore"):
-            found = np.asarray(value(self._tree, given, FUNCTIONS), dtype=np.float64)
+            found = np.asarray(value(self._tree, numbers, FUNCTIONS), dtype=np.float64)
         if self._high == np.inf:
             return found
         return np.clip(np.nan_to_num(found, nan=self._low), self._low, self._high)
@@ -325,7 +325,7 @@ def _require_function(call: ast.Call, text: str) -> None:
 
 
 def called_name(call: ast.Call) -> str:
-    """``log`` of ``log(x)`` and of ``np.log(x)``."""
+    """``log`` for both ``log(x)`` and ``np.log(x)``."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
 
 
@@ -339,7 +339,7 @@ def require_column(name: str, columns: Mapping[str, Column]) -> None:
 
 
 def _points(columns: Mapping[str, RangeColumn]) -> dict[str, np.ndarray]:
-    """A grid within the declared bounds, public."""
+    """A public grid within the declared bounds."""
     each = max(int(_MOST_POINTS ** (1 / len(columns))), 2)
     axes = []
     for column in columns.values():

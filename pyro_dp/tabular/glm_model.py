@@ -1,4 +1,4 @@
-"""The Pyro model of a regression, written as source; its outcomes; and missing covariates."""
+"""The Pyro model of a regression as source code, with families and missing covariates."""
 
 import hashlib
 import itertools
@@ -29,21 +29,21 @@ _MOST = 64  # combinations of values
 class Family:
     """The distribution of an outcome, as :class:`~pyro_dp.tabular.PrivateGLM` names it.
 
-    :param outcome: its name.
-    :param column: its declaration.
-    :raises ConfigurationError: the family is none for this column.
+    :param outcome: name of the outcome.
+    :param column: declaration of the outcome.
+    :raises ConfigurationError: the family does not fit this column.
     """
 
     name: str
-    columns: tuple[type[Column], ...]  # kinds of column that it is for
-    declaration: str  # how such a column is declared
+    columns: tuple[type[Column], ...]  # the outcome's possible declarations
+    declaration: str  # an example, for errors
     distribution: str  # code in which ``eta`` is the linear predictor
     ratios: str | None = None  # the name of exp(coefficient), if it has one
     latents: dict[str, str] = {}  # priors, code by name of the site
     start: dict[str, float | list[float]] = {}  # start values of these latents
     ordered: Sequence[Any] = ()  # levels of an outcome with thresholds
     has_rate = False  # whether an exposure multiplies the mean
-    first_sd = 0.02  # deviation of the first q; sites of a narrow one need few nodes
+    first_sd = 0.02  # deviation of the first q; a narrow q needs few quadrature nodes
 
     def __init__(self, outcome: str, column: Column):
         if not isinstance(column, self.columns):
@@ -54,9 +54,9 @@ class Family:
             )
 
     def scale(self, column: Column, *, centred: bool) -> tuple[float, float]:
-        """Centre and half width of the outcome, in which the model sees it.
+        """Centre and half width that standardise the outcome for the model.
 
-        :param centred: there is an intercept to take the centre up.
+        :param centred: whether an intercept can absorb the centre.
         """
         return 0.0, 1.0
 
@@ -132,9 +132,9 @@ _ELSEWHERE = {"binomial": "logistic", "gaussian": "linear", "normal": "linear"}
 
 
 def family_of(name: str, outcome: str, column: Column) -> Family:
-    """
-    :param outcome: its name.
-    :raises ConfigurationError: there is no such family, or it is none for this column.
+    """The family of this name, for an outcome and its declaration.
+
+    :raises ConfigurationError: there is no such family, or it does not fit this column.
     """
     if name in _ELSEWHERE:
         raise ConfigurationError(f"family={name!r} is family={_ELSEWHERE[name]!r} here.")
@@ -146,19 +146,19 @@ def family_of(name: str, outcome: str, column: Column) -> Family:
 class Incomplete:
     """A covariate that is declared with missing values.
 
-    A row without it counts with its average likelihood over all possible values, each weighted by
-    its probability conditional on the complete covariates. A model of these probabilities is fitted
-    along, from all rows.
+    A row without it enters with its average likelihood over all possible values. The weights are
+    their probabilities conditional on the complete covariates. The fit includes a model of these
+    probabilities, from all rows.
 
-    Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over
-    at the nodes of Gauss and Legendre between its declared bounds. Its mean is in units of its
-    standard deviation: in these units noise hides no more of it than of other coefficients.
+    Levels are summed exactly. A number is Gaussian conditional on the others, and is integrated by
+    Gauss-Legendre nodes between its declared bounds. The mean is in units of the standard
+    deviation, in which noise affects it about as much as other coefficients.
     """
 
     name: str
-    values: np.ndarray  # possible ones, as encoded, (V,)
-    weights: np.ndarray | None  # logarithms of the quadrature's, (V,); None: it has levels
-    scale: tuple[float, float]  # centre and half width in which the model sees it
+    values: np.ndarray  # possible encoded values, (V,)
+    weights: np.ndarray | None  # log weights of the quadrature, (V,); None for levels
+    scale: tuple[float, float]  # centre and half width that standardise it for the model
 
     @classmethod
     def of(cls, name: str, column: Column) -> "Incomplete":
@@ -172,12 +172,12 @@ class Incomplete:
 
     @property
     def nodes(self) -> np.ndarray:
-        """The values as the model sees them."""
+        """The standardised values, as the model reads them."""
         return (self.values - self.scale[0]) / self.scale[1]
 
 
 def combinations(incomplete: Sequence[Incomplete]) -> list[tuple[int, ...]]:
-    """Which value each covariate has, in all combinations; one, (), if there are none."""
+    """All combinations of the covariates' values, by index. Without covariates there is one, ()."""
     number = int(np.prod([len(each.values) for each in incomplete]))
     if number > _MOST:
         raise ConfigurationError(
@@ -195,33 +195,33 @@ def filled(
     incomplete: Sequence[Incomplete],
     chosen: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Rows as encoded, (rows,) each, in which missing values have the chosen values."""
+    """Encoded columns, (rows,) each, with missing values replaced by the chosen ones."""
     found = dict(rows)
-    for each, place in zip(incomplete, chosen, strict=True):
-        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[[place]])
+    for each, index in zip(incomplete, chosen, strict=True):
+        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[[index]])
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The model's text: names, shapes and settings, all public."""
+    """Generates the model's code from public names, shapes and settings."""
 
     notes: Sequence[str]  # lines of comment
-    terms: Sequence[str]  # names of the matrix' columns
+    terms: Sequence[str]  # names of the design matrix' columns
     outcome: str
     family: Family
-    slotted: bool  # a record is a unit with several rows, and not one row
-    masked: bool  # some rows have no outcome
-    exposed: bool  # counts are rates times an exposure
-    group: tuple[str, Sequence[Any]] | None  # name and levels of the column of groups
+    slotted: bool  # whether a record is a unit with several rows, not a single row
+    masked: bool  # whether outcomes may be missing
+    exposed: bool  # whether counts are rates times an exposure
+    group: tuple[str, Sequence[Any]] | None  # name and levels of the group column
     incomplete: Sequence[Incomplete]  # covariates that may be missing
-    complete: Sequence[str]  # names of the columns from which these follow
+    complete: Sequence[str]  # names of the columns that predict these
 
     def text(self) -> str:
-        """The lines of ``def model(...)``."""
+        """The code of ``def model(...)``."""
         lines = [f"def model({', '.join(self.arguments)}):"]
-        # A formula may have several lines, and names of columns come from a file of somebody's:
-        # whatever they hold, they stay comments.
+        # Formulae may have several lines, and names may come from somebody else's file. They must
+        # stay comments.
         notes = [" ".join(line.replace("\0", " ").split()) for line in self.notes]
         lines += [f"    # {line}" for line in notes]
         lines += [f"    {line}" for line in self._latents()]
@@ -230,27 +230,27 @@ class Source:
         return "\n".join(lines) + "\n"
 
     def model(self) -> Callable:
-        """The function, which knows its source."""
+        """The model as a function whose source ``inspect`` finds."""
         return _function("model", self.text())
 
     def prior(self) -> Callable:
-        """A function of no arguments, which has the latents alone."""
+        """The latents alone, as a function without arguments."""
         return _function("prior", "\n    ".join(["def prior():", *self._latents()]) + "\n")
 
     @property
     def arguments(self) -> list[str]:
-        """The model's arguments: x, y, then the optional ones."""
+        """Names of the model's arguments: x, y, then the optional ones."""
         found = ["x", "y"]
         found += ["observed"] if self.masked else []
         found += ["log_exposure"] if self.exposed else []
         found += ["group"] if self.group else []
         found += ["complete"] if self.incomplete else []
-        for place in range(1, len(self.incomplete) + 1):
-            found += [f"x{place}", f"x{place}_observed"]
+        for number in range(1, len(self.incomplete) + 1):
+            found += [f"x{number}", f"x{number}_observed"]
         return found
 
     def start(self) -> dict[str, torch.Tensor]:
-        """A guide's start, at the middle of the priors."""
+        """Start values for a guide, at the middle of the priors."""
         found = {COEFFICIENTS: torch.zeros(len(self.terms))}
         found |= {name: torch.tensor(value) for name, value in self.family.start.items()}
         if self.group:
@@ -310,7 +310,7 @@ class Source:
                     f"log{place} = logits{place}.log_softmax(-1)",
                 ]
             else:
-                # Records inform a mean in units of s as much as other coefficients.
+                # In units of s, records inform the mean as much as other coefficients.
                 lines += [
                     f"mean{place} = complete @ b{place}  # in units of s{place}",
                     f"given{place} = dist.Normal(s{place} * mean{place}, s{place})",

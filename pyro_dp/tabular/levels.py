@@ -1,4 +1,4 @@
-"""Columns of levels: categories and binary values."""
+"""Columns with levels: categories and binary values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _UNKNOWN = (
 
 
 class LevelColumn(Column):
-    """Levels, in the order of their declaration."""
+    """A column with levels, in the order of their declaration."""
 
     levels: tuple[Any, ...]
     other = ordered = False
@@ -29,7 +29,7 @@ class LevelColumn(Column):
 
     @property
     def all_levels(self) -> list[Any]:
-        """The levels in the order of their codes, with that of all others, where there is one."""
+        """The levels in the order of their codes, including "other" if declared."""
         return [*self.levels, "other"] if self.other else list(self.levels)
 
     @cached_property
@@ -55,7 +55,7 @@ class LevelColumn(Column):
             raise ConfigurationError(
                 "levels must be different, and all text, all integers, or all booleans."
             )
-        # A missing value turns a column into floats, and the next number into 2**53.
+        # A missing value turns a column into floats, which round larger integers.
         if kinds == {int} and any(abs(int(x)) >= LARGEST for x in levels):
             raise ConfigurationError("levels must lie above -2**53 and below 2**53.")
         self._declare(objects(self.all_levels))
@@ -92,10 +92,10 @@ class Category(LevelColumn):
     :param levels: text, integers or booleans, from the codebook, never from the data.
     :param other: undeclared levels become one more, "other", the last code. By default they are
         missing if ``missing`` is declared, and otherwise refused.
-    :param missing: values may be missing.
-    :param ordered: from low to high.
-    :param dtype: the dtype of pandas in the decoded frame. By default that of the levels, or
-        "category" for ordered levels and for integers with "other".
+    :param missing: whether values may be missing.
+    :param ordered: whether levels are ordered, from low to high.
+    :param dtype: pandas dtype of the decoded frame. By default that of the levels, or "category"
+        for ordered levels and for integers with "other".
     :raises ConfigurationError: levels or dtype do not fit.
 
     >>> Category(("north", "south")).size, Category(("north", "south"), other=True).size
@@ -121,8 +121,8 @@ class Binary(LevelColumn):
     """One of two levels, 0 and 1 for a model.
 
     :param levels: the values for 0 and 1, in the frame's type.
-    :param missing: values may be missing. Then levels other than these count as missing.
-    :param dtype: the dtype of pandas in the decoded frame; by default that of the levels.
+    :param missing: whether values may be missing. If so, other levels count as missing.
+    :param dtype: pandas dtype of the decoded frame; by default that of the levels.
     :raises ConfigurationError: levels or dtype do not fit.
 
     >>> Binary(("no", "yes")).size

@@ -1,22 +1,22 @@
-"""The synthesizer's model: a mixture of independent columns, learnt from noisy margins.
+"""The synthesizer's model: a mixture of independent columns, fitted to noisy margins.
 
 The margins of a mixture are sums over its components of products of two tables. Among mixtures of a
 fixed number of components, the fit seeks the posterior mode for the margins. Their noise is
 Gaussian, with a public size. Each table has a Dirichlet prior worth one row, around the level's own
 margin. So margins stay consistent with each other and are never negative, and noise is averaged
 over all margins that a table takes part in. (Liu, Vietri & Wu 2021, arXiv 2106.07153, fit product
-distributions to noisy margins by gradients, for any number of columns. Theirs come from a network,
-and choose margins one after the other.)
+distributions to noisy margins by gradients, for any number of columns. They use a network and
+choose margins one after the other.)
 
-A single fit of few components meets the margins by sharp components, which say more of three
-columns together than the margins do. Several fits from different starts agree in the margins and
-differ there: their average is smoother. (Boosted trees learn from the rows of RAND HIE and Fair's
-survey at epsilon 1. Their area under the curve is 0.606 and 0.677 for one fit, 0.634 and 0.706 for
-five. All constants were chosen on these two sets, and none on those that benchmarks/synthetic.py
-reports.)
+A single fit of few components has sharp components, which imply more about three columns together
+than the margins do. Several fits from different starts agree in the margins and differ in these
+details. Their average is smoother. (Boosted trees were trained on synthetic rows of RAND
+HIE and Fair's survey at epsilon 1. Their area under the curve is 0.606 and 0.677 for one fit, and
+0.634 and 0.706 for five. All constants were chosen on these two data sets, and none on those in
+benchmarks/synthetic.py.)
 
-At little noise, the misfit comes from stopping early. So there are 400 steps, or up to four times
-as many, in proportion to the rows over the noise of a cell. (At epsilon 10 and 100 the total
+With little noise, early stopping dominates the misfit. So there are 400 to 1,600 steps, in
+proportion to the rows over the noise of a cell. (At epsilon 10 and 100 the total
 variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027. At epsilon 1 there is no
 gain.)
 """
@@ -37,7 +37,7 @@ from pyro_dp.utils.validation import require_count
 
 _STEPS = 400
 _MOST_TIMES = 4.0
-_NOISY = 1000.0  # rows over the noise of a cell, up to which these steps are enough
+_NOISY = 1000.0  # ratio of rows to a cell's noise up to which these steps suffice
 _STEP_SIZE = 0.1
 _DECAY = (0.9, 0.99)
 _SPREAD = 0.5  # standard deviation of the logits at the start
@@ -49,7 +49,7 @@ _MOST_NUMBERS = 2**27  # in all tables
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Components with one table for each column, within which columns are independent."""
+    """A mixture whose components have independent columns, with one table each."""
 
     weights: np.ndarray  # (K,)
     tables: list[np.ndarray]  # one for each column, (K, size): rows that sum to 1
@@ -58,14 +58,16 @@ class Mixture:
 def fitted(
     counts: Tensor, noise: float, cells: Cells, components: int, members: int, total: float
 ) -> Mixture:
-    """
-    :param counts: as they were released, the vector of :class:`Cells`.
-    :param noise: standard deviation in each of them.
+    """Fit a mixture to released counts.
+
+    :param counts: the released vector of :class:`Cells`.
+    :param noise: standard deviation in each count.
+    :param members: number of fits that are averaged.
     :param total: number of rows.
-    :returns: a mixture of members x levels x components: the average of so many fits.
+    :returns: a mixture of members x levels x components.
     """
     problem = _Problem(counts.detach().cpu(), max(noise, _LEAST_NOISE), cells, total)
-    # The same start for the same release, and torch's global generator as it was.
+    # A fixed seed: the same release has the same start, and torch's generator stays unused.
     generator = torch.Generator().manual_seed(0)
     size = (members, cells.levels, components)
     logits = problem.log_base[:, None] + _SPREAD * torch.randn(
@@ -89,7 +91,7 @@ def fitted(
 
 
 class _Problem:
-    """One matrix of all margins for each level."""
+    """The loss of a mixture: one matrix of all margins for each level."""
 
     def __init__(self, counts: Tensor, noise: float, cells: Cells, total: float):
         self.cells = cells
@@ -109,7 +111,7 @@ class _Problem:
         self.same = column[:, None] == column
 
     def mixture(self, logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights, which sum to 1 in each member, and logarithms of the tables."""
+        """Weights, which sum to 1 in each member, and log tables."""
         parts = logits.split(self.sizes, dim=-1)
         logs = torch.cat([part.log_softmax(dim=-1) for part in parts], dim=-1)
         return weights.flatten(1).softmax(dim=1).view_as(weights), logs
@@ -124,8 +126,8 @@ class _Problem:
         return (misfit - prior) / self.width
 
     def joined(self, share: Tensor, tables: Tensor) -> Mixture:
-        """Tables of all members and levels, in double precision; the tied column has one level
-        each."""
+        """The mixture of all members and levels, in double precision. In each component the tied
+        column has a single level."""
         level = torch.arange(self.cells.levels)[:, None].expand(share.shape).flatten().numpy()
         parts = iter(tables.flatten(0, 2).double().split(self.sizes, dim=1))
         found = []
@@ -140,8 +142,8 @@ class _Problem:
 
 
 def _places(cells: Cells) -> tuple[Tensor, Tensor]:
-    """Two matrices over all columns' codes, (width, width) each. One holds the cell of a level at
-    each entry, the other whether the entry is the first of a released cell."""
+    """Two matrices over pairs of codes, (width, width) each. One holds the cell of
+    each pair within a level. The other is 1 for the pair that represents a released cell."""
     sizes = [cells.sizes[j] for j in cells.others]
     starts = dict(zip(cells.others, np.cumsum([0, *sizes]), strict=False))
     width = sum(sizes)
@@ -161,8 +163,8 @@ def _places(cells: Cells) -> tuple[Tensor, Tensor]:
 
 
 def require_size(cells: Cells, components: int, members: int) -> None:
-    """:raises ConfigurationError: there is nothing beside the tied column, or there are too many
-    cells to count, or components to hold."""
+    """:raises ConfigurationError: there is no column besides the tied one, or there are too many
+    cells or components."""
     require_count("components", components)
     if not cells.others:
         raise ConfigurationError("keep: a schema needs a column beside the one that is kept.")
@@ -199,7 +201,7 @@ def row_model(sizes: Sequence[int], components: int) -> Callable[[Tensor], None]
     def model(codes: Tensor) -> None:
         ones = torch.ones(components, dtype=torch.get_default_dtype(), device=codes.device)
         weights = pyro.sample("weights", dist.Dirichlet(ones))
-        # One distribution of all columns: codes that a column lacks have probability 0.
+        # A single distribution for all columns: codes beyond a column's size have probability 0.
         padded = []
         for j, size in enumerate(sizes):
             prior = dist.Dirichlet(ones.new_ones(components, size)).to_event(1)
@@ -209,7 +211,7 @@ def row_model(sizes: Sequence[int], components: int) -> Callable[[Tensor], None]
         mixture = dist.MixtureSameFamily(dist.Categorical(weights), row)
         with pyro.plate("data", len(codes)) as idx:
             own = codes[idx]
-            if own.dim() == 3:  # an empty slot counts nothing
+            if own.dim() == 3:  # empty slots are masked
                 mixture = mixture.mask(own[..., 0] >= 0).to_event(1)
             pyro.sample("codes", mixture, obs=own.clamp(min=0))
 

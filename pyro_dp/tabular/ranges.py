@@ -1,4 +1,4 @@
-"""Columns of numbers, counts and dates: a range between two bounds, in bins."""
+"""Columns with ranges: numbers, counts and dates between bounds, in bins."""
 
 import datetime
 import itertools
@@ -21,7 +21,7 @@ MOST_CODES = 200
 
 
 class RangeColumn(Column):
-    """A range of numbers, in bins."""
+    """A column with a range of numbers, in bins."""
 
     lower: Any
     upper: Any
@@ -37,7 +37,7 @@ class RangeColumn(Column):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The range of the numbers that :meth:`encode` gives."""
+        """The range of the encoded numbers."""
         return float(self.lower), float(self.upper)
 
     @property
@@ -57,11 +57,11 @@ class RangeColumn(Column):
         return self._bounded(np.where(observed, values, self.fill)), observed
 
     @property
-    def _comes_back_whole(self) -> bool:
+    def _decodes_to_integers(self) -> bool:
         return pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
 
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
-        values = np.rint(values) if self._comes_back_whole else values
+        values = np.rint(values) if self._decodes_to_integers else values
         return of_pandas.as_series(values, observed, self.dtype)
 
     def within(self, allowed: Any) -> np.ndarray:
@@ -86,18 +86,18 @@ class RangeColumn(Column):
 
 @dataclass(frozen=True, repr=False)
 class Number(RangeColumn):
-    """Numbers between two bounds. Values beyond are clipped to them, infinities too.
+    """Numbers between two bounds. Values beyond, including infinities, are clipped to them.
 
-    Drawn rows have fractions of few decimals, such as 37.42 years. For whole numbers use a
-    :class:`Count`, or an integer ``dtype``.
+    Drawn numbers have few decimals, such as 37.42 years. For whole numbers use a :class:`Count` or
+    an integer ``dtype``.
 
     :param lower: bound, from the codebook, never from the data.
     :param upper: bound, above it.
-    :param bins: for margins and rules: how many of equal width, or their edges from ``lower`` to
-        ``upper``. A bin has its lower edge, and the last one both.
-    :param missing: values may be missing (NaN, None, NA).
-    :param dtype: the dtype of pandas in the decoded frame. If it is of integers, numbers are
-        rounded, and those that are drawn are whole and lie within their bins.
+    :param bins: bins of margins and rules: a number of bins of equal width, or edges from ``lower``
+        to ``upper``. A bin includes its lower edge, and the last bin both edges.
+    :param missing: whether values may be missing (NaN, None, NA).
+    :param dtype: pandas dtype of the decoded frame. With an integer dtype, numbers are rounded, and
+        drawn numbers are whole and lie within their bins.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
     >>> Number(0, 100, bins=4).size, Number(0, 100, bins=4, missing=True).size  # codes
@@ -117,7 +117,7 @@ class Number(RangeColumn):
 
     @cached_property
     def _bins(self) -> Bins:
-        whole, text = self._comes_back_whole, "{:.6g}".format
+        whole, text = self._decodes_to_integers, "{:.6g}".format
         return of_range(self.bins, *self.bounds, text, whole=False, draws_whole=whole)
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
@@ -128,16 +128,16 @@ class Number(RangeColumn):
 class Count(RangeColumn):
     """Whole numbers between two bounds, both included. Values beyond are clipped to them.
 
-    Numbers that are not whole are rounded to the nearest. Ages in years are one, too:
-    ``Count(18, 100, bins=(18, 30, 45, 65, 100))``, which models read as numbers.
+    Fractions are rounded to the nearest whole number. Use it also for ages in years:
+    ``Count(18, 100, bins=(18, 30, 45, 65, 100))``. Models read the numbers, not the bins.
 
-    :param lower: smallest.
-    :param upper: largest.
-    :param bins: None: each number has a code of its own, 200 at most. Or how many, or their edges
-        from ``lower`` to ``upper``: (0, 1, 5, 20) are 0, 1 to 4, and 5 to 20.
-    :param missing: values may be missing.
-    :param dtype: the dtype of pandas in the decoded frame; by default "int64", with missing values
-        "Int64".
+    :param lower: smallest number.
+    :param upper: largest number.
+    :param bins: number of bins, or edges from ``lower`` to ``upper``: (0, 1, 5, 20) are the bins 0,
+        1 to 4, and 5 to 20. None: each number has its own code, 200 at most.
+    :param missing: whether values may be missing.
+    :param dtype: pandas dtype of the decoded frame; by default "int64", or "Int64" with missing
+        values.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
     >>> Count(0, 20).size, Count(0, 1000, bins=10).size  # codes
@@ -184,13 +184,13 @@ class Count(RangeColumn):
 class Date(RangeColumn):
     """Dates between two bounds, both included, as days since the first of them.
 
-    Time of day and time zone are left out. Only the local date counts.
+    The time of day and the time zone are ignored. Only the local date counts.
 
     :param lower: first date, as "2020-01-31".
     :param upper: last date.
-    :param bins: how many of equal width, or their edges, dates from ``lower`` to ``upper``.
-    :param missing: values may be missing (NaT, None, NA).
-    :param dtype: the dtype of pandas in the decoded frame; with a time zone it is midnight there.
+    :param bins: number of bins of equal width, or edges: dates from ``lower`` to ``upper``.
+    :param missing: whether values may be missing (NaT, None, NA).
+    :param dtype: pandas dtype of the decoded frame. With a time zone, dates become midnight there.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
     >>> Date("2024-01-01", "2024-12-31", bins=12).size
@@ -276,10 +276,11 @@ def of_range(
     whole: bool,
     draws_whole: bool = False,
 ) -> Bins:
-    """
-    :param bins: how many of equal width, or their edges, from ``lower`` to ``upper``.
-    :param text: how an edge is written in a label.
-    :raises ConfigurationError: neither; or more bins than whole numbers.
+    """The bins of a range.
+
+    :param bins: number of bins of equal width, or edges from ``lower`` to ``upper``.
+    :param text: formats an edge for a label.
+    :raises ConfigurationError: bins are neither, or more than whole numbers.
     """
     edges = _edges(bins, lower, upper, whole)
     if any(low >= high for low, high in itertools.pairwise(edges)):

@@ -1,4 +1,4 @@
-"""A private regression from a frame, and its result: a table, a posterior, and a form for ArviZ."""
+"""A private regression from a frame, and its result: a table, a posterior and an ArviZ object."""
 
 import inspect
 import os
@@ -43,12 +43,13 @@ _UNITS = ", a column is outside its declared units and bounds"
 
 
 class Regression(Displayed):
-    """A posterior on the scale of the user's columns; all of it except :attr:`inference` is public.
+    """A posterior on the scale of the user's columns. Everything except :attr:`inference` is
+    public.
 
-    :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
-    :ivar evidence: for other priors, an :class:`~pyro_dp.Evidence`.
-    :ivar inference: that was run; None: the result was read from a file.
-    :ivar run: its account of itself.
+    :ivar posterior: the :class:`~pyro_dp.Posterior` of the model's latents.
+    :ivar evidence: the :class:`~pyro_dp.Evidence`, to use other priors.
+    :ivar inference: the inference that ran; None if the result was read from a file.
+    :ivar run: the :class:`~pyro_dp.RunResult`; None likewise.
 
     >>> age = np.random.default_rng(0).uniform(20, 80, 3000)
     >>> people = pd.DataFrame({"age": age, "ill": age + 20 * np.sin(age) > 60})
@@ -90,7 +91,7 @@ class Regression(Displayed):
                 f"{os.fspath(path)} has a model that this version writes otherwise. Read it with "
                 "the version that wrote it."
             )
-        with forked_rng():  # the same numbers whenever it is read
+        with forked_rng():  # each load returns the same numbers
             torch.manual_seed(_SEED)
             posterior = evidence.posterior(model.source.prior())
         return cls(model, posterior, evidence)
@@ -99,8 +100,9 @@ class Regression(Displayed):
     def status(self) -> Status:
         """Whether the table can be published: the status of :attr:`posterior`.
 
-        If that is ok, it names coefficients on which the prior is more precise than the records. It
-        stays ok if these are few, and belong to levels: their intervals are about the prior's.
+        If that is ok, this status also names coefficients that the prior determines more than the
+        records do. It stays ok if these are few and belong to levels. Their intervals are close to
+        the prior's.
         """
         found = self.posterior.status
         names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
@@ -138,7 +140,7 @@ class Regression(Displayed):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the schema, the formula and released numbers as JSON, for :meth:`load`.
 
-        :class:`~pyro_dp.Evidence` loads the file, too.
+        :class:`~pyro_dp.Evidence` can also load the file.
 
         :raises OSError: it cannot be written.
         """
@@ -148,10 +150,10 @@ class Regression(Displayed):
     def explain(self) -> Explanation:
         """The limits of the table's intervals, and the epsilon or number of units that would help.
 
-        It is like ``inference.explain()``, with the names of the terms and on their scale. Its
-        shares of noise are those of the table if only noise is added. Rows below the coefficients
-        there (thresholds, standard deviations) use the model's unconstrained latents:
-        ``cutpoints[1]`` is the logarithm of a gap. It costs nothing.
+        This is ``inference.explain()`` with the names and scales of the terms. If noise is the only
+        source of error, its shares are those of the table. Rows below the coefficients (thresholds,
+        standard deviations) use the model's unconstrained latents: ``cutpoints[1]`` is the
+        logarithm of a gap. It costs nothing.
         """
         found = replace(self._run("explain()").explain(), status=self.status)
         return by_terms(found, self.posterior, self._scale)
@@ -201,7 +203,7 @@ class Regression(Displayed):
         )
 
     def _run(self, name: str) -> Any:
-        """:raises ConfigurationError: there is no inference."""
+        """:raises ConfigurationError: the result is from a file."""
         if self.inference is None:
             raise ConfigurationError(f"{name} needs the run. A file has none.")
         return self.inference
@@ -217,9 +219,9 @@ class Regression(Displayed):
     def _coefficients(self, level: float) -> pd.DataFrame:
         mean = self._scale.mean(self.posterior)
         sd = self._scale.covariance(self.posterior).diagonal().sqrt()
-        way = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)) * sd
+        half = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)) * sd
         share = self._scale.noise_share(self.posterior)
-        return _table(self._scale.coefficients, mean, sd, mean - way, mean + way, share)
+        return _table(self._scale.coefficients, mean, sd, mean - half, mean + half, share)
 
     def _others(self, level: float) -> pd.DataFrame:
         aware, plain = (
@@ -261,7 +263,7 @@ class PrivateGLM:
     enter as (age - 50) / 30 by their declared bounds. Their priors are Normal(0, 2.5), and
     Normal(0, 5) for the intercept. The result is in the frame's own units.
 
-    **Missing values**, if the schema declares them. A row without an outcome says nothing about it.
+    **Missing values**, if the schema declares them. A row without an outcome has no likelihood.
     A missing covariate is summed out, by its probabilities conditional on the covariates that are
     never missing (:mod:`pyro_dp.tabular.glm_model`). This holds if missingness depends on observed
     values only. Several incomplete covariates are assumed independent, conditional on the complete
@@ -270,8 +272,8 @@ class PrivateGLM:
     **Guarantee.** That of :class:`~pyro_dp.DPSEP`, for one unit of the schema. Its record depends
     on its rows and on the schema alone. Formulae that look at other rows are refused.
 
-    **Not protected.** The schema, the formula, and choices among formulae that were made by looking
-    at the data; errors that say so are for the curator.
+    **Not protected.** The schema, the formula, and a choice among formulae after a look at the
+    data. Errors that say so are for the curator.
 
     :param schema: the frame's schema.
     :param formula: a formula of formulaic: columns of the schema, ``+ - * : /``, ``C(column,
@@ -282,12 +284,12 @@ class PrivateGLM:
     :param accountant: as for :class:`~pyro_dp.DPSEP`.
     :param exposure: a column, ``Number`` or ``Count`` with a lower bound above 0, such as hours at
         work. Counts are a rate times it, so its logarithm is added to the linear predictor.
-    :param group: a column of levels, each with an intercept of its own. These are normal around the
-        common one. Their standard deviation is unknown, and integrated out of the prior.
+    :param group: a column of levels, each with its own intercept. These are normal around the
+        common one. Their unknown standard deviation is integrated out of the prior.
     :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``noise`` and ``execution``.
     :ivar model: the Pyro model.
-    :ivar prior: its latents alone, a model without data for :meth:`~pyro_dp.Evidence.posterior`.
-    :ivar source: its code.
+    :ivar prior: a model of its latents without data, for :meth:`~pyro_dp.Evidence.posterior`.
+    :ivar source: the model's code.
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
         column or the term.
 
@@ -322,8 +324,8 @@ class PrivateGLM:
         :raises PrivacyBudgetExceeded: as of :class:`~pyro_dp.DPSEP`.
         """
         tensors = self._regression.tensors(frame)
-        # A name of its own, because a second fit must not start at the end of the first. A number
-        # would tell how many trials of a private_selection there were.
+        # A unique name, because a second fit must not start at the end of the first. A counter
+        # would reveal the number of trials of a private_selection.
         kind = type(f"PrivateGLM_{secrets.token_hex(8)}", (AutoMultivariateNormal,), {})
         guide = kind(
             self.model,
@@ -345,15 +347,15 @@ class PrivateGLM:
 
 
 def _called(text: str) -> type[DPSEP]:
-    """DPSEP, as the report names it beside others on the same budget."""
+    """DPSEP with the formula in its name, for reports of several fits on one budget."""
     name = " ".join(f"DPSEP of {text}".split())
     name = "".join(letter for letter in name if letter.isprintable())
     return type("DPSEP", (DPSEP,), {"_method": name[:LONGEST_TEXT]})
 
 
 def _require_settings(settings: Mapping[str, Any]) -> None:
-    known = inspect.signature(DPSEP).parameters
-    unknown = [name for name in settings if name not in known or name in ("model", "guide")]
+    allowed = inspect.signature(DPSEP).parameters
+    unknown = [name for name in settings if name not in allowed or name in ("model", "guide")]
     if unknown:
         hint = " (exposure='hours' is how counts have an offset)" if "offset" in unknown else ""
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""A formula over a schema's columns becomes a Pyro model; its latents in the user's units."""
+"""Translate a formula into a Pyro model, and its latents into the user's units."""
 
 import itertools
 import json
@@ -34,18 +34,18 @@ from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.torch_state import forked_rng
 
-_INCOMPLETE_SD = 0.02  # the first q's: draws of what is missing are near
+_INCOMPLETE_SD = 0.02  # deviation of the first q if covariates may be missing
 _SEED = 0
 _TEXTS = ("formula", "family", "exposure", "group")
 
 
 class RegressionModel:
-    """The public parts of a regression: everything but the records, and the budget.
+    """The public parts of a regression, without records and budget.
 
     Arguments are those of :class:`~pyro_dp.tabular.PrivateGLM`.
 
     :ivar source: the Pyro model.
-    :raises ConfigurationError: they do not fit; the text names the column or the term.
+    :raises ConfigurationError: the arguments do not fit; the text names the column or the term.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RegressionModel:
                 "The formula names a column twice: outcome, group, exposure, and the columns of "
                 "the right side must be different ones."
             )
-        self._kept = self._shown_columns()
+        self._kept = self._kept_columns()
         self._incomplete = [
             Incomplete.of(name, columns[name])
             for name in self._design.variables
@@ -94,9 +94,9 @@ class RegressionModel:
 
     @classmethod
     def read(cls, state: Any) -> "RegressionModel":
-        """The result of :meth:`state`, read without running code.
+        """Restore the result of :meth:`state` without running code.
 
-        :raises ConfigurationError: it is of another form.
+        :raises ConfigurationError: the state is invalid.
         """
         fits = isinstance(state, dict) and {*state} == {"schema", *_TEXTS}
         if not fits or not all(isinstance(state[name], str | None) for name in _TEXTS):
@@ -115,19 +115,19 @@ class RegressionModel:
 
     @property
     def init_scale(self) -> float:
-        """The first q's standard deviation."""
+        """Standard deviation of the first q."""
         return _INCOMPLETE_SD if self._incomplete else self.family.first_sd
 
     @cached_property
     def scale(self) -> "UserScale":
-        """From the model's latents to the user's columns."""
+        """The map from the model's latents to the user's units."""
         centre, half = self._scale
         if self._exposure:
             centre = -math.log(self._exposure[3])
         return UserScale(self._design, self.source, self._kept, centre, half)
 
     def tensors(self, frame: pd.DataFrame) -> list[Tensor]:
-        """Arguments of the model, a record a row.
+        """The arguments of the model, with one row per record.
 
         :raises SchemaError: the frame does not fit the schema.
         """
@@ -153,7 +153,7 @@ class RegressionModel:
             found.append(slots & encoded.get(f"{outcome}_observed", slots))
         if self._exposure:
             name, low, high, unit = self._exposure
-            value = encoded[name].double().clamp(low, high)  # an empty slot has none
+            value = encoded[name].double().clamp(low, high)  # empty slots have no exposure
             found.append(_floats((value / unit).log().numpy()))
         if self._group:
             found.append(encoded[self._group[0]])
@@ -167,8 +167,8 @@ class RegressionModel:
             found += [value, known[each.name] & slots]
         return found
 
-    def _shown_columns(self) -> list[int]:
-        """The design's names; thresholds of ordered levels replace the intercept."""
+    def _kept_columns(self) -> list[int]:
+        """Indices of the design's columns. Thresholds of ordered levels replace the intercept."""
         names = self._design.names
         if not self.family.ordered:
             return list(range(len(names)))
@@ -225,7 +225,7 @@ def _floats(values: np.ndarray) -> Tensor:
 def _exposure(
     name: str | None, columns: Mapping[str, Any], family: Family
 ) -> tuple[str, float, float, float] | None:
-    """Name, bounds, and the unit in which a fit starts near rates of one: their geometric mean."""
+    """Name, bounds and unit of the exposure. The unit is about the bounds' geometric mean."""
     if name is None:
         return None
     if not family.has_rate:
@@ -265,11 +265,11 @@ def _group(name: str | None, schema: Schema) -> tuple[str, list[Any]] | None:
 
 @dataclass(frozen=True, eq=False)
 class UserScale:
-    """The design's coefficients are those of the source, and an intercept that thresholds replace.
+    """Maps the model's latents to the user's units.
 
-    :param kept: the design's columns that the source has, and that the table shows.
-    :param centre: the outcome's, which the intercept takes up.
-    :param half: half width of the outcome, which scales all.
+    :param kept: indices of the design's columns in the source and in the table.
+    :param centre: centre of the outcome, which the intercept absorbs.
+    :param half: half width of the outcome, which scales all coefficients.
     """
 
     design: Design
@@ -285,12 +285,12 @@ class UserScale:
 
     @property
     def coefficients(self) -> Sequence[str]:
-        """Names in the table."""
+        """Names of the coefficients in the table."""
         return self.source.terms
 
     @property
     def others(self) -> list[str]:
-        """Names of the elements of all else, in the order of :meth:`elements`."""
+        """Names of the other quantities, in the order of :meth:`elements`."""
         found = [*self.thresholds, *self._positive]
         if self.source.group:
             name, levels = self.source.group
@@ -303,15 +303,15 @@ class UserScale:
 
     @property
     def sites(self) -> list[str]:
-        """The model's latents with rows of their own beside the coefficients."""
+        """The model's latents that have rows in the table besides the coefficients."""
         group = self.source.group
         return [*self.source.family.latents, *([group[0]] if group else [])]
 
     def called(self, name: str) -> str:
-        """An unconstrained coordinate of these sites, by its level where it has one."""
-        site, _, place = name.partition("[")
+        """The table's name of an unconstrained coordinate: a group's has its level."""
+        site, _, index = name.partition("[")
         group = self.source.group
-        return f"{site}[{group[1][int(place[:-1])]}]" if group and site == group[0] else name
+        return f"{site}[{group[1][int(index[:-1])]}]" if group and site == group[0] else name
 
     def mean(self, posterior: Posterior) -> Tensor:
         """Means of the coefficients."""
@@ -320,25 +320,25 @@ class UserScale:
         return found[self.kept]
 
     def covariance(self, posterior: Posterior) -> Tensor:
-        """Covariance of the coefficients, which are Gaussian."""
+        """Covariance of the (Gaussian) coefficients."""
         covariance = posterior[COEFFICIENTS].covariance_matrix.double()
         return (self.matrix @ covariance @ self.matrix.mT)[self.kept][:, self.kept]
 
     def noise_share(self, posterior: Posterior) -> Tensor:
-        """The noise's share of each coefficient's variance."""
+        """Privacy noise's share of each coefficient's variance."""
         aware = self.covariance(posterior).diagonal()
         plain = self.covariance(posterior.plain).diagonal()
         return (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
 
     def unknown(self, posterior: Posterior) -> list[str]:
-        """Coefficients that the prior knows better than the records."""
+        """Names of coefficients that keep more than half of their prior variance."""
         prior = torch.tensor(self.source.scales, dtype=torch.float64)
         before = (self.matrix * prior).square().sum(dim=1)[self.kept]
         mostly = self.covariance(posterior).diagonal() > before / 2
         return [name for name, each in zip(self.coefficients, mostly, strict=True) if each]
 
     def draws(self, posterior: Posterior, num: int) -> dict[str, Tensor]:
-        """Draws by variable, (num, ...), always the same: coefficients, thresholds, and the others.
+        """Reproducible draws by variable, (num, ...): coefficients, thresholds, and the others.
 
         Student's t mixes normals over an inverse gamma variance. So, conditional on these, the
         squared standard deviation of groups' intercepts is inverse gamma.
@@ -363,7 +363,7 @@ class UserScale:
         return found
 
     def elements(self, draws: dict[str, Tensor]) -> Tensor:
-        """(num, others), of :attr:`others`."""
+        """The draws of :attr:`others`, (num, others)."""
         parts = [each.reshape(len(each), -1) for n, each in draws.items() if n != COEFFICIENTS]
         return torch.cat(parts, dim=1) if parts else draws[COEFFICIENTS][:, :0]
 
@@ -377,12 +377,13 @@ class UserScale:
 
 
 def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Explanation:
-    """The same explanation of the model's latents, of the rows of a regression's table.
+    """Translate an explanation of the model's latents to the rows of the table.
 
-    A coefficient of the user's is a sum of the model's: the intercept takes up where numbers were
-    centred. Its share of noise is that of the table. How sampling, clipping and noise divide it
-    follows from theirs, weighted by the squares in that sum, as if they were uncorrelated. Latents
-    without a row in the table (coefficients of missing values) are left out.
+    Each coefficient of the user is a linear combination of the model's, because the intercept
+    absorbs the centres. Its total share is the one in the table. Sampling, clipping and noise
+    divide this share in proportion to their shares of the model's coefficients, with squared
+    weights, as if these were uncorrelated. Latents without a row (coefficients of missing values)
+    are left out.
     """
     own = [place for place, name in enumerate(found.names) if _site(name) == COEFFICIENTS]
     others = [j for j, name in enumerate(found.names) if _site(name) in scale.sites]

@@ -1,4 +1,4 @@
-"""A schema: the declared columns of a frame, and how they encode a frame."""
+"""A schema declares the columns of a frame, and encodes frames as tensors."""
 
 import dataclasses
 import json
@@ -48,34 +48,34 @@ _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 class Schema:
-    """Columns by name, and the unit that owns the rows: public, and declared before seeing the
-    data.
+    """Columns by name, and the unit that owns the rows. A schema is public, and is declared before
+    anybody looks at the data.
 
     Guarantee: a unit's record in the result of :meth:`encode` depends on the schema and on the rows
     of that unit alone. Names, dtypes and shapes depend on the schema and the number of units. So a
     mechanism that protects one record protects a person with all of their rows.
 
-    Not protected: errors, which may depend on the data and are for the curator, and declarations
+    Not protected: errors (they may depend on the data, and are for the curator), and declarations
     chosen after a look at the data.
 
     :param columns: the columns by name, in the order of decoded frames.
     :param unit: name of the column that identifies the owner of a row, which is the protected unit.
         None: each row is a unit, which is right only if nobody has two.
-    :param max_rows: the number of rows kept of a unit, the first ones of the frame. Required with
-        ``unit``. A unit's part of a release, and so the noise, grows with it.
+    :param max_rows: a unit keeps this many of its rows, the first ones of the frame. Required with
+        ``unit``. The noise grows with this number.
     :param constant: names of columns that are the same in all rows of a unit, such as ``["sex"]``.
-        If a unit's rows differ, the first row's value holds in all of them.
+        If a unit's rows differ, all get the value of the first row.
     :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
-        (:mod:`~pyro_dp.tabular.expressions`). Decoded frames have them. In a frame to encode they
-        are ignored.
-    :param impossible: rules for synthetic rows that nobody has, such as ``[{"age": (0, 14),
+        (:mod:`~pyro_dp.tabular.expressions`). Decoded frames contain them. Encoding
+        ignores them.
+    :param impossible: rules for rows that must not be synthesised, such as ``[{"age": (0, 14),
         "married": ["yes"]}]``, with levels or a range of each column. Data are not checked.
     :raises ConfigurationError: names clash, ``unit`` or ``max_rows`` lacks the other, or an
         expression or rule has an undeclared name.
 
     >>> schema = Schema({"age": Number(18, 100), "region": Category(("north", "south"))})
     >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "north"]}))
-    >>> encoded["age"], encoded["region"]  # beyond: the bound
+    >>> encoded["age"], encoded["region"]  # 120 is clipped
     (tensor([ 30., 100.]), tensor([1, 0]))
     """
 
@@ -101,7 +101,7 @@ class Schema:
         self.constant = tuple(constant)
         self.impossible = require_rules(impossible, self.columns)
         self.derived = require_derived(derived, self.columns, unit)
-        there = np.ones(1, dtype=bool)  # a row of public values, to see that all can be computed
+        there = np.ones(1, dtype=bool)  # check derived columns on a row of public values
         row = {name: (np.array([each.fill]), there) for name, each in self.columns.items()}
         self._frame(row, there)
 
@@ -109,21 +109,21 @@ class Schema:
     def suggest(
         cls, public_df: pd.DataFrame, *, unit: str | None = None, max_rows: int | None = None
     ) -> "Schema":
-        """A draft, to be printed as code and edited.
+        """A draft to print as code and edit.
 
         **It is not private**: bounds and levels are those of the frame. So the frame must be
         public, such as a public sample or last year's publication.
 
-        :param max_rows: a unit's, which is not read from the frame.
-        :raises SchemaError: a column is of no kind that can be declared; the unit's is missing.
+        :param max_rows: most rows of a unit, which is not read from the frame.
+        :raises SchemaError: a column has no suitable declaration, or the unit's column is missing.
         """
         return cls(drafted(public_df, unit), unit=unit, max_rows=max_rows)
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
-        """The schema of a text of :meth:`to_json`, which contains declarations and runs no code.
+        """Read the text of :meth:`to_json`. It contains declarations, and runs no code.
 
-        :raises ConfigurationError: it is no such text; names the column.
+        :raises ConfigurationError: the text is invalid; the error names the column.
         """
         try:
             state = json.loads(text)
@@ -169,7 +169,7 @@ class Schema:
 
     @property
     def sizes(self) -> list[int]:
-        """How many codes each column has."""
+        """Number of codes of each column."""
         return [column.size for column in self.columns.values()]
 
     @property
@@ -191,14 +191,15 @@ class Schema:
         return f"{text} Bounds and levels are public: {assumed}."
 
     def encode(self, frame: pd.DataFrame) -> Encoded:
-        """
-        :param frame: with all declared columns and the unit's, in any order, and no others.
+        """Tensors of a frame, with one row per unit.
+
+        :param frame: a frame with exactly the declared columns and the unit's, in any order.
         :returns: the values of each column, (units,), or with a unit column (units, max_rows). A
             ``Number`` or ``Date`` (days since its ``lower``) gives floats of torch's default dtype.
             A ``Count``, or the codes of a ``Category`` or ``Binary``, are int64. With missing
             values, ``name_observed`` marks the observed ones, and the others have the column's
-            public ``fill``. With a unit column, ``row_observed`` says which slots hold a row.
-        :raises ConfigurationError: bounds are beyond torch's default dtype.
+            public ``fill``. With a unit column, ``row_observed`` marks the slots that hold a row.
+        :raises ConfigurationError: bounds exceed torch's default dtype.
         :raises SchemaError: the frame does not fit; the text names the column, and shows no value.
         """
         read, slots = self._read(frame)
@@ -219,21 +220,22 @@ class Schema:
         return Encoded(self, tensors)
 
     def decode(self, encoded: Mapping[str, Tensor]) -> pd.DataFrame:
-        """The frame of a result of :meth:`encode`, or of tensors of its form.
+        """The frame of a result of :meth:`encode`, or of similar tensors.
 
-        :returns: names and dtypes as declared, then derived columns; a row for each row that is
-            observed. With a unit column this comes first, and numbers the units 0, 1, ....
-        :raises SchemaError: a tensor is missing, or has another shape.
+        :returns: columns with the declared names and dtypes, then derived columns, for all observed
+            rows. A unit column comes first, and numbers the units 0, 1, ....
+        :raises SchemaError: a tensor is missing, or has the wrong shape.
         """
         read, rows = self._arrays(encoded)
         return self._frame({name: (x[rows], seen[rows]) for name, (x, seen) in read.items()}, rows)
 
     def codes(self, data: pd.DataFrame | Mapping[str, Tensor]) -> np.ndarray:
-        """
+        """Codes of the bins and levels of all values.
+
         :param data: a frame, or an encoded one.
         :returns: int64, (units, columns), each column in [0, size). With a unit column (units,
-            max_rows, columns), and -1 in all columns of an empty slot.
-        :raises SchemaError: as of :meth:`encode`.
+            max_rows, columns), with -1 in all columns of an empty slot.
+        :raises SchemaError: as for :meth:`encode`.
         """
         if isinstance(data, Mapping):
             read, rows = self._arrays(data)
@@ -246,11 +248,11 @@ class Schema:
         return codes
 
     def from_codes(self, codes: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
-        """A frame whose :meth:`codes` these are, with values uniform within their bins.
+        """A frame with these :meth:`codes`, and values uniform within their bins.
 
-        Values that are ``impossible`` are drawn anew, unless all of their bins are.
+        Values that are ``impossible`` are redrawn, unless all values of their bins are impossible.
 
-        :raises SchemaError: another shape, or no codes.
+        :raises SchemaError: the shape is wrong, or some numbers are no codes.
         """
         codes = np.asarray(codes)
         self._require_codes(codes)
@@ -263,7 +265,7 @@ class Schema:
             again = again[~possible_values(chosen, self.impossible, self.columns)]
             if not len(again):
                 break
-            if self.constant:  # constant values are drawn anew in all rows of a unit
+            if self.constant:  # constant values are redrawn in all rows of a unit
                 again = np.flatnonzero(np.isin(unit, unit[again]))
             for name, (values, seen) in self._drawn(codes[rows][again], rng, unit[again]).items():
                 drawn[name][0][again], drawn[name][1][again] = values, seen
@@ -277,16 +279,16 @@ class Schema:
             model, guide = schema.to_pyro()
             DPSVI(model, guide, accountant=accountant).run(torch.from_numpy(schema.codes(df)))
 
-        :returns: a model of codes, in which assignments are summed out, and a mean-field guide. It
+        :returns: a model of codes, with assignments summed out, and a mean-field guide. The guide
             starts at a draw from the prior, because equal components would stay equal.
         """
         model = row_model(self.sizes, components)
         return model, AutoNormal(model, init_loc_fn=init_to_sample)
 
     def possible(self, data: pd.DataFrame | Mapping[str, Tensor] | np.ndarray) -> np.ndarray:
-        """Mark the rows that break no rule of ``impossible``.
+        """Mark the rows that match no rule of ``impossible``.
 
-        :param data: a frame or an encoded one; or codes. Codes are impossible if all values of
+        :param data: a frame, an encoded frame, or codes. Codes are impossible if all values of
             their bins are.
         :returns: bool, (units,), or with a unit column (units, max_rows), False in empty slots.
         """
@@ -299,7 +301,7 @@ class Schema:
 
     @property
     def zeros(self) -> list[dict[str, np.ndarray]]:
-        """The rules by codes: each rule's columns, and which of their codes lie within it, (size,).
+        """The rules by codes: for each column of a rule, whether each code lies within it, (size,).
 
         A row of codes is impossible if, for one rule, all of these are True.
         """
@@ -311,12 +313,12 @@ class Schema:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """As code that makes it again."""
+        """Code that recreates the schema."""
         lines = [f"        {name!r}: {column!r}," for name, column in self.columns.items()]
-        said = {name: value for name, value in self._settings().items() if value}
+        stated = {name: value for name, value in self._settings().items() if value}
         if self.unit is None:
-            del said["max_rows"]
-        settings = [f"    {name}={value!r}," for name, value in said.items()]
+            del stated["max_rows"]
+        settings = [f"    {name}={value!r}," for name, value in stated.items()]
         return "\n".join(["Schema(", "    {", *lines, "    },", *settings, ")"])
 
     def _settings(self) -> dict[str, Any]:
@@ -326,13 +328,13 @@ class Schema:
         return arrays(encoded, self.columns, None if self.unit is None else self.max_rows)
 
     def _drawn(self, codes: np.ndarray, rng: np.random.Generator, unit: np.ndarray) -> _Read:
-        """Values of the columns' codes; constant ones are the first row's of each row's unit."""
+        """Draw values for codes. Constant columns have the value of their unit's first row."""
         columns = enumerate(self.columns.items())
         found = {name: column.draw(codes[:, j], rng) for j, (name, column) in columns}
-        _, first, place = np.unique(unit, return_index=True, return_inverse=True)
+        _, first, index = np.unique(unit, return_index=True, return_inverse=True)
         for name in self.constant:
             values, observed = found[name]
-            found[name] = values[first][place], observed[first][place]
+            found[name] = values[first][index], observed[first][index]
         return found
 
     def _frame(self, read: _Read, rows: np.ndarray) -> pd.DataFrame:
@@ -353,7 +355,7 @@ class Schema:
             raise SchemaError("Codes: there are numbers that are no codes of their column.")
 
     def _read(self, frame: Any) -> tuple[_Read, Slots | None]:
-        """Values of each column, and where its rows go."""
+        """Values of each column, and the slots of the rows."""
         require_columns(frame, self.names, self.unit, self.derived)
         read = {name: guarded(name, frame, each.encode) for name, each in self.columns.items()}
         if self.unit is None:
@@ -372,7 +374,7 @@ def _require_declarations(columns: Mapping[str, Column], unit: Any, constant: An
     for name, column in columns.items():
         if not isinstance(name, str) or not name:
             raise ConfigurationError("Names of columns must be text, and not empty.")
-        # A class of the user's own could read all rows at once.
+        # A user's class could read all rows at once.
         if type(column) not in _KINDS.values():
             raise ConfigurationError(
                 f"Column {name!r} is a {type(column).__name__}: declare it as Number, Count, "
@@ -400,7 +402,7 @@ def _require_declarations(columns: Mapping[str, Column], unit: Any, constant: An
 
 
 def _require_within(name: str, column: Column, dtype: torch.dtype) -> None:
-    """:raises ConfigurationError: a number within the bounds would be infinite."""
+    """:raises ConfigurationError: the dtype cannot hold all numbers within the bounds."""
     limit = torch.finfo(dtype).max if dtype.is_floating_point else LARGEST
     if isinstance(column, RangeColumn) and max(map(abs, column.bounds)) > limit:
         raise ConfigurationError(
@@ -410,7 +412,7 @@ def _require_within(name: str, column: Column, dtype: torch.dtype) -> None:
 
 
 def _max_rows(max_rows: int | None, unit: Any) -> int:
-    """Rows of a unit; 1 if each row is one."""
+    """Most rows of a unit; 1 if each row is a unit."""
     if max_rows is None and unit is not None:
         raise ConfigurationError(
             f"unit={unit!r} needs max_rows: how many rows of one unit count, the first ones of the "
@@ -425,10 +427,10 @@ def _max_rows(max_rows: int | None, unit: Any) -> int:
 def require_columns(
     frame: Any, names: Sequence[str], unit: str | None, unread: Collection[str]
 ) -> None:
-    """All columns that are declared, once, and no others, except the unread ones.
+    """Require each declared column once, and no others except the unread ones.
 
-    Names of undeclared columns stay hidden. If a file was read without its head, they are the
-    values of its first person.
+    Errors hide the names of undeclared columns. If a file was read without its header, these names
+    are the values of its first person.
     """
     if not isinstance(frame, pd.DataFrame):
         raise SchemaError(
@@ -463,7 +465,7 @@ def require_columns(
 
 
 def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T]) -> T:
-    """:raises SchemaError: an error of pandas, whose text may show a value."""
+    """Read a column. :raises SchemaError: instead of a pandas error, which may show a value."""
     try:
         return read(frame[name], name)
     except SchemaError:

@@ -1,8 +1,8 @@
-"""Series of pandas as arrays of NumPy, and arrays as series.
+"""Convert pandas series to NumPy arrays and back.
 
-The kind of a series follows from its dtype, never from its values. So a refusal applies to all data
-of that dtype. No message shows a value. It names only the kind of a dtype, because a categorical
-one shows its values.
+The dtype decides the kind of a series, never its values. So a refusal applies to all data of that
+dtype. No message shows a value. Messages name the kind, because a categorical dtype would show its
+values.
 """
 
 import datetime
@@ -20,7 +20,7 @@ _KIND = "Column {name!r} holds {found}, and its schema declares {wanted}: {advic
 
 
 def kind(series: pd.Series | pd.Index) -> str:
-    """The kind of a series by its dtype, in words."""
+    """The kind of a series' dtype, in words."""
     dtype = series.dtype
     types = pd.api.types
     if isinstance(dtype, pd.CategoricalDtype):
@@ -41,15 +41,16 @@ def kind(series: pd.Series | pd.Index) -> str:
 
 
 def refuse_kind(series: pd.Series | pd.Index, name: str, wanted: str, advice: str) -> SchemaError:
-    """The error of a series of another kind than its column is declared to be."""
+    """The error for a series whose kind differs from its declaration."""
     found = kind(series)
     return SchemaError(_KIND.format(name=name, found=found, wanted=wanted, advice=advice))
 
 
 def numbers(series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """As float64, or int64 if they are integers (clipped to its range), and which values are there.
+    """Values as float64, or int64 if they are integers (clipped to its range), and which are
+    observed.
 
-    :raises SchemaError: it has another dtype.
+    :raises SchemaError: the dtype is not numeric.
     """
     found = kind(series)
     if found != "numbers":
@@ -72,9 +73,9 @@ def numbers(series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarray, np.ndarray]:
-    """Days since the origin, int64: the date on the wall where the time was taken.
+    """Days since the origin, int64, by the local date, and which are observed.
 
-    :raises SchemaError: it has another dtype than one of dates.
+    :raises SchemaError: the dtype has no dates.
     """
     if kind(series) != "dates":
         text = f"df[{name!r}].astype(str).str[:10]"  # objects and periods have no .str
@@ -91,13 +92,13 @@ def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarra
 
 
 def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The index of each value's level, -1 for none of them, and which values are there.
+    """The index of each value's level (-1 if undeclared), and which values are observed.
 
-    A level is equal by value and type: ``1``, ``True`` and ``"1"`` are three levels. A float is the
-    integer that it equals, because a missing value turns integers into floats.
+    Values match a level by value and type: ``1``, ``True`` and ``"1"`` are three levels. A float
+    matches an equal integer, because a missing value turns integers into floats.
 
-    :param declared: all text, all integers or all booleans.
-    :raises SchemaError: it holds numbers and levels are text, or vice versa.
+    :param declared: levels, all text, all integers or all booleans.
+    :raises SchemaError: the series and the levels have different types.
     """
     observed = ~series.isna().to_numpy(dtype=bool)
     table = {level: code for code, level in enumerate(declared)}
@@ -136,7 +137,7 @@ _ADVICE = {
 
 
 def _level(value: Any, wanted: type, table: dict[Any, int]) -> int:
-    """The code of a value, which may be anything."""
+    """The code of a value of any type; -1 if undeclared."""
     if isinstance(value, np.generic):
         value = value.item()
     if wanted is int and isinstance(value, float) and value.is_integer():
@@ -146,7 +147,7 @@ def _level(value: Any, wanted: type, table: dict[Any, int]) -> int:
 
 
 def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: type) -> None:
-    """Refuse values that are all of another type: the declaration is wrong, and all are unknown."""
+    """Refuse values that all have the wrong type: the declaration must be wrong."""
     kinds = (wanted, np.bool_) if wanted is bool else (wanted, float, np.number)
     kinds = (str,) if wanted is str else kinds
     if observed.any() and not any(isinstance(x, kinds) for x in series):
@@ -157,9 +158,10 @@ def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: ty
 
 
 def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.ndarray) -> None:
-    """
-    :param probe: values that it must hold, bounds or levels.
-    :raises ConfigurationError: pandas has no such dtype; or it cannot hold the declared values.
+    """Check the dtype of a column.
+
+    :param probe: values that it must represent: bounds or levels.
+    :raises ConfigurationError: pandas has no such dtype, or it cannot hold the declared values.
     """
     try:
         empty = pd.Series([], dtype=_own(dtype))
@@ -188,15 +190,13 @@ def _probed(probe: np.ndarray, dtype: str) -> pd.Series:
 
 
 def as_series(values: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
-    """A series of the dtype, with its own missing value where nothing is observed."""
+    """A series of the dtype, with unobserved values missing."""
     series = pd.Series(values).astype(_own(dtype))
     return series if observed.all() else series.mask(~observed)
 
 
 def as_dates(days: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
-    """
-    :param days: since 1970.
-    """
+    """A series of dates. :param days: days since 1970-01-01."""
     dates = pd.Series(days.astype("datetime64[D]").astype("datetime64[s]"))
     wanted = pd.api.types.pandas_dtype(dtype)
     if isinstance(wanted, pd.DatetimeTZDtype):  # midnight, or the first time after it
@@ -214,5 +214,5 @@ def as_categories(
 
 
 def _own(dtype: str) -> str:
-    """Text is ``object`` where pandas has no dtype for it (before 3)."""
+    """Replace "str" by "object" before pandas 3, which has no dtype for text."""
     return "object" if dtype == "str" and pd.api.types.pandas_dtype("str").kind == "U" else dtype

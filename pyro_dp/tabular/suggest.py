@@ -1,4 +1,4 @@
-"""A draft of a schema, from data that are public."""
+"""Draft a schema from public data."""
 
 import datetime
 import math
@@ -21,10 +21,10 @@ _NOT_PRIVATE = (
 
 
 def drafted(frame: pd.DataFrame, unit: str | None) -> dict[str, Column]:
-    """Columns that hold the frame's values: bounds rounded outwards, levels that occur.
+    """Declarations that fit the frame: bounds rounded outwards, and the levels that occur.
 
     :param unit: name of the column of ids, which is left out.
-    :raises SchemaError: a column is of no kind that can be declared, or two have one name.
+    :raises SchemaError: a column has no suitable declaration, or two columns have the same name.
     """
     if not isinstance(frame, pd.DataFrame) or not frame.columns.is_unique:
         raise SchemaError("Schema.suggest() needs a DataFrame whose columns have different names.")

@@ -1,9 +1,8 @@
 """Synthesizer: private synthetic data from a frame and its schema.
 
-Counts of the rows are as near to the mixture's probabilities as whole numbers are. Independent
-draws would add sampling noise to that of the release. Here the counts of components, and of codes
-within each, are within one of their expectations. Their assignment to rows is random. Each row by
-itself has the mixture's distribution.
+The counts of components, and of codes within each, differ from their expectations by less than one.
+Independent draws would add sampling noise to that of the release. Their assignment to rows is
+random. Each row by itself has the mixture's distribution.
 """
 
 import itertools
@@ -31,7 +30,7 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 
 _MEMBERS = 5
-_AT_A_TIME = 4096  # units whose counts are held
+_AT_A_TIME = 4096  # units that are counted at a time
 _REDRAWS = 100
 _NUMBERS = ("count", "lower", "upper")
 _NO_INTERVAL = (
@@ -50,13 +49,13 @@ _NOTE = (
 
 
 class _MarginRelease(IterativeMechanism):
-    """The one release of a fit: a step of VIPS whose statistics depend on no posterior."""
+    """Releases the counts: a step of VIPS whose statistics depend on no posterior."""
 
     _method = "Synthesizer (VIPS)"
 
     @whole_step
     def step(self, codes: Tensor, cells: Cells) -> float:
-        """Private counts of units (N, ...), as :attr:`counts`, (size,)."""
+        """Set :attr:`counts`, (size,), to private counts of units (N, ...)."""
         clipped = self._releases.sum_type([Block(cells.size, cells.bound)])
         batches = codes.split(clipped.most_records(cells.size, _AT_A_TIME) or _AT_A_TIME)
         clipped.add_each(lambda units: [CellCounts(cells.of(units), cells.size)], batches)
@@ -66,7 +65,7 @@ class _MarginRelease(IterativeMechanism):
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """The release, and the mixture that fits it."""
+    """The release, and the mixture fitted to it."""
 
     counts: Tensor  # the vector of Cells
     noise: float  # standard deviation in each count
@@ -75,36 +74,36 @@ class _Fit:
 
 
 class Synthesizer:
-    """Synthetic rows that have the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
+    """Synthetic rows with the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
 
     :meth:`fit` makes *one* release: the counts of all codes and of all pairs of codes of two
     columns. With ``keep``, it counts within each level of one column. A
     mixture of independent columns is fitted to these counts
     (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from it. Numbers are uniform
-    within their bins; rows that the schema says are impossible are drawn anew.
+    within their bins. Rows that the schema declares impossible are redrawn.
 
-    **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
-    for one record, under both neighbouring relations. A record is a row, or with a unit column a
-    person with all of their rows. A person's part of the counts has norm at most max_rows sqrt(P),
-    for P margins (:mod:`pyro_dp.tabular.cells`, with the proof). The choice of margins and the
-    length of the fit are public: nothing is chosen by looking at the data.
+    **Guarantee.** All results are computed from the release. The accountant's (epsilon, delta)
+    covers it for one record, under both neighbouring relations. A record is a row, or with a unit
+    column a person with all of their rows. A person's part of the counts has norm at most max_rows
+    sqrt(P), for P margins (:mod:`pyro_dp.tabular.cells`, with the proof). The choice of margins and
+    the length of the fit are public: nothing is chosen by looking at the data.
 
     **Not protected.** The number of units; the schema and all settings; the frame's errors, which
-    are for the curator. The first ``max_rows`` rows of a person count, and nothing of the others.
+    are for the curator. Only the first ``max_rows`` rows of a person count.
 
     **What it keeps and what it does not.** Margins of one and two columns are kept, up to noise.
     Joint effects of three columns are lost, unless they follow from these or involve the kept
-    column. Rows of one person share the columns that the schema declares as ``constant``, and are
-    independent otherwise. So synthetic persons have the right number of rows, but do not age from
+    column. Rows of one person share the columns that the schema declares as ``constant``. Otherwise
+    they are independent. So synthetic persons have the right number of rows, but do not age from
     row to row.
 
-    **Uncertainty.** :meth:`margin` gives intervals for released counts, and there are no others. No
-    rule for several synthetic sets includes the model's own error.
+    **Uncertainty.** Only :meth:`margin` gives intervals, for released counts. No rule for several
+    synthetic sets includes the model's error.
 
     :param schema: the frames' schema.
     :param accountant: keeps the ledger and the budget.
-    :param components: the mixture's, for each level of the kept column, in each of five fits that
-        are averaged.
+    :param components: number of mixture components for each level of the kept column, in each of
+        five averaged fits.
     :param keep: ``[("income", "*")]``: the column whose relations to all others matter most, such
         as the outcome of later regressions. All pairs are counted in any case.
     :param noise: sigma of the release, in units of the bound, or a :class:`Noise`. The rows of
@@ -139,7 +138,7 @@ class Synthesizer:
         require_size(self._cells, components, _MEMBERS)
         self._components = components
         self._noise = Noise.read(noise)
-        self._inference()  # so that settings are refused here
+        self._inference()  # checks the settings
         self._found: _Fit | None = None
 
     def fit(self, frame: pd.DataFrame) -> "Synthesizer":
@@ -162,29 +161,29 @@ class Synthesizer:
     def sample(self, n: int | None = None) -> pd.DataFrame:
         """Synthetic rows, with the schema's names, dtypes and order. They cost nothing.
 
-        :param n: number of rows, or with a unit column of units; ``None``: as many as were fitted.
-        :raises ConfigurationError: there is no fit yet; or the schema says that nearly all rows are
-            impossible.
+        :param n: number of rows, or of units with a unit column; ``None`` for as many as were
+            fitted.
+        :raises ConfigurationError: there is no fit yet, or nearly all rows are impossible by the
+            schema.
         """
         number = self._fit().units if n is None else require_count("n", n)
         rng = np.random.default_rng(int(torch.randint(2**62, ())))
         return self.schema.from_codes(self._codes(number, rng), rng)
 
     def sample_sets(self, m: int, n: int | None = None) -> list[pd.DataFrame]:
-        """As many sets of :meth:`sample`. They differ in how rows were drawn, and not in the
-        release: their spread is no measure of uncertainty.
+        """Draw m sets as in :meth:`sample`. They come from the same release, so their spread does
+        not measure uncertainty.
         """
         return [self.sample(n) for _ in range(require_count("m", m))]
 
     def margin(self, *columns: str, level: float = 0.95) -> pd.DataFrame:
-        """Counts of one or two columns, as they were released, with intervals.
+        """Released counts of one or two columns, with intervals.
 
         Each interval covers the count in the private frame (its first ``max_rows`` rows of each
         person) with probability ``level``. It says nothing about a larger population.
 
         :returns: a row for each code or pair of codes: labels, ``count``, ``lower``, ``upper``.
-            Counts are as released and may be negative, so they and their sums are unbiased.
-            Intervals are for counts of people, and end at zero.
+            Counts may be negative, so they and their sums are unbiased. Intervals end at zero.
         :raises ConfigurationError: more than two columns, with the reason; or there is no fit.
         """
         released = self._fit().counts
@@ -194,11 +193,11 @@ class Synthesizer:
             raise ConfigurationError("margin: pass one or two different columns of the schema.")
         if len(columns) > 2:
             raise ConfigurationError(_NO_INTERVAL)
-        of = [self.schema.names.index(name) for name in columns]
-        counts, added = self._cells.margin(released, tuple(sorted(of)))
-        found = (counts if of == sorted(of) else counts.T).flatten().numpy()
+        chosen = [self.schema.names.index(name) for name in columns]
+        counts, added = self._cells.margin(released, tuple(sorted(chosen)))
+        found = (counts if chosen == sorted(chosen) else counts.T).flatten().numpy()
         half = self._half_width(level, added)
-        ends = [np.maximum(found + way, 0.0) for way in (-half, half)]
+        ends = [np.maximum(found + shift, 0.0) for shift in (-half, half)]
         numbers = pd.DataFrame(dict(zip(_NUMBERS, [found, *ends], strict=True)))
         labels = itertools.product(*(self.schema.columns[name].code_labels for name in columns))
         return pd.concat([pd.DataFrame(list(labels), columns=list(columns)), numbers], axis=1)
@@ -216,7 +215,7 @@ class Synthesizer:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the ledger could be spent twice, and a seed tells the noise.
+        # A copied ledger could be spent twice, and a seed reveals the noise.
         return vars(self) | {"accountant": None, "_noise": Noise(self._noise.multiplier)}
 
     def _inference(self) -> _MarginRelease:
@@ -236,7 +235,7 @@ class Synthesizer:
         return self._found
 
     def _half_width(self, level: float, added: int) -> float:
-        """Half width of the interval of a count that sums so many released cells."""
+        """Half width of the interval of a count that is the sum of ``added`` released cells."""
         return float(norm.ppf((1 + level) / 2) * self._fit().noise * math.sqrt(added))
 
     def _codes(self, number: int, rng: np.random.Generator) -> np.ndarray:
@@ -277,16 +276,16 @@ def _kept(keep: Any, schema: Schema) -> str | None:
 
 
 def all_margins(synthesizer: Synthesizer) -> pd.DataFrame:
-    """Margins of all columns, and then of all pairs, in one long frame.
+    """Margins of all columns and all pairs of columns, in one long frame.
 
     :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``,
-        to one decimal; the second pair is empty where there is one column.
+        to one decimal. The second pair is empty for margins of one column.
     """
     found = []
-    for of in (1, 2):
-        values = ["value_1", "value_2"][:of]
-        for columns in itertools.combinations(synthesizer.schema.names, of):
-            names = {"column_1": columns[0], "column_2": columns[1] if of == 2 else ""}
+    for number in (1, 2):
+        values = ["value_1", "value_2"][:number]
+        for columns in itertools.combinations(synthesizer.schema.names, number):
+            names = {"column_1": columns[0], "column_2": columns[1] if number == 2 else ""}
             table = synthesizer.margin(*columns).set_axis([*values, *_NUMBERS], axis=1)
             found.append(table.assign(**names))
     order = ["column_1", "value_1", "column_2", "value_2", *_NUMBERS]
@@ -294,8 +293,8 @@ def all_margins(synthesizer: Synthesizer) -> pd.DataFrame:
 
 
 def systematic(probabilities: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws whose counts differ from ``number`` times the probabilities by less than one, in random
-    order: (number,)."""
+    """Systematic draws (number,) in random order. Each count differs from its expectation by less
+    than one."""
     edges = np.cumsum(probabilities)
     points = (np.arange(number) + rng.random()) / max(number, 1)
     drawn = np.searchsorted(edges / edges[-1], points, side="right")
@@ -303,7 +302,7 @@ def systematic(probabilities: np.ndarray, number: int, rng: np.random.Generator)
 
 
 def drawn_rows(mixture: Mixture, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Codes (number, columns), in random order."""
+    """Draw codes (number, columns) from a mixture, in random order."""
     component = np.sort(systematic(mixture.weights, number, rng))
     first = np.searchsorted(component, np.arange(len(mixture.weights) + 1))
     codes = np.zeros((number, len(mixture.tables)), dtype=np.int64)
@@ -316,12 +315,11 @@ def drawn_rows(mixture: Mixture, number: int, rng: np.random.Generator) -> np.nd
 def unit_rows(
     mixture: Mixture, per_unit: np.ndarray, rng: np.random.Generator, schema: Schema
 ) -> np.ndarray:
-    """Codes (rows, columns) of units with so many rows each, one unit after the other.
+    """Draw codes (rows, columns) of units with these numbers of rows, one unit after the other.
 
     Rows of a unit are independent, conditional on its constant columns. The first one is a draw
     from the mixture, and the others are draws conditional on its constant columns. So each row by
-    itself has the mixture's distribution. A row for which that leaves nothing possible is the first
-    one again.
+    itself has the mixture's distribution. If no possible row is found, the first one is repeated.
     """
     if not schema.constant:
         return possible_rows(mixture, int(per_unit.sum()), rng, schema)
@@ -330,35 +328,37 @@ def unit_rows(
     first = possible_rows(mixture, len(per_unit), rng, schema)
     codes = first[unit]
     others = np.flatnonzero(np.diff(unit, prepend=-1) == 0)
-    _redraw(codes, others, lambda left: _given(mixture, first[unit[left]], constant, rng), schema)
+    _redraw(
+        codes, others, lambda left: _conditional(mixture, first[unit[left]], constant, rng), schema
+    )
     return codes
 
 
-def _given(
+def _conditional(
     mixture: Mixture, rows: np.ndarray, constant: list[int], rng: np.random.Generator
 ) -> np.ndarray:
-    """Rows whose other columns are drawn conditional on the constant ones of these."""
+    """Redraw the columns of rows that are not constant, conditional on the constant ones."""
     kinds, kind = np.unique(rows[:, constant], axis=0, return_inverse=True)
     kind, component = kind.reshape(-1), np.zeros(len(rows), dtype=np.int64)
-    for place, codes in enumerate(kinds):
+    for index, codes in enumerate(kinds):
         share = mixture.weights.copy()
         for j, code in zip(constant, codes, strict=True):
             share *= mixture.tables[j][:, code]
-        own = kind == place
-        component[own] = systematic(share / share.sum(), int(own.sum()), rng)
+        alike = kind == index
+        component[alike] = systematic(share / share.sum(), int(alike.sum()), rng)
     found = rows.copy()
     for k in np.unique(component):
-        own = np.flatnonzero(component == k)
+        members = np.flatnonzero(component == k)
         for j, table in enumerate(mixture.tables):
             if j not in constant:
-                found[own, j] = systematic(table[k], len(own), rng)
+                found[members, j] = systematic(table[k], len(members), rng)
     return found
 
 
 def possible_rows(
     mixture: Mixture, number: int, rng: np.random.Generator, schema: Schema
 ) -> np.ndarray:
-    """As :func:`drawn_rows`, with rows that the schema says are impossible drawn anew.
+    """As :func:`drawn_rows`, with impossible rows redrawn.
 
     :raises ConfigurationError: nearly all draws of the mixture are impossible.
     """
@@ -375,7 +375,7 @@ def possible_rows(
 def _redraw(
     codes: np.ndarray, left: np.ndarray, draw: Callable[[np.ndarray], np.ndarray], schema: Schema
 ) -> np.ndarray:
-    """Draw these rows until they are possible; which of them are not in the end."""
+    """Redraw these rows until they are possible, and return those that are still impossible."""
     for _ in range(_REDRAWS):
         if not len(left):
             break

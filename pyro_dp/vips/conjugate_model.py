@@ -1,4 +1,4 @@
-"""The interface of a model of VIPS: statistics of a record, their bounds, the M-step."""
+"""The interface of a VIPS model: statistics of a record, their bounds, and the M-step."""
 
 import abc
 import math
@@ -22,11 +22,11 @@ from pyro_dp.utils.validation import require_count, require_number
 class Statistic:
     """One block of sufficient statistics: a sum over records.
 
-    :param shape: the sum's.
-    :param bound: the largest Euclidean norm of one record's part, to which it is clipped.
-        ``math.inf`` is for runs without noise.
-    :param static: a record's part does not depend on the posterior. Such a statistic is released
-        once and reused if all records take part in every step.
+    :param shape: shape of the sum.
+    :param bound: one record's part is clipped to this Euclidean norm. ``math.inf`` is for runs
+        without noise.
+    :param static: whether a record's part is independent of the posterior. If all records take part
+        in every step, such a statistic is released once and reused.
 
     >>> Statistic((2, 3), bound=2**0.5).size
     6
@@ -50,9 +50,9 @@ Request = tuple[str, int, int]  # kind, number and size of a draw
 
 
 class Draws:
-    """Random numbers for the local latents of a batch of records, by a private generator.
+    """Private random numbers for the local latents of a batch of records.
 
-    :param make: makes the numbers (B, size) of a request: a kind, the draw's number and a size.
+    :param make: draws the numbers (B, size) of a request: a kind, the draw's number and a size.
 
     >>> draws = Draws.by(np.random.default_rng(0), torch.arange(5))  # as VIPS makes them
     >>> draws.normal(0, 3).shape, draws.uniform(1, 2).shape
@@ -61,12 +61,12 @@ class Draws:
 
     def __init__(self, make: Callable[[Request], Tensor]):
         self._make = make
-        self.known: dict[Request, Tensor] = {}
+        self.cache: dict[Request, Tensor] = {}
 
     @staticmethod
     def by(stream: np.random.Generator, indices: Tensor) -> "Draws":
         """
-        :param stream: private, this step's.
+        :param stream: this step's private generator.
         :param indices: the records, (B,).
         """
 
@@ -79,28 +79,28 @@ class Draws:
     def uniform(self, draw: int, size: int) -> Tensor:
         """Uniform on (0, 1], (B, size), in float64.
 
-        :param draw: number of this draw; each number has other values.
+        :param draw: number of this draw. Another number gives other values.
         """
         return self("uniform", draw, size)
 
     def normal(self, draw: int, size: int) -> Tensor:
-        """Standard normal; otherwise as :meth:`uniform`."""
+        """Standard normal, (B, size), otherwise as :meth:`uniform`."""
         return self("normal", draw, size)
 
     def of(self, b: int) -> "Draws":
-        """The random numbers of one of the records."""
+        """The random numbers of record b alone."""
         return Draws(lambda request: self(*request)[b : b + 1])
 
     def __call__(self, *request: Any) -> Tensor:
-        """The numbers of a request, which are the same each time."""
-        if request not in self.known:
-            self.known[request] = self._make(request)
-        return self.known[request]
+        """The numbers of a request. Repeating the request returns the same numbers."""
+        if request not in self.cache:
+            self.cache[request] = self._make(request)
+        return self.cache[request]
 
 
 M = TypeVar("M", bound="ConjugateModel")
 _REVIEWED: set[type] = set()
-OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."
+WRONG_SHAPE = "Statistic {name!r} does not have the shape that its model declares."
 Parts = Mapping[str, Tensor | Contributions]
 Sums = Mapping[str, Tensor]  # over all records, float64, of the declared shapes; by statistic
 Sds = Mapping[str, float]  # the noise in each coordinate of them, by statistic; public
@@ -110,15 +110,15 @@ class ConjugateModel(abc.ABC):
     """A conjugate-exponential model of independent records, as VIPS sees it.
 
     Variational Bayes for such a model needs the data only through sums over records of expected
-    sufficient statistics (Park, Foulds, Chaudhuri & Welling 2020, section 3). A model declares
-    these with a bound each and computes one record's part (the E-step). From the sums it computes a
+    sufficient statistics (Park, Foulds, Chaudhuri & Welling 2020, section 3). A model declares a
+    bound for each of them, and computes one record's part (the E-step). From the sums it computes a
     posterior of the global latents (the M-step).
 
-    **The E-step is behind the privacy wall.** Row b of :meth:`expected_statistics` may depend on
+    **The E-step reads private records.** Row b of :meth:`expected_statistics` may depend on
     row b of the data and draws and on the public posterior, and on no other record. So a loop over
     local latents must run a fixed number of times. Your own model sees one record at a time
-    (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next. Parts
-    above the bound are clipped. A record with a NaN or infinite part, or on which the E-step fails,
+    (vectorised by ``torch.vmap`` if possible), and its state is restored after each. Parts above
+    the bound are clipped. A record with a NaN or infinite part, or on which the E-step fails,
     counts as zero.
 
     **The M-step sees released numbers only**, and may use them freely. Sums are noisy: counts may
@@ -155,7 +155,7 @@ class ConjugateModel(abc.ABC):
 
     @abc.abstractmethod
     def check(self, *data: Tensor) -> None:
-        """Refuse data that do not fit, in errors that are for the curator.
+        """Refuse data that do not fit. The errors are for the curator only.
 
         :param data: finite tensors with a row per record, all of one length. Large data come in
             parts, one after the other.
@@ -175,8 +175,8 @@ class ConjugateModel(abc.ABC):
         return {}
 
     def initial_statistics(self, size: int) -> Mapping[str, Tensor]:
-        """Statistics before the first step: public. Their posterior is the first E-step's: the
-        prior, unless a model knows better.
+        """Statistics before the first step, which are public. The first E-step uses their
+        posterior, which is the prior unless a model overrides this.
         """
         return {
             name: torch.zeros(statistic.shape, dtype=torch.float64)
@@ -194,7 +194,7 @@ class ConjugateModel(abc.ABC):
 
     @abc.abstractmethod
     def marginals(self, posterior: Any) -> dict[str, Distribution]:
-        """The posterior's distribution of each global site."""
+        """The posterior distribution of each global site."""
 
     def feedback(
         self, posterior: Any, statistics: Sums, noise: Sds, size: int
@@ -203,16 +203,15 @@ class ConjugateModel(abc.ABC):
         M-step, it sees released numbers only.
 
         :param posterior: the result of :meth:`posterior` for the others.
-        :returns: by names of a statistic and of a site, the matrix (size of the statistic, size of
-            the site) of its derivatives, on flattened tensors. Zero matrices are left out. ``None``
-            if a model cannot compute them: its intervals leave out the E-step's response, and the
-            status says so. It is not called if all statistics are static.
+        :returns: by (statistic, site), the matrix of derivatives between flattened tensors, (size
+            of the statistic, size of the site). Zero matrices are left out. ``None`` if a model
+            cannot compute them: then intervals leave out the E-step's response, and the status says
+            so. This method is not called if all statistics are static.
         """
         return None
 
     def hidden(self, posterior: Any, statistics: Sums, noise: Sds) -> Mapping[str, Tensor]:
-        """Elements whose information from the records is below the noise, if the M-step detects
-        that.
+        """Elements for which the M-step detects less information from the records than noise.
 
         :returns: by site, booleans of its shape. The posterior's status counts them.
         """
@@ -238,9 +237,9 @@ def parts_of(
     draws: Draws,
     rows: Sequence[Tensor],
 ) -> dict[str, Any]:
-    """These statistics of each record. If all are static, no posterior matters.
+    """These statistics of each record. Static ones ignore the posterior.
 
-    :param model: a :class:`ConjugateModel`, or one that is isolated.
+    :param model: a :class:`ConjugateModel` or an ``IsolatedModel``.
     """
     static = [each.static for each in statistics.values()]
     expected = {} if all(static) else model.expected_statistics(posterior, draws, *rows)
@@ -248,9 +247,10 @@ def parts_of(
 
 
 def require_data(model: ConjugateModel, data: Sequence[Any], **columns: int | None) -> None:
-    """
-    :param columns: by argument, how many numbers a record has there; None: one, in a vector.
-    :raises ModelError: other arguments, or none of real numbers in this shape.
+    """Check the number, the shapes and the types of the data.
+
+    :param columns: by argument, the number of columns, or None for a vector.
+    :raises ModelError: the data do not fit.
     """
     if len(data) != len(columns):
         several = "s" if len(columns) > 1 else ""
@@ -272,7 +272,7 @@ def require_data(model: ConjugateModel, data: Sequence[Any], **columns: int | No
 
 
 def require_binary(name: str, value: Tensor, advice: str) -> None:
-    """:raises ModelError: it has other numbers than zeros and ones."""
+    """:raises ModelError: some numbers are neither zero nor one."""
     if not ((value == 0) | (value == 1)).all():
         raise ModelError(
             f"{name} must hold zeros and ones: {advice}. (This message depends on the data: it is "
@@ -281,16 +281,17 @@ def require_binary(name: str, value: Tensor, advice: str) -> None:
 
 
 def reviewed(kind: type[M]) -> type[M]:
-    """Decorate a model of this package whose tests show that no record moves another one's part.
+    """Mark a model of this package whose tests show that no record changes another one's
+    statistics.
 
-    VIPS runs its E-step on whole batches, and that of other models on one record at a time.
+    VIPS runs its E-step on whole batches. Other models get one record at a time.
     """
     _REVIEWED.add(kind)
     return kind
 
 
 def is_reviewed(model: ConjugateModel) -> bool:
-    """Whether all methods of a model are those of a reviewed class: a user may have set others."""
+    """Whether a model's class is reviewed and no method was replaced on the object."""
     kind = type(model)
     replaced = any(callable(getattr(kind, name, None)) for name in vars(model))
     return kind in _REVIEWED and not replaced

@@ -1,4 +1,4 @@
-"""The E-step: of a user's model one record at a time, its private sum, and released estimates."""
+"""The E-step: isolation of a user's model, the private sum of statistics, and the estimates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng, rows_on
 from pyro_dp.utils.validation import require_number
 from pyro_dp.vips.conjugate_model import (
-    OTHER_SHAPE,
+    WRONG_SHAPE,
     ConjugateModel,
     Draws,
     Parts,
@@ -43,10 +43,10 @@ EStep = Callable[..., Parts]  # from (draws, *rows)
 
 
 class IsolatedModel:
-    """Statistics of a :class:`ConjugateModel`, as of a batch of one for every record.
+    """Computes the statistics of a :class:`ConjugateModel` for each record as a batch of one.
 
-    Its E-step cannot read other records. It runs on all records at once by ``torch.vmap`` if
-    possible, else in a loop. State that it keeps of a record is put back.
+    So its E-step cannot read other records. It is vectorised by ``torch.vmap`` if possible, else
+    run in a loop. The state of the model is restored after each record.
 
     :ivar state: objects that the model refers to.
     """
@@ -67,7 +67,8 @@ class IsolatedModel:
     def check(self, posterior: Any, records: Records) -> None:
         """Check the model on public rows, and on single records.
 
-        :raises ModelError: the E-step fails, reads other rows, or keeps something of them.
+        :raises ModelError: the E-step fails, reads other rows, or changes state that depends on
+            them.
         """
 
         def pair(integers: bool) -> list[tuple[Mapping[str, Tensor], Changes]]:
@@ -94,8 +95,7 @@ class IsolatedModel:
     def _public(
         self, posterior: Any, rows: Sequence[Tensor]
     ) -> tuple[Mapping[str, Tensor], Changes]:
-        """Dense statistics of public rows, as one batch, and the state that the model keeps of
-        them."""
+        """Dense statistics of a batch of public rows, and the changes of the model's state."""
         with (
             forked_rng(),
             self.state.pristine() as kept,
@@ -107,7 +107,7 @@ class IsolatedModel:
             if name not in found:
                 raise ModelError(f"The E-step returns no statistic {name!r}, which is declared.")
             if found[name][0].numel() != statistic.size:
-                raise ModelError(OTHER_SHAPE.format(name=name))
+                raise ModelError(WRONG_SHAPE.format(name=name))
         return found, kept
 
     def _both(self, posterior: Any, rows: Sequence[Tensor]) -> dict[str, Any]:
@@ -117,10 +117,10 @@ class IsolatedModel:
     def _alone(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], *, static: bool
     ) -> Parts:
-        rows = tuple(row.clone() for row in rows)  # it may write into them
+        rows = tuple(row.clone() for row in rows)  # the model may write into them
         try:
             return self._vectorized(e_step, draws, rows)
-        except Exception:  # it cannot be vectorised, or fails on some record
+        except Exception:  # no vmap rule, or a failure on some record
             return self._looped(e_step, draws, rows, static)
 
     def _vectorized(self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...]) -> Parts:
@@ -128,24 +128,24 @@ class IsolatedModel:
         tables = [draws(*request) for request in requests] if draws else []
 
         def one(tables, *row):
-            known = {r: table.unsqueeze(0) for r, table in zip(requests, tables, strict=True)}
-            parts = e_step(Draws(known.__getitem__), *[each.unsqueeze(0) for each in row])
+            numbers = {r: table.unsqueeze(0) for r, table in zip(requests, tables, strict=True)}
+            parts = e_step(Draws(numbers.__getitem__), *[each.unsqueeze(0) for each in row])
             return {name: _dense(part).squeeze(0) for name, part in parts.items()}
 
         with self.state.preserved(), guarded("The E-step"), all_at_once():
             return torch.vmap(one)(tables, *rows)
 
     def _requests(self, e_step: EStep, rows: tuple[Tensor, ...]) -> list[Request]:
-        """The draws of one record, found on a public row."""
+        """The random numbers that the E-step requests for a record, found on a public row."""
         draws = _public_draws(1)
         with forked_rng(), self.state.preserved(), guarded("The E-step", public=True):
             e_step(draws, *[torch.ones_like(row[:1]) for row in rows])
-        return list(draws.known)
+        return list(draws.cache)
 
     def _looped(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], static: bool
     ) -> Parts:
-        """A record on which it fails, or has another shape, counts as broken: NaN."""
+        """Run the E-step record by record. A failure or a wrong shape gives NaN."""
         declared = {n: x for n, x in self._statistics.items() if x.static == static}
         columns: dict[str, list[Tensor]] = {name: [] for name in declared}
         for b in range(len(rows[0])):
@@ -164,7 +164,7 @@ class IsolatedModel:
 
 
 def _public_draws(count: int) -> Draws:
-    """The same ones each time."""
+    """Random numbers from a fixed seed, for public rows."""
     return Draws.by(np.random.default_rng(0), torch.arange(count))
 
 
@@ -174,7 +174,7 @@ def _dense(part: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class MixedStatistics:
-    """Estimates of the sums over all records, and how noisy they are; all of it public."""
+    """Estimates of the sums over all records (public), and the deviation of their noise."""
 
     values: dict[str, Tensor]
     noise: dict[str, float]  # standard deviation in each coordinate
@@ -185,9 +185,10 @@ class MixedStatistics:
     def mixed(
         self, estimates: "MixedStatistics", weight: float, static: Sequence[str]
     ) -> "MixedStatistics":
-        """(1 - weight) of this, weight of the estimates.
+        """The average (1 - weight) self + weight estimates.
 
-        :param static: names of estimates that are the same in every step, noise included.
+        :param static: names of estimates whose noise is the same in every step, so its deviations
+            add.
         """
         values, noise = {}, {}
         for name, new in estimates.values.items():
@@ -197,7 +198,7 @@ class MixedStatistics:
         return MixedStatistics(values, noise)
 
     def change(self, before: "MixedStatistics", declared: Mapping[str, Statistic]) -> float:
-        """Euclidean norm of the change since, each statistic in units of its bound."""
+        """Euclidean norm of the change since ``before``, each statistic in units of its bound."""
         moved = [
             torch.linalg.vector_norm(value - before.values[name]) / declared[name].bound
             for name, value in self.values.items()
@@ -233,8 +234,8 @@ class Progress:
     mixed: MixedStatistics  # averages over the steps
     static: MixedStatistics | None = None  # released once
     start: MixedStatistics | None = None  # averages after the first step
-    posterior: Any = None  # the model's
-    aware: SitePosterior | None = None  # with the noise's uncertainty, once computed
+    posterior: Any = None  # result of the model's M-step
+    aware: SitePosterior | None = None  # noise-aware posterior, once computed
 
     def to(self, device: torch.device) -> "Progress":
         static, start = (each and each.to(device) for each in (self.static, self.start))
@@ -258,11 +259,11 @@ def require_step_size(value: Any) -> tuple[float, float]:
 
 @dataclass(eq=False, repr=False)
 class StatisticsSum:
-    """Statistics of a model that are released together, in equal shares."""
+    """Sums the statistics of a model that are released together, in equal shares."""
 
     model: ConjugateModel | IsolatedModel
-    statistics: Mapping[str, Statistic]  # those of the release
-    microbatch_size: int | None  # at most so many records are worked on at a time
+    statistics: Mapping[str, Statistic]  # the released ones
+    microbatch_size: int | None  # most records at a time
     sum_type: type[ClippedSum]
 
     def sum(
@@ -270,7 +271,7 @@ class StatisticsSum:
     ) -> ClippedSum:
         """Clipped statistics of these records under the posterior, summed over them.
 
-        :param stream: for draws of local latents, private, this step's.
+        :param stream: this step's private generator, for local latents.
         """
         share = 1 / len(self.statistics)
         blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
@@ -295,9 +296,9 @@ class StatisticsSum:
         return total
 
     def estimates(self, released: Sequence[Tensor], sigma: float, rate: float) -> MixedStatistics:
-        """Released sums in their declared shapes, and how noisy they are.
+        """Released sums in their declared shapes, with the deviation of their noise.
 
-        :param released: sums over all records, the sampled ones' divided by the rate.
+        :param released: sums over the sampled records, divided by the sample rate.
         :param sigma: noise multiplier of the release.
         """
         values, noise = {}, {}
@@ -313,5 +314,5 @@ def _flat(part: Tensor | Contributions, name: str, statistic: Statistic) -> Tens
     if not isinstance(part, Tensor):
         return part
     if part.shape[1:] != statistic.shape:
-        raise ModelError(OTHER_SHAPE.format(name=name))
+        raise ModelError(WRONG_SHAPE.format(name=name))
     return part.reshape(len(part), statistic.size)

@@ -61,26 +61,26 @@ _STATE = ("size", "statistics", "static")
 
 
 class _Plan(Steps):
-    """Steps, and before them the release of static statistics.
+    """Planned releases: the static statistics once, and then the steps.
 
-    :param moves: whether the steps have releases.
-    :param opens: whether the other release is still to come.
+    :param steps_release: whether the steps release anything.
+    :param static_pending: whether the static release has yet to happen.
     """
 
-    def __init__(self, moves: bool, opens: Callable[[], bool], *own: Any):
-        super().__init__(*own)
-        self._moves, self._opens = moves, opens
+    def __init__(self, steps_release: bool, static_pending: Callable[[], bool], *args: Any):
+        super().__init__(*args)
+        self._steps_release, self._static_pending = steps_release, static_pending
 
     def releases(self, rate: float, sigma: float) -> Counter[Event]:
-        events = super().releases(rate, sigma) if self._moves else Counter[Event]()
-        if self._opens():
+        events = super().releases(rate, sigma) if self._steps_release else Counter[Event]()
+        if self._static_pending():
             events[SubsampledGaussian(self.in_one(sigma), rate, self.sampling)] += 1
         return events
 
     def reserved(self, rate: float, sigma: float, whole: bool) -> Counter[Event] | None:
-        if whole or not (self._moves and self._opens()):
+        if whole or not (self._steps_release and self._static_pending()):
             return super().reserved(rate, sigma, whole)
-        # The first step has two releases: refuse both where only one of them fits the budget.
+        # The first step has two releases. Refuse both if only one fits the budget.
         both = (self.in_one(sigma), sigma)
         return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)
 
@@ -111,18 +111,17 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     sampling records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
-    :param accountant: as for :class:`DPSVI`. A model's start is public, and comes from torch's
-        global generator.
-    :param num_steps: number of steps of :meth:`run`; if sigma is calibrated also the most steps
-        there can be. 1 where all statistics are static.
+    :param accountant: as for :class:`DPSVI`. A model's public start uses torch's global
+        generator.
+    :param num_steps: number of steps of :meth:`run`. If sigma is calibrated, no more steps are
+        possible. 1 if all statistics are static.
     :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa for t = 1, 2, ... They satisfy
         tau0 >= 0 and 0 <= kappa <= 1. kappa = 0 forgets all earlier steps; (0, 1) averages them
         all. Values in between average the noise and forget early, poorer posteriors. ``None``: the
         model's own.
-    :param noise: a multiplier or a :class:`Noise`. sigma is in units of the bounds, were there one
-        statistic; with K of them each has sqrt(K) sigma. If sigma is calibrated, the steps and the
-        release of static statistics fit the remaining budget. 0: plain variational Bayes, not
-        private.
+    :param noise: a multiplier or a :class:`Noise`. With K statistics, the noise of each is sqrt(K)
+        sigma times its bound. If sigma is calibrated, the steps and the release of static
+        statistics fit the remaining budget. 0: plain variational Bayes, not private.
     :param sampling: a sample rate, or an object such as :class:`PoissonSampling`.
     :param execution: an :class:`Execution` with microbatch_size (``None``: as the model says) and
         peers.
@@ -161,11 +160,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         declared, full = self._statistics, sampled.rate == 1.0
-        once = {name: each for name, each in declared.items() if full and each.static}
-        each = {n: x for n, x in declared.items() if n not in once}
+        static = {name: each for name, each in declared.items() if full and each.static}
+        fresh = {n: x for n, x in declared.items() if n not in static}
 
-        def opens() -> bool:
-            return bool(once) and not (self._found and self._found.static)
+        def static_pending() -> bool:
+            return bool(static) and not (self._found and self._found.static)
 
         super().__init__(
             accountant=accountant,
@@ -174,17 +173,17 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise=noise,
             sampling=sampled,
             execution=Execution.read(execution).only("VIPS", "microbatch_size", "peers"),
-            plan=partial(_Plan, bool(each), opens),
+            plan=partial(_Plan, bool(fresh), static_pending),
         )
-        # Models of users run behind a wall; those of this package are written for one.
+        # A user's model is isolated to single records. Reviewed models need no isolation.
         self._e_step = model if is_reviewed(model) else IsolatedModel(model, _state(model))
         own = (self.execution.microbatch_size, self._releases.sum_type)
-        self._once = StatisticsSum(self._e_step, once, *own) if once else None
-        self._each = StatisticsSum(self._e_step, each, *own) if each else None
-        if not each and num_steps != 1:
+        self._static_sum = StatisticsSum(self._e_step, static, *own) if static else None
+        self._step_sum = StatisticsSum(self._e_step, fresh, *own) if fresh else None
+        if not fresh and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
-                "one release of all records is all that there is to know."
+                "one release of all records has all their information."
             )
         self._kept = Preparation[Prepared](model.model, "none")
         self._found: Progress | None = None  # from the first look on
@@ -212,26 +211,26 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
         self._reservation.require_step()
-        if not self._each and self._steps:
+        if not self._step_sum and self._steps:
             raise ConfigurationError(
                 f"All statistics of {type(self.model).__name__} are static: there is no second "
                 "step."
             )
         prepared = self._look_at(data, {})
         assert self._found is not None  # from the first look on
-        if self._once and not self._found.static:
+        if self._static_sum and not self._found.static:
             sigma = self._reservation.calibrate(prepared.sampler.sample_rate)
             sigma = self._reservation.plan.in_one(sigma)
-            static = self._released(self._once, prepared, sigma)
+            static = self._released(self._static_sum, prepared, sigma)
             self._found = replace(self._found, static=static)
         estimates, before = self._found.static or MixedStatistics({}, {}), self._found
-        if self._each:
-            estimates = estimates.joined(self._released(self._each, prepared))
+        if self._step_sum:
+            estimates = estimates.joined(self._released(self._step_sum, prepared))
         else:
             self._reservation.plan.done += 1
         tau0, kappa = self.step_size
-        once = self._once.statistics if self._once else {}
-        after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
+        declared = self._static_sum.statistics if self._static_sum else {}
+        after = before.mixed.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(declared))
         start = after if self._steps == 1 else before.start
         self._found = _m_step(self.model, replace(before, mixed=after, start=start))
         return after.change(before.mixed, self._statistics) / before.size
@@ -287,8 +286,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self._reservation.require(state, _STATE)
         found = static = start = None
         if state["static"] is not None:
-            once = self._once.statistics if self._once else {}
-            static = MixedStatistics.from_state(state["static"], once)
+            declared = self._static_sum.statistics if self._static_sum else {}
+            static = MixedStatistics.from_state(state["static"], declared)
         if state.get("start") is not None:  # older states have none
             start = MixedStatistics.from_state(state["start"], self._statistics)
         if state["size"] is not None:
@@ -296,11 +295,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             mixed = MixedStatistics.from_state(state["statistics"], self._statistics)
             found = _m_step(self.model, Progress(size, mixed, static, start))
         self._reservation.load(state)
-        self._kept = Preparation(self.model.model, "none")  # to look at the data anew
+        self._kept = Preparation(self.model.model, "none")  # checks the data again
         self._found = found
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
-        """Check data, if they are new."""
+        """Check the data if they are new."""
         known = self._kept.current(args, kwargs)
         if self._releases.must_look(known is None, self.sampling.rate):
             records = _checked(self, args, kwargs)
@@ -322,9 +321,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def _released(
         self, sums: StatisticsSum, prepared: Prepared, sigma: float | None = None
     ) -> MixedStatistics:
-        """A release of their sum over records.
+        """Release these sums over records.
 
-        :param sigma: its noise multiplier; None: that of a step.
+        :param sigma: noise multiplier; None for that of a step.
         """
         found, sampler, position = self._found, prepared.sampler, self.accountant.position
         assert found is not None  # from the first look on
@@ -365,7 +364,7 @@ def _checked(vips: VIPS, given: tuple, kwargs: dict) -> Records:
         state = _state(vips.model)
     refuse_captured_data(state.references, records)
     with state.pristine() as kept:
-        for _, rows in records.checked(records.block):  # copies: it may write into them
+        for _, rows in records.checked(records.block):  # copies: check() may write
             vips.model.check(*rows)
     require_no_changes(kept)
     return records
@@ -410,13 +409,13 @@ def _m_step(model: ConjugateModel, found: Progress) -> Progress:
 
 
 def _state(model: ConjugateModel) -> CapturedState:
-    """All objects that the methods that see data refer to."""
+    """The objects that a model's methods can reach while they read data."""
     return CapturedState(model.expected_statistics, model.static_statistics, model.check)
 
 
 @contextlib.contextmanager
 def _finite() -> Iterator[None]:
-    """Name the fault of a posterior that is not finite. It follows from settings and releases."""
+    """Explain an error of the M-step. It depends on settings and released numbers alone."""
     try:
         yield
     except PrivacyError:

@@ -1,4 +1,4 @@
-"""The posterior of VIPS: the marginal of each site by family, its quantiles, and wider ones."""
+"""The posterior of VIPS: marginals of sites, their quantiles, and their widening by noise."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,14 +21,14 @@ from pyro_dp.infer.posterior.posterior import (
 from pyro_dp.utils.linalg import cholesky
 from pyro_dp.utils.torch_state import forked_rng
 
-_NUM_DRAWS = 10_000  # for quantiles of other families
+_NUM_DRAWS = 10_000  # for quantiles of families without a formula
 
 
 class Family(NamedTuple):
-    """Operations on a distribution of a family, without ``Independent`` around it.
+    """Operations on the distributions of a family, without ``Independent`` around them.
 
-    :param widened: from a root (*shape, R) of the covariance of further noise in the centre.
-    :param quantiles: each element's, (P, *shape), for probabilities (P, 1, ...).
+    :param widened: adds noise to the centre, from a root (*shape, R) of its covariance.
+    :param quantiles: quantiles of each element, (P, *shape), at probabilities (P, 1, ...).
     """
 
     widened: Callable[[Any, Tensor], Distribution]
@@ -36,17 +36,15 @@ class Family(NamedTuple):
 
 
 def centre(marginal: Distribution) -> Tensor | None:
-    """The parameter that noise moves: the mean, or the location where there may be none. None for
-    families that cannot be widened.
-    """
-    own = base(marginal)
-    found: Tensor = own.loc if hasattr(own, "loc") else own.mean
+    """The location or else the mean, which noise moves. None if the family cannot be widened."""
+    plain = base(marginal)
+    found: Tensor = plain.loc if hasattr(plain, "loc") else plain.mean
     return found if _family(marginal) else None
 
 
 def widened(marginal: Distribution, root: Tensor) -> Distribution:
-    """The same centre, and noise in it added to the variances; of the same family. A Dirichlet
-    has one number for its width: the sum of its variances is right.
+    """Add the variance of noise in the centre, within the family. A Dirichlet has a single number
+    for its width, which matches the sum of the variances.
 
     :param root: root of the covariance of the noise, (*shape, R).
     """
@@ -58,7 +56,7 @@ def widened(marginal: Distribution, root: Tensor) -> Distribution:
 
 
 def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
-    """Quantiles of each element: (P, *shape). Other families use 10,000 draws with a fixed seed."""
+    """Quantiles of each element: (P, *shape). Other families use 10,000 draws of a fixed seed."""
     shape = marginal.batch_shape + marginal.event_shape
     family = _family(marginal)
     if family is not None:
@@ -71,7 +69,7 @@ def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
 
 
 def covariance(marginal: Distribution) -> Tensor:
-    """The flattened value's covariance, (d, d)."""
+    """The covariance (d, d) of the flattened value."""
     own = base(marginal)
     if not own.event_shape:
         return own.variance.flatten().diag()
@@ -120,7 +118,7 @@ def _wider_dirichlet(dirichlet: Any, root: Tensor) -> Distribution:
     mean, total = dirichlet.mean, dirichlet.concentration.sum(dim=-1)
     most = (mean * (1 - mean)).sum(dim=-1)
     wider = most / (most / (total + 1) + _variance(root).sum(dim=-1)) - 1
-    # No noise makes it flatter than a total of one.
+    # Noise alone never lowers the total below one.
     wider = torch.maximum(wider, total.clamp(max=1.0))
     return dist.Dirichlet(mean * wider.unsqueeze(-1))
 
@@ -149,9 +147,9 @@ def _dirichlet_quantiles(dirichlet: Any, at: Tensor) -> Tensor:
     return _from_scipy(scipy.special.betaincinv, own, own.sum(dim=-1, keepdim=True) - own, at)
 
 
-def _from_scipy(function: Callable, *given: Tensor) -> Tensor:
-    found = function(*(each.detach().cpu().double().numpy() for each in given))
-    return torch.from_numpy(np.asarray(found)).to(given[0].device)
+def _from_scipy(function: Callable, *arguments: Tensor) -> Tensor:
+    found = function(*(each.detach().cpu().double().numpy() for each in arguments))
+    return torch.from_numpy(np.asarray(found)).to(arguments[0].device)
 
 
 _FAMILIES: dict[type, Family] = {
@@ -165,14 +163,14 @@ _FAMILIES: dict[type, Family] = {
 
 
 class SitePosterior(Summary, Mapping[str, Distribution]):
-    """The marginal distribution of each site, by name, in the model's own space; all of it public.
+    """The public marginal distribution of each site, by name, in the model's own space.
 
     ``posterior["weights"]`` is a Pyro distribution. ``mean``, ``stddev``, ``covariance_matrix``,
-    ``sample()`` and ``log_prob()`` are those of one flat vector (d,) of all sites' elements, with
-    names in :attr:`names`. Sites are independent of each other in it.
+    ``sample()`` and ``log_prob()`` belong to one flat vector (d,) of all elements, with names in
+    :attr:`names`. In this vector the sites are independent.
 
-    :param marginals: by site, the noise's uncertainty included.
-    :param plain: the same without it; ``None``: there is none in it.
+    :param marginals: by site, with the uncertainty that the privacy noise adds.
+    :param plain: the same without this uncertainty; ``None`` if there is none.
     :param status: whether the intervals can be published.
 
     >>> weights = dist.Normal(torch.tensor([0.0, 2.0]), 1.0).to_event(1)
@@ -223,10 +221,10 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
 
     @property
     def noise_share(self) -> Tensor:
-        """How much of each variance is privacy: 1 - plain / noise-aware, in [0, 1], (d,)."""
+        """Privacy noise's share of each variance: 1 - plain / noise-aware, in [0, 1], (d,)."""
         plain = _joined(each.variance for each in self._plain.values())
         aware = _joined(each.variance for each in self.values())
-        # Two variances that are infinite have no share.
+        # Two infinite variances give NaN.
         return (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
 
     @property

@@ -172,8 +172,8 @@ def test_noise_goes_through_the_steps(kappa, static_noise):
     root = moved.noise["w"]
     expected = torch.cov(theta.T)
     torch.testing.assert_close(root @ root.T, expected, rtol=0.1, atol=0.05 * expected.max().item())
-    assert not moved.way["w"].any()
-    torch.testing.assert_close(moved.bend["w"], torch.zeros(size, 1), rtol=0.0, atol=1e-9)
+    assert not moved.remaining["w"].any()
+    torch.testing.assert_close(moved.nonlinearity["w"], torch.zeros(size, 1), rtol=0.0, atol=1e-9)
     linear = torch.linalg.inv(torch.eye(size) - slope @ turn)
     added = moved.spread["w"] @ moved.spread["w"].T
     symmetric = (linear + linear.T) / 2 - torch.eye(size)
@@ -201,7 +201,7 @@ def test_what_is_left_of_the_way():
     def way(first, weights=weights):
         statistics = MixedStatistics({"s": s}, {"s": 1e-6})
         response = NoiseResponse(m_step, statistics, [], weights, first)
-        return response.moved({("s", "w"): turn}, {"w": torch.eye(3)}).way["w"].squeeze(1)
+        return response.moved({("s", "w"): turn}, {"w": torch.eye(3)}).remaining["w"].squeeze(1)
 
     torch.testing.assert_close(way({"s": first}), theta - goal, rtol=1e-4, atol=1e-6)
     assert not way(None).any()

@@ -1,1 +1,1 @@
-"""Models that VIPS has ready, and their parts."""
+"""Models for VIPS, and their parts."""

@@ -53,12 +53,12 @@ class GaussianMixture(ConjugateModel):
     **Rows of x are clipped to Euclidean norm** ``radius``, in the Pyro model as well. Choose it
     without looking at the data.
 
-    Let r be the probabilities of a record's assignment. Its statistics are r, of norm at most 1; r
-    x' (at most radius); and r (x^2)' (at most radius^2).
+    Let r be the probabilities of a record's assignment. Its statistics are r, r x'
+    and r (x^2)'. Their norms are at most 1, radius and radius^2.
 
-    The result of variational Bayes depends on its start: ``start``, or means that are far from each
-    other, drawn at random from the ball without the data. From random means some components may end
-    with equal means.
+    The result of variational Bayes depends on its start: the means ``start``, or random means from
+    the ball, far from each other and chosen without the data. After a random start some components
+    may end with equal means.
 
     Data: ``x`` of shape (N, dim).
 
@@ -68,8 +68,8 @@ class GaussianMixture(ConjugateModel):
     :param concentration: of the weights' prior, > 0.
     :param mean_precision: of the means' prior, in units of the component's precision, > 0.
     :param shape: of the precisions' prior, > 0.
-    :param rate: the same. ``None``: shape (radius / 10)^2, for components a tenth as wide as the
-        ball's radius.
+    :param rate: of the precisions' prior, > 0. ``None``: shape (radius / 10)^2, for components with
+        a standard deviation of about a tenth of the radius.
     :param start: means at the beginning, (K, D), from public knowledge.
 
     >>> start = torch.tensor([[-0.4], [0.4]])
@@ -80,7 +80,7 @@ class GaussianMixture(ConjugateModel):
     ['-0.5', '0.5']
     """
 
-    step_size = (0.0, 0.5)  # components first have to find their clusters
+    step_size = (0.0, 0.5)  # forget early steps, in which components look for clusters
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class GaussianMixture(ConjugateModel):
         require_data(self, data, x=self.dim)
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
-        """As if each component had its share of the records, around a mean of its own."""
+        """Statistics of components with equally many records, around different means."""
         means = self._spread_means() if self.start is None else self.start.detach().double().cpu()
         distances = torch.cdist(means, means) + 2 * self.radius * torch.eye(self.components)
-        variance = distances.min() ** 2  # so wide that no component is cut off from any record
+        variance = distances.min() ** 2  # wide enough for every component to reach every record
         counts = torch.full((self.components,), size / self.components, dtype=torch.float64)
         return {
             "counts": counts,
@@ -133,7 +133,7 @@ class GaussianMixture(ConjugateModel):
         }
 
     def _spread_means(self) -> Tensor:
-        """Each the candidate that is farthest from those before, (K, D)."""
+        """Means (K, D): each is the candidate that is farthest from the earlier ones."""
         directions = torch.randn(_CANDIDATES, self.dim, dtype=torch.float64)
         lengths = torch.rand(_CANDIDATES, 1, dtype=torch.float64) ** (1 / self.dim)
         candidates = lengths * torch.nn.functional.normalize(directions) * self.radius / 2
@@ -160,7 +160,7 @@ class GaussianMixture(ConjugateModel):
     def posterior(self, statistics: Sums, noise: Sds, size: int) -> MixturePosterior:
         counts = statistics["counts"].clamp(min=0.0).unsqueeze(1)
         sums, squares = statistics["sums"], statistics["squares"]
-        # Means of rows within the ball are within it, too; counts below their noise say nothing.
+        # A mean of rows in the ball lies in the ball. Counts below their noise are unreliable.
         divisor = self.mean_precision + counts.clamp(min=noise["counts"])
         mean = clipped_rows(sums / divisor, self.radius)
         scatter = squares - 2 * mean * sums + (counts + self.mean_precision) * mean.square()

@@ -1,7 +1,7 @@
 """Topics of documents: latent Dirichlet allocation (Blei, Ng & Jordan 2003).
 
-Algorithm 3 of Park et al. 2020 (VIPS, arXiv 1611.00340), with a release of the word counts beside
-that of the topics' and another M-step.
+Algorithm 3 of Park et al. 2020 (VIPS, arXiv 1611.00340), with an additional release of word
+counts and another M-step.
 """
 
 import math
@@ -32,10 +32,10 @@ _FAR = 50.0  # standard deviations below zero
 
 @dataclass(frozen=True)
 class Documents:
-    """The words that occur in B documents; no room is taken by those that do not.
+    """The words of B documents in sparse form.
 
-    The T pairs of document and word are sorted by document. So sums over a document run over its
-    own words in their order, and do not depend on other documents.
+    The T pairs of document and word are sorted by document. So the order of a document's sums, and
+    their rounding, do not depend on other documents.
     """
 
     document: Tensor  # each pair's index, (T,)
@@ -45,7 +45,7 @@ class Documents:
 
     @staticmethod
     def of(counts: Tensor) -> "Documents":
-        """From counts (B, V), >= 0."""
+        """Convert dense counts (B, V), >= 0."""
         document, word = counts.nonzero(as_tuple=True)
         shape = counts.shape[0], counts.shape[1]
         return Documents(document, word, counts[document, word].double(), shape)
@@ -73,10 +73,10 @@ class Documents:
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Each document's counts (K, V) of its words; a word may be in several topics.
+    """Counts (K, V) of each document by topic and word, in sparse form.
 
-    One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a document is as large as its
-    words.
+    One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a document takes only the
+    memory of its words.
     """
 
     documents: Documents
@@ -110,7 +110,7 @@ def local_posterior(
     :returns: parameters of the Dirichlet of each document's topic weights, (B, K); and expected
         tokens of each word by topic, (T, K).
     """
-    # A factor that the topics share says nothing about which of them a token is from.
+    # A factor common to all topics does not change the shares.
     shifted = log_topics - log_topics.amax(dim=1, keepdim=True)
     topics = shifted.exp()[documents.word]  # (T, K)
     equal = documents.lengths.unsqueeze(1) / topics.shape[1]
@@ -132,7 +132,7 @@ def _expected_factors(weights: Tensor) -> Tensor:
 
 
 def halves(documents: Documents, seed: int) -> tuple[Documents, Documents]:
-    """Every document's tokens in two halves, drawn at random; an odd one is in the first.
+    """Split the tokens of every document at random. An odd token goes to the first half.
 
     :param documents: with whole counts.
     """
@@ -143,8 +143,8 @@ def halves(documents: Documents, seed: int) -> tuple[Documents, Documents]:
     pair = shuffled[documents.document[shuffled].argsort(stable=True)]
     document = documents.document[pair]
     lengths = documents.lengths.long()
-    place = torch.arange(len(pair), device=pair.device) - (lengths.cumsum(0) - lengths)[document]
-    in_first = 2 * place < lengths[document]
+    index = torch.arange(len(pair), device=pair.device) - (lengths.cumsum(0) - lengths)[document]
+    in_first = 2 * index < lengths[document]
     first = torch.zeros_like(counts).index_add_(0, pair, in_first.long())
     found = []
     for own in (first, counts - first):
@@ -157,11 +157,11 @@ def halves(documents: Documents, seed: int) -> tuple[Documents, Documents]:
 def expected_counts(noisy: Tensor, sd: float, prior_mean: Tensor) -> Tensor:
     """E[x | noisy] for x ~ Exponential with this mean and noisy ~ N(x, sd^2).
 
-    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to positive numbers. The
-    released count if it exceeds the noise, the prior's mean if not.
+    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to positive numbers. It is
+    near the released count if that exceeds the noise, and near the prior's mean if not.
 
     :param noisy: any shape.
-    :param sd: the noise's; 0 for none.
+    :param sd: standard deviation of the noise; 0 for none.
     :param prior_mean: > 0, of a shape that broadcasts.
     :returns: >= 0.
     """
@@ -187,8 +187,8 @@ class LatentDirichletAllocation(ConjugateModel):
         topic_weights_n ~ Dirichlet(alpha, ..., alpha)         n = 1..N, over the topics
         words_n         ~ Multinomial(topic_weights_n . topics)
 
-    A document is a record. **Its word counts are rescaled to a fixed length**, so a long document
-    weighs no more than a short one. (The paper instead draws that many words from the document. The
+    A document is a record. **Its word counts are rescaled to a fixed length**, so long and short
+    documents weigh the same. (The paper instead draws that many words from the document. The
     rescaled counts are the mean of these draws, which only add variance.)
 
     A record's statistics are its expected counts by topic and word, and its counts by word, which
@@ -200,15 +200,15 @@ class LatentDirichletAllocation(ConjugateModel):
     mean of the noise's positive part in every cell. Here a noisy count is replaced by its posterior
     expectation under an exponential prior. The prior's mean is length N / words for words, and 1 /
     topics for a word's share in a topic. So counts below the noise fall back to the word's overall
-    frequency. (On two splits of the KOS benchmark at epsilon 4, perplexity is 2382, and with zeros
-    instead 2922.)
+    frequency. (On two splits of the KOS benchmark at epsilon 4, perplexity is 2382. With zeros it
+    is 2922.)
 
     Data: ``counts`` of shape (N, words), whole numbers >= 0. A document without words adds nothing.
 
     :param topics: K, the number of topics.
     :param words: V, size of the vocabulary, which is public.
-    :param length: length of a document after rescaling, > 0. ``None``: documents keep theirs,
-        without a bound, for runs without noise.
+    :param length: length of a document after rescaling, > 0. ``None``: documents keep their
+        length, without a bound, for runs without noise.
     :param clip: norm of a document's statistics in units of ``length``, in (0, 1]. With m frequent
         words in a document, 1 / sqrt(m) clips little. Noise is proportional to ``clip``.
     :param alpha: concentration of the topic weights, > 0; ``None`` for 1 / topics.
@@ -267,8 +267,8 @@ class LatentDirichletAllocation(ConjugateModel):
             )
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
-        """The expected number of tokens, spread nearly evenly; small differences separate
-        topics."""
+        """Nearly even counts, with the expected number of tokens. Small random differences let the
+        topics separate."""
         cells = self.topics * self.words
         mean = 1.0 if self.length is None else size * self.length / cells
         shape = torch.full((self.topics, self.words), _INITIAL_SHAPE, dtype=torch.float64)
@@ -310,7 +310,7 @@ class LatentDirichletAllocation(ConjugateModel):
         with pyro.plate("data", len(counts)) as idx:
             prior = dist.Dirichlet(self.alpha * ones[:, 0])
             probabilities = pyro.sample("topic_weights", prior) @ topics
-            # Several lengths have a density, but validation would refuse them.
+            # Validation would refuse documents of several lengths.
             documents = dist.Multinomial(
                 round(self.length or 1), probabilities, validate_args=False
             )
@@ -327,10 +327,10 @@ class LatentDirichletAllocation(ConjugateModel):
         **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
-        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
+        :param posterior: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words) of documents outside the fit.
         :param seed: seed for the halves.
-        :raises ModelError: no document has two words, or they do not fit.
+        :raises ModelError: no document has two words, or the documents do not fit.
         """
         self.check(documents)
         bag = Documents.of(documents)
@@ -354,7 +354,7 @@ class LatentDirichletAllocation(ConjugateModel):
         for documents that need no protection. A :class:`NotPrivateWarning` says so. Arguments are
         those of :meth:`perplexity`.
 
-        :raises ModelError: they do not fit.
+        :raises ModelError: the documents do not fit.
         """
         self.check(documents)
         warn_not_private("topic_weights", "documents", _OTHERS)

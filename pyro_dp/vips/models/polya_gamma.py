@@ -1,17 +1,17 @@
 """Pólya-Gamma means, and the information of a logistic likelihood from the released curvature.
 
-With c^2 = u^2 + t, u = x . w, the E-step
-of a record is E[omega] = g(c^2). It moves with the weights. The information is sum_n h(u_n) x_n
-x_n', h(u) = g(c^2) + 2 u^2 g'(c^2). For t = 0 it is that of the logistic likelihood. The release is
-sum_n g(c_n^2) x_n x_n'. The step from one to the other needs the rows, or their distribution. Here
-they count as Gaussian, with second moments that match the release.
+With c^2 = u^2 + t and u = x . w, the E-step of a record is E[omega] = g(c^2). It depends on the
+weights. The information is sum_n h(u_n) x_n x_n', h(u) = g(c^2) + 2 u^2 g'(c^2). For t = 0 this is
+the information of the logistic likelihood. The release is sum_n g(c_n^2) x_n x_n'. The step from
+one to the other needs the rows, or their distribution. Here they are assumed Gaussian, with second
+moments that match the release.
 """
 
 import torch
 from torch import Tensor
 
 _FARTHEST, _NODES = 8.0, 1001  # standard deviations, for sums over a Gaussian's density
-_SMALL = 1e-5  # a difference of c^2
+_SMALL = 1e-5  # step in c^2 of a finite difference
 _BISECTIONS = 60
 
 
@@ -23,9 +23,10 @@ def polya_gamma_mean(squared: Tensor) -> Tensor:
 
 
 def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size: int) -> Tensor:
-    """(d, d), nowhere larger than the curvature, which is positive definite.
+    """The information of the likelihood, (d, d), between 0 and the curvature.
 
-    :param mean: the weights', (d,), as the covariance, (d, d).
+    :param curvature: the released one, positive definite, (d, d).
+    :param mean: mean of the weights, (d,); ``covariance`` is theirs, (d, d).
     """
     nodes = torch.linspace(-_FARTHEST, _FARTHEST, _NODES).to(mean)
     squared = nodes.square()
@@ -56,7 +57,7 @@ def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size:
 
 
 def _within(information: Tensor, curvature: Tensor, least: float) -> Tensor:
-    """Clamp to between ``least`` times the curvature and the curvature, against noise."""
+    """Clamp the information between ``least`` times the curvature and the curvature."""
     root = torch.linalg.cholesky(curvature)
     half = torch.linalg.solve_triangular(root, information, upper=False)
     ratio = torch.linalg.solve_triangular(root, half.mT, upper=False)

@@ -1,6 +1,6 @@
 """Linear and logistic regression, from the features' weighted second moment.
 
-A conjugate Normal-Gamma prior makes one release all that linear regression takes. Logistic
+With a conjugate Normal-Gamma prior, linear regression needs a single release. Logistic
 regression is algorithm 5 of Park et al. 2020 (VIPS, arXiv 1611.00340). The augmentation of Polson,
 Scott & Windle 2013 (arXiv 1205.0310) makes its likelihood conjugate to a Gaussian.
 """
@@ -48,9 +48,9 @@ def stacked_size(dim: int) -> int:
 
 @dataclass(frozen=True)
 class WeightedSquares:
-    """w_n x_n x_n' of B records, as :func:`~pyro_dp.utils.linalg.stacked` would stack it.
+    """w_n x_n x_n' of B records, in the layout of :func:`~pyro_dp.utils.linalg.stacked`.
 
-    One of :class:`~pyro_dp.mechanism.contributions.Contributions`; the matrices are never made.
+    One of :class:`~pyro_dp.mechanism.contributions.Contributions`; the matrices are never formed.
     """
 
     rows: Tensor  # x, (B, d) in float64
@@ -62,8 +62,7 @@ class WeightedSquares:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         # Masked elements become zero before anything can overflow.
         rows = counted(self.rows, weights)
-        own = counted(self.weights.unsqueeze(1), weights) * weights
-        total = weighted_gram(rows, own)
+        total = weighted_gram(rows, counted(self.weights.unsqueeze(1), weights) * weights)
         return stacked((total + total.T) / 2)
 
     def dense(self) -> Tensor:
@@ -75,36 +74,37 @@ class WeightedSquares:
 class NoisySecondMoment:
     """A sum of outer products, positive semidefinite except for noise.
 
-    Two matrices can be had from it. :attr:`known` has no negative eigenvalue: that much the records
-    say. In :attr:`stepping` eigenvalues below the spectral radius of the noise are raised to it.
-    The noise hides whether they are zero, and dividing by them would blow up a mean. That makes the
-    mean smaller; it is no information about the latents. Without noise both are the released sums.
+    It has two versions. :attr:`known` clips negative eigenvalues: it is the information of the
+    records.
+    :attr:`stepping` raises eigenvalues below the noise's spectral radius to this radius. The noise
+    hides whether they are zero, and dividing by them would make a mean explode. Raising them
+    shrinks the mean. It adds no information. Without noise both versions are the released sums.
     """
 
     values: Tensor  # eigenvalues, ascending, (d,)
     vectors: Tensor  # eigenvectors in columns, (d, d)
-    radius: float  # the noise's
+    radius: float  # spectral radius of the noise
 
     @staticmethod
     def of(coordinates: Tensor, dim: int, noise: float) -> "NoisySecondMoment":
-        """From stacked coordinates, (d (d + 1) / 2,), and the noise's deviation in each."""
+        """From stacked coordinates (d (d + 1) / 2,) with noise of this deviation."""
         values, vectors = torch.linalg.eigh(unstacked(coordinates, dim))
         return NoisySecondMoment(values, vectors, noise_radius(noise, dim))
 
     @property
     def known(self) -> Tensor:
-        """Eigenvalues, (d,)."""
+        """Eigenvalues with negative ones set to zero, (d,)."""
         return self.values.clamp(min=0.0)
 
     @property
     def stepping(self) -> Tensor:
-        """Eigenvalues, (d,)."""
+        """Eigenvalues raised to at least the radius of the noise, (d,)."""
         return self.values.clamp(min=self.radius)
 
     def hides(self, precision: Tensor) -> Tensor:
-        """Coordinates with most of their variance at eigenvalues below the noise, (d,).
+        """Mark the coordinates with most of their variance at eigenvalues below the noise, (d,).
 
-        :param precision: the prior's, a number.
+        :param precision: precision of the prior, a number.
         """
         variances = 1 / (precision + self.known)
         parts = self.vectors.square() * variances
@@ -138,7 +138,7 @@ class LinearRegression(ConjugateModel):
     unless you add a column.
 
     A record's only statistic is z z', z = (x / x_bound, y / y_bound), of norm ``|z|^2`` <= 2. It is
-    static. So one step on all records gives the posterior, which is exact without noise.
+    static. So one step on all records gives the posterior. Without noise the posterior is exact.
 
     Data: ``x`` of shape (N, dim) and ``y`` of shape (N,).
 
@@ -147,7 +147,7 @@ class LinearRegression(ConjugateModel):
     :param y_bound: > 0.
     :param weight_precision: of the weights' prior, in units of the noise's precision, > 0.
     :param concentration: of the noise precision's prior, > 0.
-    :param rate: the same.
+    :param rate: of the same prior, > 0.
 
     >>> LinearRegression(dim=3, x_bound=1.0, y_bound=2.0).statistics["second_moment"].bound
     2.0
@@ -187,15 +187,15 @@ class LinearRegression(ConjugateModel):
 
     def posterior(self, statistics: Sums, noise: Sds, size: int) -> NormalGamma:
         sd = noise["second_moment"]
-        # The closest matrix that could be a sum of squares: then no residual is negative.
+        # The closest positive semidefinite matrix, for which no residual is negative.
         joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
         features, products, labels = joint[:-1, :-1], joint[:-1, -1], joint[-1, -1]
         prior = self.weight_precision / self.x_bound**2 * torch.eye(self.dim).to(joint)
-        # In directions where the features are below the noise, the mean is kept small.
+        # This shrinks the mean in directions in which the features are below the noise.
         raised = floored(features, noise_radius(sd, self.dim))
         mean = inverse(prior + raised) @ products
         residual = labels - 2 * mean @ products + mean @ (prior + features) @ mean
-        # Its own noise: u' E u has standard deviation sd |u|^2, u = (mean, -1).
+        # At least its noise: u' E u has standard deviation sd |u|^2 for u = (mean, -1).
         residual = residual.clamp(min=sd * (1 + mean @ mean))
         return NormalGamma(
             mean=mean * (self.y_bound / self.x_bound),
@@ -268,7 +268,7 @@ class LogisticRegression(ConjugateModel):
     :param dim: number of features.
     :param concentration: of the precision's prior, > 0. If it and ``rate`` are both large, the
         precision is practically fixed.
-    :param rate: the same.
+    :param rate: of the same prior, > 0.
 
     >>> x = torch.linspace(-1.0, 1.0, 5000)[:, None]
     >>> y = (x[:, 0] + torch.sin(1e3 * x[:, 0]) > 0).float()
@@ -313,7 +313,7 @@ class LogisticRegression(ConjugateModel):
         labels = vectors.T @ statistics["labels"]
         concentration = self.concentration + self.dim / 2
         precision: Tensor | float = self.concentration / self.rate
-        # The two blocks of the posterior need each other, and no data.
+        # Alternate between the two blocks of the posterior. This reads no data.
         for _ in range(_MOST_ITERATIONS):
             mean = labels / (precision + curvature.stepping)
             variance = 1 / (precision + curvature.known)
@@ -331,8 +331,8 @@ class LogisticRegression(ConjugateModel):
     def feedback(
         self, posterior: LogisticPosterior, statistics: Sums, noise: Sds, size: int
     ) -> dict[tuple[str, str], Tensor]:
-        """A change dA of the curvature acts on the mean as one of the labels' sums by -dA mean.
-        That is (A - H) times the change of the mean, H the information of the likelihood.
+        """A change dA of the curvature acts on the mean like a change -dA mean of the labels' sums.
+        This is (A - H) times the change of the mean. H is the information of the likelihood.
         """
         known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         curvature = known.matrix(known.stepping)
@@ -344,7 +344,7 @@ class LogisticRegression(ConjugateModel):
     ) -> dict[str, Tensor]:
         known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         weights = known.hides(posterior.concentration / posterior.rate)
-        # The precision is that of all weights.
+        # All weights determine the precision.
         return {"weights": weights, "precision": weights.any()}
 
     def marginals(self, posterior: LogisticPosterior) -> dict[str, Distribution]:

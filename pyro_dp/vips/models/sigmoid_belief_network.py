@@ -1,7 +1,7 @@
 """Sigmoid belief network: binary images from binary hidden units.
 
-Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340). Model and prior are those of Gan et al.
-2015 (AISTATS). The augmentation is that of Polson, Scott & Windle 2013 (arXiv 1205.0310).
+Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340). Model and prior are from Gan et al.
+2015 (AISTATS), the augmentation from Polson, Scott & Windle 2013 (arXiv 1205.0310).
 """
 
 import math
@@ -45,13 +45,13 @@ class ShrinkagePrior:
         precisions_jk  ~ Gamma(b, rates_jk)
         weights_jk     ~ Normal(0, precisions_jk^-1/2)
 
-    There the variance is the gamma variable, and its posterior a generalised inverse Gaussian. The
-    prior is the same: the variance is, in both, a ratio of a Gamma(a) to a Gamma(b) variable. With
-    precisions all posteriors are gammas.
+    They write it with a gamma variable for the variance, whose posterior is a generalised inverse
+    Gaussian. The prior is the same: in both forms the variance is a ratio of a Gamma(a) to a
+    Gamma(b) variable. With precisions all posteriors are gammas.
     """
 
-    a: float  # > 0; the smaller, the more weights are next to zero
-    b: float  # > 0; the smaller, the larger some are
+    a: float  # > 0; a smaller one puts more weights near zero
+    b: float  # > 0; a smaller one makes some weights larger
 
     def sample(self, like: Tensor, rows: int, columns: int) -> Tensor:
         """The Pyro model of the weights, (J, K)."""
@@ -88,20 +88,20 @@ class ShrinkagePrior:
         }
 
 
-_ROUNDS = 60
-_MOST_SHORTENING = 0.9
+_ROUNDS = 60  # rounds of variational Bayes within the M-step
+_MOST_SHORTENING = 0.9  # ratio of successive moves that extrapolation assumes at most
 _LEAST_CURVATURE = 0.005  # at a logit of 100
 _GROUPS = 10  # groups of pixels, for the accuracy
-_INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step is made with
+_INITIAL_WEIGHT = 0.5  # standard deviation of the random weights of the first E-step
 
 
 def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
     """Means of independent hidden units of value -1/2 or 1/2, (B, K).
 
-    It is variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2). Units start
-    at zero and are updated in turn, for a fixed number of sweeps.
+    This is variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2). Units
+    start at zero and are updated in turn, for a fixed number of sweeps.
 
-    :param field: each image's, (B, K).
+    :param field: field of each image, (B, K).
     :param coupling: (K, K), symmetric; its diagonal does not matter, since x^2 is 1/4.
     """
     between = coupling - torch.diag(coupling.diagonal())
@@ -118,7 +118,7 @@ def noisy_regression(
     """Gaussian posteriors of J vectors w_j ~ N(0, diag(precision_j)^-1): means and covariances.
 
     Without noise the likelihood is exp(sums_j . w - w' information_j w / 2). With noise in the sums
-    that becomes what N(sums_j; information_j w, information_j + diag(noise)) says about w.
+    it is N(sums_j; information_j w, information_j + diag(noise)), as a function of w.
 
     :param information: (J, d, d).
     :param sums: (J, d).
@@ -160,10 +160,10 @@ class SigmoidBeliefNetwork(ConjugateModel):
 
     Hidden units are centred, which defines the meaning of the biases.
 
-    Let y = image - 1/2 and x = E[hidden] - 1/2. A record's statistics are y, which is static; x;
-    x_k x_l for all pairs; and y x'. The other second moments are constants, since (hidden - 1/2)^2
-    is 1/4. The bounds are the largest norms for binary images: sqrt(J) / 2, which every image has;
-    sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
+    Let y = image - 1/2 and x = E[hidden] - 1/2. A record's statistics are y (static), x, x_k x_l
+    for all pairs, and y x'. The other second moments are constants, since (hidden - 1/2)^2 is 1/4.
+    The bounds are the largest norms for binary images: sqrt(J) / 2 (which every image has), sqrt(K)
+    / 2, sqrt(K (K - 1) / 2) / 4 and sqrt(J K) / 4.
 
     **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
     record, and so needs a matrix of second moments for each pixel: J (K + 1) (K + 2) / 2 numbers of
@@ -171,17 +171,17 @@ class SigmoidBeliefNetwork(ConjugateModel):
     smaller family, and K (K + 1) / 2 numbers suffice.
 
     **M-step.** Noisy second moments are projected to matrices without negative eigenvalues. The
-    noise of the other statistics has a public size, and enters the posterior of weights and biases
-    as the noise of a measurement. (Statistics taken as exact would make weights grow without limit.
-    On scikit-learn's digits at epsilon 4, hidden pixels were then predicted by chance, 0.53 instead
-    of 0.85.)
+    noise of the other statistics has a public size, and the posterior of weights and biases treats
+    it as measurement noise. (If statistics were taken as exact, weights would grow without limit.
+    On scikit-learn's digits at epsilon 4, accuracy for hidden pixels fell from 0.85 to 0.53.)
 
     Data: ``images`` of shape (N, pixels), each 0 or 1.
 
     :param pixels: J, the number of pixels in an image.
     :param units: K, number of hidden units.
-    :param a: parameter of the prior of the weights, > 0. The smaller, the more are next to zero.
-    :param b: the same. The smaller, the larger some weights are; a = b = 1/2 is the horseshoe.
+    :param a: parameter of the prior of the weights, > 0. A smaller one puts more weights near zero.
+    :param b: parameter of the prior of the weights, > 0. A smaller one makes some weights larger;
+        a = b = 1/2 is the horseshoe.
     :param bias_scale: > 0.
     :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
@@ -225,7 +225,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         require_binary("images", data[0], "cut grey values at a threshold")
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
-        """As if the weights were small random numbers."""
+        """Statistics that give small random weights."""
         found = dict(super().initial_statistics(size))
         weights = _INITIAL_WEIGHT * torch.randn(self.pixels, self.units, dtype=torch.float64)
         return found | {"products": size * weights / 16}
@@ -261,7 +261,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         curvature = polya_gamma_mean(predictor.square())
         shrinkage: Any = None
         move = torch.zeros_like(curvature)
-        # The blocks of the posterior need each other, and no data.
+        # Alternate between the blocks of the posterior. This reads no data.
         for _ in range(_ROUNDS):
             shrinkage = self.prior.posterior(squares, shrinkage)
             precision = torch.cat([shrinkage["precisions"].mean, bias], dim=1)
@@ -346,9 +346,9 @@ class SigmoidBeliefNetwork(ConjugateModel):
     ) -> float:
         """Fraction of hidden pixels of new images that are predicted correctly.
 
-        The pixels are dealt at random into ten groups. The others determine the hidden units at the
-        posterior means, and these predict the group. **The result is not private: use images that
-        need no protection.** A :class:`NotPrivateWarning` says so.
+        The pixels are split at random into ten groups. For each group, the other pixels determine
+        the hidden units at the posterior means, and these predict the group. **The result is not
+        private: use images that need no protection.** A :class:`NotPrivateWarning` says so.
 
         :param posterior: ``vips.posterior()``.
         :param images: images outside the fit, (M, pixels).
@@ -378,14 +378,14 @@ class SigmoidBeliefNetwork(ConjugateModel):
 
 
 def _possible(statistics: Sums, size: int) -> dict[str, Tensor]:
-    """Noise may make sums larger than records with values of -1/2 and 1/2 can. No weights would be
-    large enough to explain them.
+    """Clamp sums to what records with values of -1/2 and 1/2 can reach. Noise may exceed that, and
+    no weights would be large enough to explain the result.
     """
     largest = {"images": size / 2, "hidden": size / 2, "products": size / 4, "pairs": size / 4}
     return {name: sums.clamp(-largest[name], largest[name]) for name, sums in statistics.items()}
 
 
 def _far_ahead(move: Tensor, before: Tensor) -> Tensor:
-    """How many moves to take at once where moves get shorter by a constant factor (Aitken)."""
+    """How many moves to take at once if moves shrink by a constant factor (Aitken)."""
     factor = torch.where(before == 0, 0.0, move / before)
     return 1 / (1 - factor.clamp(0.0, _MOST_SHORTENING))
