@@ -12,8 +12,10 @@ them in sums, and this module in the functions that do not.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -26,8 +28,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_dp.graphs.references import is_users
+from pyro_dp.graphs.references import is_library, is_users
 from pyro_dp.records.losses import NotVectorizable
 from pyro_dp.utils.errors import ModelError
 
@@ -42,6 +45,7 @@ OF_NUMBERS = {
     functional.linear,
 }
 _MOST_PAIRS = 2**17  # over all heads
+_TORCHS = ("aten.", "prim.", "prims.")  # namespaces of operators
 _OF_USERS = "{name} would see several records at once"
 _INNER = (
     "Call torch.nn.functional.ctc_loss or torch.nn.CTCLoss. Torch's inner functions of this loss "
@@ -344,7 +348,8 @@ def all_at_once() -> Iterator[None]:
 
     :raises NotVectorizable: that code has a rule of ``vmap`` of its own, which sees all records. Or
         it calls an operator by torch.ops. One of the user's may keep something of each record.
-        One of torch's may read beyond the record, because it escapes the functions above.
+        One of torch's may read beyond the record, because it escapes the functions above. Or it
+        enters a ``TorchDispatchMode`` of the user's.
     """
     rule = autograd_function.custom_function_call_vmap_helper
 
@@ -353,8 +358,16 @@ def all_at_once() -> Iterator[None]:
             raise NotVectorizable(_OF_USERS.format(name=owner.__name__))
         return rule(interpreter, function, owner, *args, **kwargs)
 
+    enter = TorchDispatchMode.__enter__
+
+    def entered(mode: TorchDispatchMode) -> Any:
+        if is_users(type(mode)):
+            raise NotVectorizable(_OF_USERS.format(name=type(mode).__name__))
+        return enter(mode)
+
     with (
         mock.patch.object(autograd_function, "custom_function_call_vmap_helper", checked),
+        mock.patch.object(TorchDispatchMode, "__enter__", entered),
         _Alone(),
     ):
         yield
@@ -365,8 +378,21 @@ class _Alone(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if isinstance(func, OpOverload | OpOverloadPacket):
-            raise NotVectorizable(_OF_USERS.format(name=func))
+            # Torch's own code, such as a tracer, calls its operators, too.
+            if _called_by_users() or not str(func).startswith(_TORCHS):
+                raise NotVectorizable(_OF_USERS.format(name=func))
         found, kwargs = None, kwargs or {}
         if func in _BOUNDED and get_interpreter_stack():
             found = _BOUNDED[func](*args, **kwargs)
         return func(*args, **kwargs) if found is None else found
+
+
+def _called_by_users() -> bool:
+    """Whether an operator is called by a user's code, and not by torch's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch._ops", "pyro_dp.")):
+            return not is_library(module)
+        frame = frame.f_back
+    return False
