@@ -1,8 +1,7 @@
 """Capture and recapture: how many animals survive a year, how many are seen again?
 
 Pyro's example [Cormack-Jolly-Seber](https://pyro.ai/examples/capture_recapture.html), `model_1`.
-A record is an animal's history (simulated). The model computes a new mask in each
-step and never modifies one.
+A record is an animal's simulated history. The model computes a new mask in each step.
 """
 
 import sys

@@ -8,8 +8,10 @@
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -22,8 +24,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_dp.graphs.references import is_users
+from pyro_dp.graphs.references import is_library, is_users
 from pyro_dp.records.losses import NotVectorizable
 from pyro_dp.utils.errors import ModelError
 
@@ -38,6 +41,7 @@ OF_NUMBERS = {
     functional.linear,
 }
 _MOST_PAIRS = 2**17  # over all heads
+_TORCHS = ("aten.", "prim.", "prims.")  # namespaces of operators
 _OF_USERS = "{name} would see several records at once"
 _INNER = (
     "Call torch.nn.functional.ctc_loss or torch.nn.CTCLoss. Torch's inner functions of this loss "
@@ -346,6 +350,7 @@ def all_at_once() -> Iterator[None]:
     :raises NotVectorizable: user code has a ``vmap`` rule, which would see all records. Or it calls
         an operator by ``torch.ops``. A user's operator may keep state between records. One of
         torch's escapes the replacements above, and may read beyond the record.
+        Or it enters a user's ``TorchDispatchMode``.
     """
     rule = autograd_function.custom_function_call_vmap_helper
 
@@ -354,8 +359,16 @@ def all_at_once() -> Iterator[None]:
             raise NotVectorizable(_OF_USERS.format(name=owner.__name__))
         return rule(interpreter, function, owner, *args, **kwargs)
 
+    enter = TorchDispatchMode.__enter__
+
+    def entered(mode: TorchDispatchMode) -> Any:
+        if is_users(type(mode)):
+            raise NotVectorizable(_OF_USERS.format(name=type(mode).__name__))
+        return enter(mode)
+
     with (
         mock.patch.object(autograd_function, "custom_function_call_vmap_helper", checked),
+        mock.patch.object(TorchDispatchMode, "__enter__", entered),
         _Alone(),
     ):
         yield
@@ -366,8 +379,21 @@ class _Alone(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if isinstance(func, OpOverload | OpOverloadPacket):
-            raise NotVectorizable(_OF_USERS.format(name=func))
+            # Torch's own code, such as a tracer, calls its operators, too.
+            if _called_by_users() or not str(func).startswith(_TORCHS):
+                raise NotVectorizable(_OF_USERS.format(name=func))
         found, kwargs = None, kwargs or {}
         if func in _BOUNDED and get_interpreter_stack():
             found = _BOUNDED[func](*args, **kwargs)
         return func(*args, **kwargs) if found is None else found
+
+
+def _called_by_users() -> bool:
+    """Whether an operator is called by a user's code, and not by torch's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch._ops", "pyro_dp.")):
+            return not is_library(module)
+        frame = frame.f_back
+    return False

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.losses import NotVectorizable
@@ -188,3 +189,18 @@ def test_an_operator_that_is_called_directly_takes_one_record_at_a_time(operator
 
     with pytest.raises(NotVectorizable, match="aten.embedding"):
         torch.vmap(looked_up)(torch.ones(4, 3, 2), torch.zeros(4, 2, dtype=torch.long))
+
+
+def test_a_mode_of_torchs_operations_takes_one_record_at_a_time():
+    """It would see the numbers of all records."""
+
+    class Logging(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    def doubled(row):
+        with all_at_once(), Logging():
+            return 2 * row
+
+    with pytest.raises(NotVectorizable, match="Logging would see several records"):
+        torch.vmap(doubled)(ROWS)
