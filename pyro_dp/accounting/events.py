@@ -280,10 +280,10 @@ class RenyiDP(Event):
     name: str
 
     def __post_init__(self) -> None:
-        values = self.divergences
-        if not isinstance(values, tuple | list) or len(values) != len(ORDERS):
+        stated = self.divergences
+        if not isinstance(stated, tuple | list) or len(stated) != len(ORDERS):
             raise ConfigurationError(f"divergences must be {len(ORDERS)} numbers.")
-        values = [require_number("divergences", each, above=0.0, or_equal=True) for each in values]
+        values = [require_number("divergences", each, above=0.0, or_equal=True) for each in stated]
         if np.any(np.diff(values) < -1e-6 * np.array(values[:-1])):  # beyond rounding
             raise ConfigurationError(
                 "divergences must not fall with the order. True Rényi divergences never do, so "
