@@ -63,7 +63,8 @@ class LinearSites:
         """:meth:`factors`, or sites by the model's derivatives for records on which it fails."""
 
         def others(indices: Tensor, rows: list[Tensor]) -> LowRank:
-            return LowRank(*self._derived(indices, rows), turn=self._axes.turn)
+            along, precision, residual, largest = self._derived(indices, rows)
+            return LowRank(along, precision, residual, largest, turn=self._axes.turn)
 
         return where_possible(self.factors, others, indices, rows)
 
