@@ -280,16 +280,16 @@ class RenyiDP(Event):
     name: str
 
     def __post_init__(self) -> None:
-        stated = self.divergences
-        if not isinstance(stated, tuple | list) or len(stated) != len(ORDERS):
+        values = self.divergences
+        if not isinstance(values, tuple | list) or len(values) != len(ORDERS):
             raise ConfigurationError(f"divergences must be {len(ORDERS)} numbers.")
-        values = [require_number("divergences", each, above=0.0, or_equal=True) for each in stated]
-        if np.any(np.diff(values) < -1e-6 * np.array(values[:-1])):  # beyond rounding
+        found = [require_number("divergences", each, above=0.0, or_equal=True) for each in values]
+        if np.any(np.diff(found) < -1e-6 * np.array(found[:-1])):  # beyond rounding
             raise ConfigurationError(
                 "divergences must not fall with the order. True Rényi divergences never do, so "
                 "these bounds are loose or wrong. State an epsilon and a delta: ApproximateDP."
             )
-        vars(self).update(divergences=tuple(values))
+        vars(self).update(divergences=tuple(found))
         if self.epsilon is not None:
             most = require_number("epsilon", self.epsilon, above=0.0, or_equal=True)
             vars(self).update(epsilon=most)
