@@ -198,7 +198,7 @@ def test_an_error_on_public_rows_has_its_text():
     ("change", "named"),
     [
         (lambda parts: parts.pop("sum"), "no statistic 'sum'"),
-        (lambda parts: parts.update(sum=parts["sum"][:, :1]), "'sum' has another shape"),
+        (lambda parts: parts.update(sum=parts["sum"][:, :1]), "'sum' does not have the shape"),
     ],
 )
 def test_parts_that_do_not_fit(change, named):
