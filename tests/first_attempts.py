@@ -234,6 +234,18 @@ def factor_outside_the_plate(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+@attempt("The model", "'w'", says=r"dist\.Normal\(0\.0, 100\.0\)")
+def improper_prior(x, y):
+    """A flat prior."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.ImproperUniform(dist.constraints.real_vector, (), (3,)))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    dpsvi(model).step(x, y)
+
+
 @attempt("The model", "'lengths'", says=r"range\(max_length\) or range\(x\.shape\[1\]\)")
 def steps_of_the_longest():
     """Sequences, as many steps as the longest one has."""
@@ -476,6 +488,29 @@ def frames_in_another_order(x, y):
 def text_labels(x, y):
     """Labels as text."""
     dpsvi(logistic).step(x, pd.Series(np.where(y > 0, "yes", "no")).astype("category"))
+
+
+class Logged(torch.Tensor):
+    """A tensor that sees all operations."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args = [x.held if isinstance(x, Logged) else x for x in args]
+        return func(*args, **(kwargs or {}))
+
+
+@attempt("The data", "'scale'", "Logged", says="plain tensor of its numbers")
+def constant_that_dispatches(x, y):
+    """A constant of a class with __torch_dispatch__."""
+    scale = Logged(torch.tensor(2.0))
+    dpsvi(lambda x, y: logistic(x * scale, y)).step(x, y)
 
 
 @attempt("The data", "'x'", says=r"svi\.run\(x\.dataset\)")
@@ -935,7 +970,7 @@ def step_beyond_the_budget(x, y):
     dpsvi(logistic, accountant=accountant, noise=1.0).step(x, y)
 
 
-@attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
+@attempt("Steps", "10 of 100 records", says=r"svi\.run\(loader\.dataset\)")
 def loop_over_batches(x, y):
     """A loop over a DataLoader."""
     svi = dpsvi(logistic)

@@ -95,6 +95,10 @@ _TOO_MANY = (
     "{label} has too many objects to check whether they hold or keep data. All that model "
     "and guide refer to may be {most:,} objects. Keep numbers in tensors or arrays."
 )
+_OWN_DISPATCH = (
+    "{label} is a {kind}, whose __torch_dispatch__ would see several records at once. Keep a plain "
+    "tensor of its numbers instead, and pass that to the model."
+)
 _OWN_CLASS = (
     "Argument {name!r} is a {kind}, whose methods would see all records. Pass a plain tensor, as "
     "in {name}.as_subclass(torch.Tensor)."
@@ -149,6 +153,14 @@ class References:
         if self._waiting:
             text = _TOO_MANY.format(label=sentence(self._last), most=_MOST_THINGS)
             raise ModelError(text)
+
+    def require_plain(self) -> None:
+        """:raises ModelError: a tensor is of a user's class that handles torch's operations."""
+        for label, tensor in self.tensors:
+            kind = type(tensor)
+            if is_users(kind) and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                text = _OWN_DISPATCH.format(label=sentence(label), kind=kind.__name__)
+                raise ModelError(text)
 
     def _look_at(self, thing: Any, label: str, users: bool) -> None:
         """:param users: whether the user's own code holds it."""

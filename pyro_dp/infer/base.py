@@ -32,6 +32,7 @@ from pyro_dp.records.losses import user_code
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders, RaisedOnRecords
+from pyro_dp.records.tables import refuse_batches
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 
 _MOST_TRACES = 4  # tracing more often takes longer than it saves
@@ -91,6 +92,7 @@ class Preparation(Generic[P]):
 
     def keep(self, prepared: P, steps: int) -> P:
         if self.first(steps) is None:
+            refuse_batches(prepared.records.count)
             self._first = prepared.records
         self.prepared, self._handlers = prepared, list(_PYRO_STACK)
         return prepared

@@ -262,6 +262,7 @@ def first_look(
     objects = [(f"argument {n!r}", x) for n, x in named if not isinstance(x, (Tensor, Column))]
     state = CapturedState(model, guide, *others, *objects)
     state.references.require_all()
+    state.references.require_plain()
     state.forget()
     with state.pristine():
         found, shown, shard = _find_plate(model, tensors, shards, plate)

@@ -57,6 +57,11 @@ _ADVICE = (
         "records, not a batch.",
     ),
     (
+        r"ImproperUniform does not support sampling",
+        "A prior must have draws. Write a wide proper one instead, such as dist.Normal(0.0, 100.0) "
+        "for a real latent or dist.LogNormal(0.0, 5.0) for a positive one.",
+    ),
+    (
         r"Length of all samples has to be greater than 0",
         "Lengths are zeros here: run the network on the padded tensor, as in rnn(x), and mask "
         "the steps after each record's last.",

@@ -3,6 +3,7 @@
 Floats get torch's default dtype, integers become int64, and booleans stay. Rows keep their order.
 """
 
+import gc
 import math
 import numbers
 import sys
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pyro_dp.graphs.references import require_torchs
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
@@ -24,6 +26,11 @@ _LOADER = (
     "Argument {name!r} is a {kind}, which hands out batches: pass the dataset behind it, all "
     "records at once, as in svi.run({name}.dataset). Which records take part in a step is drawn "
     "privately."
+)
+_IN_A_LOOP = (
+    "The first step has {count} of {total} records, a batch of a DataLoader. They would be taken "
+    "for all data. Call svi.run(loader.dataset) instead, outside the loop over the loader. "
+    "Batches are drawn privately, at the sample rate."
 )
 DISTRIBUTED = (
     "Argument {name!r} {has} a DistributedSampler, which repeats records so that all processes "
@@ -196,6 +203,23 @@ def refuse_samplers(name: str, value: Any) -> None:
         raise ModelError(_LOADER.format(name=name, kind=kind))
     if isinstance(value, Sampler):
         raise ModelError(_SAMPLER.format(name=name, kind=kind))
+
+
+def refuse_batches(count: int) -> None:
+    """Refuse a loop over a DataLoader before its first batch is taken for all data.
+
+    Only the loader's sizes decide, which are public.
+
+    :raises ModelError: a DataLoader with batches of so many records is being read.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), _BaseDataLoaderIter):
+            try:
+                size, total = each._index_sampler.batch_size, len(each._dataset)
+            except (AttributeError, TypeError):  # no batches, or no length
+                continue
+            if size == count < total:
+                raise ModelError(_IN_A_LOOP.format(count=count, total=total))
 
 
 def _listed(name: str, value: Any) -> Tensor:

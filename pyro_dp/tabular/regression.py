@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ _PRIOR = (
     "the records say less than the prior about {some} of {all} coefficients. Few records have "
     "them{units}, or noise hides them: {names}"
 )
+_RARE = (
+    "the posterior expects less than 2% of the records at level {levels}. Noise may hide a level "
+    "as rare. Join it with its neighbour, by the codebook"
+)
+_RARE_SHARE, _MANY = 0.02, 1000  # a share, and records that are enough in any case
 _UNITS = ", a column is outside its declared units and bounds"
 
 
@@ -100,11 +106,14 @@ class Regression(Displayed):
     def status(self) -> Status:
         """Whether the table can be published: the status of :attr:`posterior`.
 
-        If that is ok, this status also names coefficients that the prior determines more than the
-        records do. It stays ok if these are few and belong to levels. Their intervals are close to
-        the prior's.
+        If that is ok, it is ``check`` if the posterior expects few records at the lowest or highest
+        level of an ordinal outcome. Otherwise it names coefficients that the prior determines more
+        than the records do. It stays ok if these are few and belong to levels. Their intervals are
+        close to the prior's.
         """
         found = self.posterior.status
+        if found.is_ok and self._rare:
+            return Status(CHECK, _RARE.format(levels=" and at level ".join(map(repr, self._rare))))
         names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
         if not found.is_ok or not names:
             return found
@@ -113,6 +122,13 @@ class Regression(Displayed):
             some=len(names), all=count, names=", ".join(names), units="" if rare else _UNITS
         )
         return Status(OK if rare else CHECK, reason)
+
+    @cached_property
+    def _rare(self) -> list[str]:
+        """End levels of an ordinal outcome that the posterior expects to be rare."""
+        limit = min(_RARE_SHARE, _MANY / self.evidence.size)
+        shares = self._model.end_shares(self.posterior)
+        return [level for level, share in shares.items() if share < limit]
 
     def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
         """A row for each coefficient and other unknown quantity.

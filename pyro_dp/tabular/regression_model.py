@@ -35,6 +35,7 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.torch_state import forked_rng
 
 _INCOMPLETE_SD = 0.02  # deviation of the first q if covariates may be missing
+_NUM_ROWS = 1000  # made-up rows, to average over covariates
 _SEED = 0
 _TEXTS = ("formula", "family", "exposure", "group")
 
@@ -112,6 +113,24 @@ class RegressionModel:
     def text(self) -> str:
         """The formula and the family."""
         return f"{self.formula.text} ({self.family.name})"
+
+    def end_shares(self, posterior: Posterior) -> dict[str, float]:
+        """Expected shares of the lowest and the highest level of an ordinal outcome, at the
+        posterior's means. Covariates are spread evenly over the schema's values.
+        """
+        levels = self.family.ordered
+        if not levels:
+            return {}
+        with forked_rng():
+            torch.manual_seed(_SEED)
+            means = {n: each.double().mean(0) for n, each in posterior.draws(_NUM_ROWS).items()}
+        rng, slots = np.random.default_rng(_SEED), self.schema.max_rows
+        codes = rng.integers(0, self.schema.sizes, (_NUM_ROWS, slots, len(self.schema.sizes)))
+        frame = self.schema.from_codes(codes if self.schema.unit else codes[:, 0], rng)
+        eta = self.tensors(frame.drop(columns=list(self.schema.derived)))[0].double()
+        eta, cuts = eta @ means[COEFFICIENTS], means["cutpoints"]
+        low, high = torch.sigmoid(cuts[0] - eta), torch.sigmoid(eta - cuts[-1])
+        return {str(levels[0]): low.mean().item(), str(levels[-1]): high.mean().item()}
 
     @property
     def init_scale(self) -> float:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -71,7 +71,7 @@ class Schema:
     :param impossible: rules for rows that must not be synthesised, such as ``[{"age": (0, 14),
         "married": ["yes"]}]``, with levels or a range of each column. Data are not checked.
     :raises ConfigurationError: names clash, ``unit`` or ``max_rows`` lacks the other, or an
-        expression or rule has an undeclared name.
+        expression or rule has an undeclared name. Also for a subclass of it.
 
     >>> schema = Schema({"age": Number(18, 100), "region": Category(("north", "south"))})
     >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "north"]}))
@@ -104,6 +104,12 @@ class Schema:
         there = np.ones(1, dtype=bool)  # check derived columns on a row of public values
         row = {name: (np.array([each.fill]), there) for name, each in self.columns.items()}
         self._frame(row, there)
+
+    def __init_subclass__(cls, **_options: Any) -> NoReturn:
+        raise ConfigurationError(
+            "Schema has no subclasses: a method of one's own could read all rows at once, and a "
+            "saved schema would lose it. Write a function that returns a Schema instead."
+        )
 
     @classmethod
     def suggest(

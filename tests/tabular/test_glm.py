@@ -521,6 +521,22 @@ def test_arviz():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("rare", "level"), [(3, "check"), (300, "ok")])
+def test_a_rare_end_of_an_ordinal_outcome_is_not_ok(rare, level):
+    """Noise hides a level of 3 records, and the posterior takes it for more common."""
+    rng = np.random.default_rng(2)
+    age = rng.uniform(20, 80, 3000)
+    eta = (age - 50) / 30 + rng.logistic(size=3000)
+    cuts = [np.sort(eta)[rare], *np.quantile(eta, [0.35, 0.7])]
+    data = pd.DataFrame({"age": age, "pain": np.array(list("abcd"))[np.digitize(eta, cuts)]})
+    columns = {"age": Number(20, 80), "pain": Category(tuple("abcd"), ordered=True)}
+    glm = private(Schema(columns), "pain ~ age", family="ordinal", epsilon=1.0, noise=2)
+    status = glm.fit(data, progress=False).status
+    assert status.level == level
+    assert level == "ok" or "2% of the records at level 'a'" in status.reason
+
+
+@pytest.mark.long
 def test_arviz_has_the_rows_with_an_outcome():
     columns = {"age": Number(20, 80), "visits": Count(0, 40, missing=True)}
     glm = private(Schema(columns, unit="person", max_rows=3), "visits ~ age", family="poisson")
