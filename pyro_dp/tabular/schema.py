@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -44,6 +44,10 @@ _KINDS: dict[str, type[Column]] = {
 }
 _SETTINGS = ("unit", "max_rows", "constant", "derived", "impossible")
 _NO_SCHEMA = "This is no schema as schema.to_json() writes it"
+_SUBCLASS = (
+    "Schema has no subclasses: a method of one's own could read all rows at once, and a saved "
+    "schema would lose it. Write a function that returns a Schema instead."
+)
 _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -89,6 +93,8 @@ class Schema:
         derived: Mapping[str, str] | None = None,
         impossible: Sequence[Mapping[str, Sequence[Any]]] = (),
     ) -> None:
+        if type(self) is not Schema:
+            raise ConfigurationError(_SUBCLASS)
         try:
             self.columns: dict[str, Column] = dict(columns)
         except (TypeError, ValueError):
@@ -104,12 +110,6 @@ class Schema:
         there = np.ones(1, dtype=bool)  # check derived columns on a row of public values
         row = {name: (np.array([each.fill]), there) for name, each in self.columns.items()}
         self._frame(row, there)
-
-    def __init_subclass__(cls, **_options: Any) -> NoReturn:
-        raise ConfigurationError(
-            "Schema has no subclasses: a method of one's own could read all rows at once, and a "
-            "saved schema would lose it. Write a function that returns a Schema instead."
-        )
 
     @classmethod
     def suggest(

@@ -41,13 +41,18 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     codes = [code for page in PAGES for code in examples(ROOT / page)]
     assert len(codes) == 12
     assert len([line for line in codes[0].splitlines() if line]) <= 20
-    scope = {}
+    pyro.set_rng_seed(0)
+    scope = {"Noise": Noise}
     for code in codes:
         pyro.clear_param_store()
         truth = torch.tensor([1.0, -0.5, 0.0, 0.3])
         code = re.sub(r"run\((.*), y\b([^)]*)\)", r"run(\1, y\2, progress=False)", code)
         if "def random_effects" in code:  # a step takes a second for all 20,000 people
             code = code.replace("run(x, y", "run(x[:8000], y[:8000]")
+            code = code.replace(
+                "accountant=accountant)", "accountant=accountant, noise=Noise(source=0))"
+            )
+            assert "source=0" in code
             truth *= WIDER
         exec(code, scope)
         assert 0.99 < scope["accountant"].get_epsilon() <= 1.0

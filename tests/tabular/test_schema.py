@@ -350,4 +350,4 @@ def test_numbers_that_are_drawn_have_few_decimals_and_lie_in_their_bins(column, 
 def test_a_schema_has_no_subclasses():
     """Their methods could mix rows, and a saved one would come back as a plain schema."""
     with pytest.raises(ConfigurationError, match="a function that returns a Schema"):
-        type("Own", (Schema,), {})
+        type("Own", (Schema,), {})({"age": Number(0, 100)})
