@@ -475,7 +475,7 @@ class Vips(OnData):
         """Static statistics have a release of their own, in the first step."""
         state = inference.state_dict()
         first = state["steps"] == 0 and state["static"] is None
-        return 2 if first and inference._once and inference._each else 1
+        return 2 if first and inference._static_sum and inference._step_sum else 1
 
     def results(self, inference: VIPS) -> Any:
         posterior = inference.posterior()

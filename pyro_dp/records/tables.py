@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from pyro_dp.graphs.references import require_torchs
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
@@ -27,6 +27,7 @@ _LOADER = (
     "records at once, as in svi.run({name}.dataset). Which records take part in a step is drawn "
     "privately."
 )
+_LOADER_ITERATORS = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 _IN_A_LOOP = (
     "The first step has {count} of {total} records, a batch of a DataLoader. They would be taken "
     "for all data. Call svi.run(loader.dataset) instead, outside the loop over the loader. "
@@ -212,8 +213,9 @@ def refuse_batches(count: int) -> None:
 
     :raises ModelError: a DataLoader with batches of so many records is being read.
     """
-    for each in gc.get_objects():
-        if issubclass(type(each), _BaseDataLoaderIter):
+    # The loop's iterator has no name. The garbage collector finds the objects of its class.
+    for each in gc.get_referrers(*_LOADER_ITERATORS):
+        if type(each) in _LOADER_ITERATORS:
             try:
                 size, total = each._index_sampler.batch_size, len(each._dataset)
             except (AttributeError, TypeError):  # no batches, or no length

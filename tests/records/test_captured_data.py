@@ -219,10 +219,12 @@ def test_collections_of_public_length():
         lambda number: memoryview(number.numpy()),
         lambda number: torch.complex(number, 0 * number),
         lambda number: scripted(number),
+        lambda number: scripted(torch.zeros(2), number.tolist()),
     ],
     ids=[
         *("a read-only mapping", "a weak reference", "a weak dictionary", "a key", "keys"),
         *("objects", "a structure", "an array of Python's", "a view", "complex", "TorchScript"),
+        "an attribute of TorchScript that was set later",
     ],
 )
 def test_numbers_behind_other_objects(hide, monkeypatch):
@@ -253,10 +255,12 @@ class Scripted(nn.Module):
         return x + self.number.sum()
 
 
-def scripted(number):
+def scripted(number, peaks=(0.0,)):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(Scripted(number))
+        module = torch.jit.script(Scripted(number))
+    module.peaks = [*peaks]
+    return module
 
 
 def test_attributes_of_torch_script_are_put_back():

@@ -9,7 +9,7 @@ from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.losses import NotVectorizable
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
-from pyro_dp.records.vectorised import all_at_once
+from pyro_dp.records.vectorised import _by_labels, all_at_once
 from pyro_dp.utils.errors import ModelError
 
 ROWS = torch.linspace(-40.0, 40.0, 12, dtype=torch.float64).reshape(4, 3)
@@ -157,6 +157,18 @@ def test_a_label_that_is_no_class_breaks_its_own_record(label):
         assert found.isnan().tolist() == [False, True, False, False]
     for k in (0, 2, 3):
         assert together[k] == alone[k] == _ctc(SPEECH[k], SPELLED[k])
+
+
+def test_torch_gets_no_label_that_is_no_class():
+    """It would read, and in a derivative write, beyond the record's memory."""
+    labels = []
+
+    def loss(log_probs, targets, *lengths):
+        labels.append(targets.tolist())
+        return log_probs.sum()
+
+    found = _by_labels(loss, SPEECH[0], torch.tensor([1, 9, -7]), (8,), (3,))
+    assert labels == [[1, 2, 0]] and found.isnan()
 
 
 def test_a_label_beyond_the_length_counts_for_nothing():
