@@ -15,10 +15,9 @@ from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.settings import FullBatch, Noise, old_names_explained
-from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.errors import CURATOR, ConfigurationError, ModelError
 
 _LEAST_VARIANCE = 1e-8  # in units where the bounds are -1 and 1
-_CURATOR = "(This message depends on the data: it is for the curator only.)"
 
 
 class DPStandardScaler:
@@ -253,6 +252,6 @@ def _rows(X: Any) -> Tensor:
     rows = rows.to(torch.float64)
     if not rows.isfinite().all():
         raise ModelError(
-            f"X holds NaN or infinite values: impute them, or drop the rows. {_CURATOR}"
+            f"X holds NaN or infinite values: impute them, or drop the rows. {CURATOR}"
         )
     return rows

@@ -24,7 +24,7 @@ from pyro_dp.records.column import (
     require_names,
 )
 from pyro_dp.records.tables import OTHERS, no_numbers
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import CURATOR, ModelError
 
 _BUFFER = 2**18  # bytes of each column of a file that are read at a time
 _EXTRA = "columns(): Parquet files need pyarrow. Run pip install 'pyro-dp[data]'."
@@ -33,7 +33,7 @@ _UNREADABLE = "columns(): file {file!r} is no Parquet file that pyarrow can read
 _SCHEMAS = "columns(): all files of a directory must have the same columns; {file!r} differs."
 _MISSING = (
     "Column {name!r} of integers, booleans or lists has missing values: impute them, or drop the "
-    "records. (This message depends on the data: it is for the curator only.)"
+    "records. " + CURATOR
 )
 _RAGGED = (
     "Column {name!r} holds lists without a fixed length: pad them to one length, and write them "

@@ -27,7 +27,7 @@ from pyro_dp.records.column import (
 )
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.tables import as_tensor, is_numeric, kinds_of, refuse_samplers, require_alike
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import CURATOR, ModelError
 from pyro_dp.utils.torch_state import forked_rng, put_back, reseed, seed_torch
 
 _ITERABLE = (
@@ -43,13 +43,11 @@ _STACK = (
 _CHANGES = (
     "The first item of argument {name!r} (a {kind}) changes when others are read. An item may "
     "depend only on its record and index. So a dataset must keep no running mean, and its "
-    "transforms must draw from generators of torch, NumPy or Python. (This message depends on the "
-    "data: it is for the curator only.)"
+    "transforms must draw from generators of torch, NumPy or Python. " + CURATOR
 )
 _OTHER_ITEM = (
     "columns(): the items of source differ in shape, or in the kind of their numbers (integers, "
-    "floats, booleans). Convert them alike, as in float(item). (This message depends on the data: "
-    "it is for the curator only.)"
+    "floats, booleans). Convert them alike, as in float(item). " + CURATOR
 )
 _EMPTY = "columns(): source is a dataset without records."
 _PARTS = (

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from pyro_dp.records.column import Column
-from pyro_dp.utils.errors import PrivacyWarning, warn_user
+from pyro_dp.utils.errors import CURATOR, PrivacyWarning, warn_user
 
 _STANDARD = 1e-5  # rounding of a mean and a standard deviation
 _STANDARDISED = (
     "{label} has numbers of mean 0 and standard deviation 1. If it was standardised by its own "
     "moments, each record moved all others, and epsilon does not cover that. Use public constants "
-    "or a DPStandardScaler. (This message depends on the data: it is for the curator only.)"
+    "or a DPStandardScaler. " + CURATOR
 )
 _CHANCE = 1e-4  # probability that an innocent number looks like one of the data
 _CACHED = 2**16  # numbers

@@ -38,7 +38,7 @@ from pyro_dp.records.data_numbers import DataNumbers, Scale
 from pyro_dp.records.plate import OneRecord, PrivatePlate
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import CURATOR, ModelError
 from pyro_dp.utils.torch_state import sent, version
 
 _NO_ROWS = (
@@ -231,7 +231,7 @@ class Records:
             if not torch.isfinite(values).all():
                 raise ModelError(
                     f"Argument {name!r} holds NaN or infinite values: impute them, or drop or mask "
-                    "the records. (This message depends on the data: it is for the curator only.)"
+                    f"the records. {CURATOR}"
                 )
 
     def rows(self, indices: Tensor, *, distinct: bool = True) -> list[Tensor]:

@@ -27,7 +27,7 @@ from pyro_dp.records.sandbox import guarded, looking_at_records
 from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.records.torch_modes import Decisions
-from pyro_dp.utils.errors import ModelError, PrivacyError, no_warnings
+from pyro_dp.utils.errors import CURATOR, ModelError, PrivacyError, no_warnings
 from pyro_dp.utils.linalg import agree, close, largest
 from pyro_dp.utils.torch_state import seed_torch
 
@@ -57,7 +57,7 @@ _REMEMBERS = (
 _APART = (
     "The model branches on values of a record. Records that branch unlike a placeholder of ones "
     "and zeros run one at a time, which is slow. Use torch.where, which computes both branches "
-    "for all. (This message depends on the data: it is for the curator only.)"
+    "for all. " + CURATOR
 )
 
 
@@ -321,8 +321,7 @@ class _Support:
                 raise ModelError(
                     f"Site {name!r} observes values outside the support of its distribution. "
                     "Recode or scale them (a Bernoulli takes 0 and 1), or allow them by "
-                    "validate_args=False. (This message depends on the data: it is for the curator "
-                    "only.)"
+                    f"validate_args=False. {CURATOR}"
                 )
 
     def _found(self, indices: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from pyro_dp.graphs.references import require_torchs
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
-from pyro_dp.utils.errors import ModelError, no_warnings
+from pyro_dp.utils.errors import CURATOR, ModelError, no_warnings
 
 _LOADER = (
     "Argument {name!r} is a {kind}, which hands out batches: pass the dataset behind it, all "
@@ -66,8 +66,7 @@ _RAGGED = (
 _MIXED = (
     "Argument {name!r} has integers, floats or booleans for some records, and other numbers for "
     "others. So one record would decide the dtype of all. Convert all of them alike, as in "
-    "np.asarray({name}, dtype=float). (This message depends on the data: it is for the curator "
-    "only.)"
+    "np.asarray({name}, dtype=float). " + CURATOR
 )
 _MASKED = (
     "Argument {name!r} is a masked array, and a tensor has no mask: pass {name}.filled(0) and "

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
-from pyro_dp.utils.errors import ConfigurationError, SchemaError
+from pyro_dp.utils.errors import CURATOR, ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 
 _MISSING = (
     "Column {name!r} has missing values, and its schema declares none. Declare it with "
-    "missing=True, or fill them by a rule that was fixed before the data. " + of_pandas.CURATOR
+    "missing=True, or fill them by a rule that was fixed before the data. " + CURATOR
 )
 LARGEST = 2**53  # floats represent all whole numbers up to it
 Rule = Mapping[str, Sequence[Any]]

@@ -28,10 +28,10 @@ from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.levels import LevelColumn, objects
 from pyro_dp.tabular.ranges import Date
 from pyro_dp.tabular.schema import Schema
-from pyro_dp.tabular.series import CURATOR
 from pyro_dp.tabular.synthesizer import Synthesizer, all_margins
 from pyro_dp.utils.display import spent
 from pyro_dp.utils.errors import (
+    CURATOR,
     ConfigurationError,
     PrivacyBudgetExceeded,
     PrivacyError,

@@ -24,8 +24,8 @@ _PUBLIC_ROWS = 4000
 _EXACT = 1e-8
 _NONE = 1e-300  # divisor of a column that is 0 in all public rows
 _GROUPED = (
-    "The formula has '|', a grouped term of other packages: an intercept for each level of a "
-    "column is group='column'. Slopes for each level: write the interaction, age * region."
+    "The formula has '|', which marks groups in other packages. For an intercept per level of a "
+    "column, pass group='column'. For a slope per level, write an interaction: age * region."
 )
 Term = tuple[str, ...]  # texts of its factors; () is the intercept
 
@@ -90,7 +90,7 @@ class Design:
         self._spec = made.model_spec
         self.names = [str(name) for name in made.columns]
         if not self.names:
-            raise ConfigurationError("The formula has no term on its right side.")
+            raise ConfigurationError("The formula needs a term on its right side.")
         self.of_levels = {
             self.names[place]
             for term, places in self._spec.term_indices.items()
@@ -101,8 +101,8 @@ class Design:
         sizes = np.abs(plain).max(axis=0).clip(min=_NONE)
         if np.linalg.matrix_rank(plain / sizes, tol=1e-7 * len(plain) ** 0.5) < len(self.names):
             raise ConfigurationError(
-                "Some terms of the formula follow from others, whatever the data: leave out those "
-                f"among {', '.join(self.names)} that do."
+                "Some terms of the formula are linear combinations of others for any data. Remove "
+                f"such terms from {', '.join(self.names)}."
             )
         centred = {text: (each.centre, each.half) for text, each in self._numbers.items()}
         only_scaled = {t: (0.0, abs(each.centre) + each.half) for t, each in self._numbers.items()}
@@ -160,28 +160,30 @@ def _coded(text: str, columns: Mapping[str, Column]) -> tuple[str, LevelColumn]:
         call = None
     if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Name):
         raise ConfigurationError(
-            f"The formula has {text!r}: write C(column) or C(column, contrast)."
+            f"The formula has {text!r}. Write C(column) or C(column, contrast)."
         )
     name = call.args[0].id
     require_column(name, columns)
     column = columns[name]
     if not isinstance(column, LevelColumn):
         raise ConfigurationError(
-            f"The formula has {text!r}, and column {name!r} is declared as numbers, which have no "
-            "list of levels: declare it as Category(levels)."
+            f"The formula has {text!r}, but column {name!r} has numbers and not levels. Declare it "
+            "as Category(levels)."
         )
     if any(each.arg == "levels" for each in call.keywords):
         raise ConfigurationError(
-            f"The formula has {text!r}: the schema has the levels and their order. Name the "
-            "reference by contr.treatment(base=...)."
+            f"The formula has {text!r}, but the schema declares the levels and their order. Choose "
+            "the reference by contr.treatment(base=...)."
         )
     rest = [*call.args[1:], *(each.value for each in call.keywords)]
     for node in (each for part in rest for each in ast.walk(part)):
         if isinstance(node, ast.Call) and called_name(node).split(".")[0] in columns:
-            raise ConfigurationError(f"The formula has {text!r}: a contrast reads no column.")
+            raise ConfigurationError(
+                f"The formula has {text!r}, but a contrast cannot use a column."
+            )
         if isinstance(node, ast.Name) and node.id not in CONTRASTS:
             raise ConfigurationError(
-                f"The formula has {text!r}: contrasts are contr.treatment(base=...), contr.sum, "
+                f"The formula has {text!r}. Contrasts are contr.treatment(base=...), contr.sum, "
                 "contr.helmert, contr.diff and contr.poly."
             )
     return name, column
@@ -214,7 +216,7 @@ class Formula:
         if not isinstance(text, str):
             raise ConfigurationError("formula must be text, such as 'visits ~ age + chronic'.")
         if re.search(r"(?<![\w.])\.(?![\w.])", text):
-            raise ConfigurationError("The formula has '.', which stands for no columns: name them.")
+            raise ConfigurationError("The formula has '.'. Name the columns instead.")
         try:
             if "|" in [each.token for each in tokenize(text)]:  # that of I(...) is within a token
                 raise ConfigurationError(_GROUPED)
@@ -232,8 +234,7 @@ class Formula:
         outcome = sides[0][0].factors[0].expr
         if outcome not in columns and re.search(r"\W", outcome):
             raise ConfigurationError(
-                f"The outcome {outcome!r} must be a column itself: make the column before, and "
-                "declare it."
+                f"The outcome {outcome!r} must be a column. Compute it beforehand, and declare it."
             )
         require_column(outcome, columns)
         terms = []
@@ -241,13 +242,13 @@ class Formula:
             texts = tuple(each.expr for each in term.factors)
             if any(each.startswith("offset(") for each in texts):
                 raise ConfigurationError(
-                    f"The formula has the term {str(term)!r}: say exposure='column' instead."
+                    f"The formula has the term {str(term)!r}. Pass exposure='column' instead."
                 )
             if texts == ("1",):
                 texts = ()
             elif any(re.fullmatch(r"[\d.]+|'.*'|\".*\"", each) for each in texts):
                 raise ConfigurationError(
-                    f"The formula has the term {str(term)!r}: numbers stand within I(...) only."
+                    f"The formula has the term {str(term)!r}. Write numbers within I(...) only."
                 )
             elif outcome in texts:
                 raise ConfigurationError(f"The outcome {outcome!r} is on both sides.")

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.series import CURATOR, kind
-from pyro_dp.utils.errors import SchemaError
+from pyro_dp.tabular.series import kind
+from pyro_dp.utils.errors import CURATOR, SchemaError
 
 ROW_OBSERVED = "row_observed"  # beside the columns, where a unit has several rows
 

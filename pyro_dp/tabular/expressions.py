@@ -138,8 +138,8 @@ _OF_SERIES: dict[str, Callable] = {
     "where": _where,
 }
 _GRAMMAR = (
-    "it can have columns that are named as Python names are, numbers, text, + - * / // %, "
-    f"comparisons, and, or, not, and {', '.join(_OF_SERIES)}"
+    "it can use columns whose names are Python names, numbers, text, + - * / // %, comparisons, "
+    f"and, or, not, and {', '.join(_OF_SERIES)}"
 )
 
 
@@ -164,19 +164,19 @@ def require_derived(derived: Any, columns: Iterable[str], unit: str | None) -> d
 def _require_expression(name: str, expression: Any, declared: Collection[str]) -> None:
     if not isinstance(expression, str) or len(expression) > _LONGEST:
         raise ConfigurationError(
-            f"derived[{name!r}] must be an expression as text, of {_LONGEST} characters at most."
+            f"derived[{name!r}] must be an expression as text, with at most {_LONGEST} characters."
         )
     tree = _parsed(expression)
     if tree is None or _levels(tree) > _DEEPEST or not all(map(_is_known, ast.walk(tree))):
-        raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
+        raise ConfigurationError(f"derived[{name!r}] is not an expression: {_GRAMMAR}.")
     used = _variables(tree)
     unknown = [each for each in used if each not in declared]
     if unknown:
         raise ConfigurationError(
-            f"derived[{name!r}] uses {unknown[0]!r}, which is no column that is declared before it."
+            f"derived[{name!r}] uses {unknown[0]!r}, and no earlier column has this name."
         )
     if not used:
-        raise ConfigurationError(f"derived[{name!r}] uses no column.")
+        raise ConfigurationError(f"derived[{name!r}] must use a column.")
 
 
 def evaluated(name: str, expression: str, columns: Mapping[str, pd.Series]) -> pd.Series:
@@ -186,7 +186,7 @@ def evaluated(name: str, expression: str, columns: Mapping[str, pd.Series]) -> p
             found: pd.Series = value(_parsed(expression), columns, _OF_SERIES)
     except Exception as error:  # whose text may show a value
         raise ConfigurationError(
-            f"derived[{name!r}] cannot be computed of columns of these dtypes "
+            f"derived[{name!r}] cannot be computed from columns of these dtypes "
             f"({type(error).__name__})."
         ) from None
     return found
@@ -220,17 +220,17 @@ FUNCTIONS: dict[str, Callable] = {
     "tanh": np.tanh,
 }
 CONTRASTS = ("Diff", "Helmert", "Poly", "SAS", "Sum", "Treatment", "contr")
-_SCALED = "numbers are centred and scaled by their declared bounds anyway: write the column itself"
-_SPLINE = "its knots follow from the data: write powers, I(age ** 2), or I(maximum(age - 40, 0))"
+_SCALED = "numbers are always centred and scaled by their declared bounds. Write the column itself"
+_SPLINE = "its knots depend on the data. Write powers, I(age ** 2), or I(maximum(age - 40, 0))"
 _LEVELS = "write the name of the column, which the schema declares as Category(levels)"
 _INSTEAD = {
     **dict.fromkeys(("factor", "as.factor", "ordered"), _LEVELS),
     "center": _SCALED,
     "scale": _SCALED,
     "standardize": _SCALED,
-    "poly": "its coefficients follow from the data: write powers, age + I(age ** 2)",
+    "poly": "its coefficients depend on the data. Write powers, age + I(age ** 2)",
     **dict.fromkeys(("bs", "cc", "cr", "cs", "ns", "s", "te"), _SPLINE),
-    "lag": "it looks at another row: make the column before, and declare it",
+    "lag": "it reads another row. Compute this column beforehand, and declare it",
     "hashed": "declare the levels of the column, Category(levels)",
     "Q": "rename the column, or write its name in backquotes",
 }
@@ -259,8 +259,8 @@ class Expression:
             column = columns[name]
             if not isinstance(column, RangeColumn):
                 raise ConfigurationError(
-                    f"The formula computes with column {name!r} in {text!r}, and it is declared "
-                    "as levels: write its name alone, or C(...) with a contrast."
+                    f"{text!r} computes with column {name!r}, which has levels and not numbers. "
+                    "Write its name alone, or C(...) with a contrast."
                 )
             read[name] = column
         self._low, self._high = -np.inf, np.inf
@@ -271,12 +271,14 @@ class Expression:
         if not np.isfinite(found).all():
             raise ConfigurationError(
                 f"{text!r} is not finite everywhere within the declared bounds of "
-                f"{', '.join(map(repr, self.variables))}: change the bounds, or the expression."
+                f"{', '.join(map(repr, self.variables))}. Change the bounds or the expression."
             )
         self._low, self._high = float(found.min()), float(found.max())
         self.centre, self.half = (self._low + self._high) / 2, (self._high - self._low) / 2
         if not self.half > 0:
-            raise ConfigurationError(f"{text!r} is the same for all rows: leave it out.")
+            raise ConfigurationError(
+                f"{text!r} is the same for all rows. Remove it from the formula."
+            )
 
     def values(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         """The value of each encoded row, clipped to the range within the declared bounds."""
@@ -292,24 +294,24 @@ def _row_by_row(text: str, columns: Mapping[str, Column]) -> tuple[ast.expr, lis
     tree = _parsed(text)
     if tree is None:
         raise ConfigurationError(
-            f"The formula has {text!r}, which is no column of the schema, and no expression of "
-            "columns whose names are Python names."
+            f"The formula has {text!r}. It is neither a column of the schema nor an expression. "
+            "Expressions can use columns whose names are Python names."
         )
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             _require_function(node, text)
         elif not is_part(node, FORMULAE):
             raise ConfigurationError(
-                f"The formula has {text!r}, which is not taken row by row: it may have operators, "
+                f"The formula has {text!r}, which cannot be computed row by row. Use operators, "
                 f"numbers, columns, and {', '.join(FUNCTIONS)}."
             )
         if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
-            raise ConfigurationError(f"The formula has {text!r}: it may compute with numbers only.")
+            raise ConfigurationError(f"The formula has {text!r}. It can compute with numbers only.")
     variables = _variables(tree)
     for name in variables:
         require_column(name, columns)
     if not variables:
-        raise ConfigurationError(f"The formula has {text!r}, which reads no column: leave it out.")
+        raise ConfigurationError(f"The formula has {text!r}, which uses no column. Remove it.")
     return tree, variables
 
 
@@ -319,8 +321,8 @@ def _require_function(call: ast.Call, text: str) -> None:
     name = called_name(call)
     if name in FUNCTIONS:
         numbers = ", ".join(["..."] * getattr(FUNCTIONS[name], "nin", 1))
-        raise ConfigurationError(f"The formula has {text!r}: write {name}({numbers}) for it.")
-    why = _INSTEAD.get(name, f"functions that can be taken row by row are {', '.join(FUNCTIONS)}")
+        raise ConfigurationError(f"The formula has {text!r}. Write {name}({numbers}) instead.")
+    why = _INSTEAD.get(name, f"functions that work row by row are {', '.join(FUNCTIONS)}")
     raise ConfigurationError(f"The formula calls {name}() in {text!r}, which is refused: {why}.")
 
 
@@ -333,7 +335,7 @@ def require_column(name: str, columns: Mapping[str, Column]) -> None:
     """:raises ConfigurationError: the schema has no such column."""
     if name not in columns:
         raise ConfigurationError(
-            f"The formula names {name!r}, which is no column of the schema: it has "
+            f"The formula names {name!r}, which is not in the schema. Its columns are "
             f"{', '.join(map(repr, columns))}."
         )
 

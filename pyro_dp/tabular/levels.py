@@ -10,12 +10,12 @@ import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
 from pyro_dp.tabular.column import LARGEST, Bins, Column
-from pyro_dp.utils.errors import ConfigurationError, SchemaError
+from pyro_dp.utils.errors import CURATOR, ConfigurationError, SchemaError
 from pyro_dp.utils.validation import require_flag
 
 _UNKNOWN = (
-    "Column {name!r} has values that are none of its declared levels: declare all levels of the "
-    "codebook, or other=True (a Category), or missing=True. " + of_pandas.CURATOR
+    "Column {name!r} has values that are not declared levels. Declare all levels of the codebook, "
+    "or other=True (a Category), or missing=True. " + CURATOR
 )
 
 
@@ -81,7 +81,7 @@ class LevelColumn(Column):
         known = [*self.all_levels, *[None] * self.missing]
         unknown = [level for level in allowed if level not in known]
         if isinstance(allowed, str) or unknown:
-            raise ConfigurationError("there must be a list of declared levels.")
+            raise ConfigurationError("expected a list of declared levels.")
         return np.array([level in allowed for level in known])
 
 
@@ -113,7 +113,7 @@ class Category(LevelColumn):
             object.__setattr__(self, name, require_flag(name, getattr(self, name)))
         self._check()
         if self.other and "other" in self.levels:
-            raise ConfigurationError("levels: 'other' needs other=False.")
+            raise ConfigurationError("A level is already named 'other': leave other=False.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,7 +136,7 @@ class Binary(LevelColumn):
     def __post_init__(self) -> None:
         self._check()
         if len(self.levels) != 2:
-            raise ConfigurationError("levels of a Binary must be two; Category() has more.")
+            raise ConfigurationError("A Binary needs two levels. For more, use Category().")
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:

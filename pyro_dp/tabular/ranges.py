@@ -154,8 +154,8 @@ class Count(RangeColumn):
         self._read_range(_integer)
         if self.bins is None and self._span > MOST_CODES:
             raise ConfigurationError(
-                f"Count has {self._span} values, more than {MOST_CODES} codes: say bins, such as "
-                "bins=20, or edges."
+                f"Count has {self._span} values, and at most {MOST_CODES} codes are allowed. Pass "
+                "bins=20, or a list of edges."
             )
         self._declare(np.array([self.lower, self.upper]))
 
@@ -251,7 +251,7 @@ class Date(RangeColumn):
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
+        raise ConfigurationError(f"{name} must be an integer. For floats, use Number().")
     if abs(int(value)) > LARGEST:
         raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
     return int(value)
@@ -284,7 +284,7 @@ def of_range(
     """
     edges = _edges(bins, lower, upper, whole)
     if any(low >= high for low, high in itertools.pairwise(edges)):
-        raise ConfigurationError("bins: edges must ascend, and differ as floats.")
+        raise ConfigurationError("bins: edges must increase, also as floats.")
     if whole:
         edges = [int(edge) for edge in edges]
         pairs = [(text(low), text(high - 1)) for low, high in itertools.pairwise(edges)]
@@ -301,13 +301,13 @@ def _edges(bins: Any, lower: float, upper: float, whole: bool) -> list[float]:
         count = require_count("bins", bins)
         if whole and count > top - lower:
             raise ConfigurationError(
-                f"bins={count} is more than there are whole numbers from lower to upper: say fewer."
+                f"bins={count} is too many: there are fewer whole numbers from lower to upper."
             )
         equal = np.linspace(lower, top, count + 1)
         return (np.floor(equal) if whole else equal).tolist()
     edges = [require_number("bins", edge, above=-np.inf, below=np.inf) for edge in bins]
     if len(edges) < 2 or edges[0] != lower or edges[-1] != upper:
-        raise ConfigurationError("bins: the first edge must be lower, and the last one upper.")
+        raise ConfigurationError("bins: the first edge must equal lower, and the last one upper.")
     if whole and any(edge % 1 for edge in edges):
-        raise ConfigurationError("bins: the edges of whole numbers must be whole.")
+        raise ConfigurationError("bins: edges must be whole numbers here.")
     return [*edges[:-1], top]

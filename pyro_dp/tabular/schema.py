@@ -28,9 +28,8 @@ from pyro_dp.tabular.expressions import evaluated, require_derived
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import row_model
 from pyro_dp.tabular.ranges import Count, Date, Number, RangeColumn
-from pyro_dp.tabular.series import CURATOR
 from pyro_dp.tabular.suggest import drafted
-from pyro_dp.utils.errors import ConfigurationError, SchemaError
+from pyro_dp.utils.errors import CURATOR, ConfigurationError, SchemaError
 from pyro_dp.utils.files import write_text
 from pyro_dp.utils.validation import require_count
 
@@ -43,10 +42,10 @@ _KINDS: dict[str, type[Column]] = {
     kind.__name__: kind for kind in (Number, Count, Category, Binary, Date)
 }
 _SETTINGS = ("unit", "max_rows", "constant", "derived", "impossible")
-_NO_SCHEMA = "This is no schema as schema.to_json() writes it"
+_NO_SCHEMA = "This text is not a schema that schema.to_json() wrote"
 _SUBCLASS = (
-    "Schema has no subclasses: a method of one's own could read all rows at once, and a saved "
-    "schema would lose it. Write a function that returns a Schema instead."
+    "Schema cannot have subclasses: a new method could read all rows at once, and a saved schema "
+    "would lose it. Write a function that returns a Schema instead."
 )
 _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -134,16 +133,19 @@ class Schema:
         try:
             state = json.loads(text)
         except (TypeError, ValueError, RecursionError):
-            raise ConfigurationError("This is no schema: it is not JSON.") from None
+            raise ConfigurationError("This text is not a schema: it is not JSON.") from None
         if not isinstance(state, dict) or "schema" not in state:
             raise ConfigurationError(f"{_NO_SCHEMA}: it has no entry 'schema'.")
         if state["schema"] != _VERSION:
             raise ConfigurationError(
-                f"This schema is of version {state['schema']!r}, not {_VERSION}."
+                f"This schema has version {state['schema']!r}. Version {_VERSION} is needed."
             )
         unknown = set(state) - {"schema", "columns", *_SETTINGS}
         if unknown or not isinstance(state.get("columns"), list):
-            raise ConfigurationError(f"{_NO_SCHEMA}: it has other entries than 'columns', ....")
+            raise ConfigurationError(
+                f"{_NO_SCHEMA}: it needs a list 'columns', and the only other entries are "
+                f"'schema', {', '.join(map(repr, _SETTINGS))}."
+            )
         columns: dict[str, Column] = {}
         for name, column in map(_column, state["columns"]):
             if name in columns:
@@ -358,7 +360,7 @@ class Schema:
             raise SchemaError(f"Codes must be integers of shape (units, {str(shape)[1:]}.")
         empty = (codes == -1).all(axis=-1, keepdims=True) & (self.unit is not None)
         if not (empty | ((codes >= 0) & (codes < self.sizes))).all():
-            raise SchemaError("Codes: there are numbers that are no codes of their column.")
+            raise SchemaError("Codes: some numbers are not codes of their column.")
 
     def _read(self, frame: Any) -> tuple[_Read, Slots | None]:
         """Values of each column, and the slots of the rows."""
@@ -376,10 +378,10 @@ class Schema:
 
 def _require_declarations(columns: Mapping[str, Column], unit: Any, constant: Any) -> None:
     if not columns:
-        raise ConfigurationError("A schema needs a column.")
+        raise ConfigurationError("A schema needs at least one column.")
     for name, column in columns.items():
         if not isinstance(name, str) or not name:
-            raise ConfigurationError("Names of columns must be text, and not empty.")
+            raise ConfigurationError("Names of columns must be non-empty text.")
         # A user's class could read all rows at once.
         if type(column) not in _KINDS.values():
             raise ConfigurationError(
@@ -390,20 +392,20 @@ def _require_declarations(columns: Mapping[str, Column], unit: Any, constant: An
     names = set(constant) if fits else set()
     if not fits or len(names) < len(constant) or names and (unit is None or names - set(columns)):
         raise ConfigurationError(
-            "constant must be a list of different names of columns of the schema, and needs unit, "
-            "the column that says whose row it is."
+            "constant must list columns of the schema, each once. It also needs unit, the column "
+            "that identifies whose row it is."
         )
     if unit is not None and (not isinstance(unit, str) or unit in columns):
         raise ConfigurationError(
-            "unit must be the name of a column that is not declared: it says whose row it is, "
-            "and is never released. Take it out of the columns."
+            "unit must name a column that is not declared. It identifies whose row it is, and is "
+            "never released. Remove it from the columns."
         )
     made = [f"{name}_observed" for name, each in columns.items() if each.missing]
     made += [ROW_OBSERVED] if unit is not None else []
     clash = [name for name in made if name in columns]
     if clash or len(set(made)) < len(made):
         raise ConfigurationError(
-            f"{(clash or made)[0]!r} is a name that encode() adds: rename the column."
+            f"encode() adds a column {(clash or made)[0]!r}: rename the declared column."
         )
 
 
@@ -421,12 +423,12 @@ def _max_rows(max_rows: int | None, unit: Any) -> int:
     """Most rows of a unit; 1 if each row is a unit."""
     if max_rows is None and unit is not None:
         raise ConfigurationError(
-            f"unit={unit!r} needs max_rows: how many rows of one unit count, the first ones of the "
-            "frame. Rows beyond it are left out, and noise grows with it. So state how many "
-            "nearly everybody has, from public knowledge."
+            f"unit={unit!r} needs max_rows, the number of rows that count for each unit. Further "
+            "rows are left out, and noise grows with max_rows. State a number that covers nearly "
+            "everybody, from public knowledge."
         )
     if max_rows is not None and unit is None and max_rows != 1:
-        raise ConfigurationError("max_rows needs unit, the column that says whose row it is.")
+        raise ConfigurationError("max_rows needs unit, the column that identifies whose row it is.")
     return 1 if max_rows is None else require_count("max_rows", max_rows)
 
 
@@ -439,9 +441,7 @@ def require_columns(
     are the values of its first person.
     """
     if not isinstance(frame, pd.DataFrame):
-        raise SchemaError(
-            f"A schema reads a frame of pandas, not a {type(frame).__name__}: pass a DataFrame."
-        )
+        raise SchemaError(f"A schema reads a pandas DataFrame, not a {type(frame).__name__}.")
     wanted = list(names) if unit is None else [unit, *names]
     found = list(frame.columns)
     lacking = [name for name in wanted if name not in found]
@@ -450,7 +450,7 @@ def require_columns(
     twice = [name for name in wanted if found.count(name) > 1]
     if twice:
         raise SchemaError(
-            f"The frame has column {twice[0]!r} more than once: leave one of them, as in "
+            f"The frame has column {twice[0]!r} more than once. Keep one of them: "
             "df.loc[:, ~df.columns.duplicated()]."
         )
     extra = [i for i, name in enumerate(found) if name not in wanted and name not in unread]
@@ -458,11 +458,11 @@ def require_columns(
         places = ", ".join(map(str, extra[:_SHOWN])) + (", ..." if len(extra) > _SHOWN else "")
         listed = "schema.names" if unit is None else "[schema.unit, *schema.names]"
         whose = (
-            " If one of them says whose row it is, name it as the schema's unit: without it a "
-            "person with several rows is not protected."
+            " If one of them identifies whose row it is, pass it as the schema's unit. Otherwise, "
+            "a person with several rows is not protected."
         )
         raise SchemaError(
-            f"The frame has columns that the schema does not name, at position {places}. Declare "
+            f"The frame has columns that the schema lacks, at position {places}. Declare "
             f"them, or pass df[{listed}].{whose if unit is None else ''} (Their names may be data, "
             "so only positions are listed.)"
         )
@@ -493,6 +493,8 @@ def _column(entry: Any) -> tuple[str, Column]:
     try:
         return name, _KINDS[kind](**fields)
     except TypeError:
-        raise ConfigurationError(f"Column {name!r}: these are no settings of {kind}.") from None
+        raise ConfigurationError(
+            f"Column {name!r} has settings that {kind} does not take."
+        ) from None
     except ConfigurationError as error:
         raise ConfigurationError(f"Column {name!r}: {error}") from None

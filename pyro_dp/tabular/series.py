@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pyro_dp.utils.errors import ConfigurationError, SchemaError
+from pyro_dp.utils.errors import CURATOR, ConfigurationError, SchemaError
 
-CURATOR = "(This message depends on the data: it is for the curator only.)"
 _KIND = "Column {name!r} holds {found}, and its schema declares {wanted}: {advice}."
 
 

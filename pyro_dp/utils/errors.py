@@ -5,6 +5,8 @@ import sys
 import warnings
 from collections.abc import Iterator
 
+CURATOR = "(This message depends on the data: it is for the curator only.)"
+
 
 class PrivacyError(Exception):
     """An operation would break, or could not state, the privacy guarantee.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.streams import drawn
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import CURATOR, ModelError
 from pyro_dp.utils.validation import require_count, require_number
 
 
@@ -274,10 +274,7 @@ def require_data(model: ConjugateModel, data: Sequence[Any], **columns: int | No
 def require_binary(name: str, value: Tensor, advice: str) -> None:
     """:raises ModelError: some numbers are neither zero nor one."""
     if not ((value == 0) | (value == 1)).all():
-        raise ModelError(
-            f"{name} must hold zeros and ones: {advice}. (This message depends on the data: it is "
-            "for the curator only.)"
-        )
+        raise ModelError(f"{name} must hold zeros and ones: {advice}. {CURATOR}")
 
 
 def reviewed(kind: type[M]) -> type[M]:

@@ -185,7 +185,7 @@ def test_a_date_does_not_depend_on_how_another_is_written(tmp_path, time, day):
         ([LINES[0], f"1,1,m,{SECRET},True,1"], "'born' holds text"),
         ([LINES[0], f"1,1,m,1960-01-01,{SECRET},1"], "'smokes'"),
         ([LINES[0], ",1,m,1960-01-01,True,1"], "'visits' has missing values"),
-        ([LINES[0] + f",{SECRET}", "1,1,m,1960-01-01,True,1,2"], "does not name"),
+        ([LINES[0] + f",{SECRET}", "1,1,m,1960-01-01,True,1,2"], "the schema lacks"),
         ([LINES[0].replace("age", SECRET), LINES[1]], "lacks column 'age'"),
         ([LINES[0]], "no rows"),
         ([], "cannot be read as CSV"),
@@ -237,7 +237,7 @@ def test_bad_arguments(files, capsys, arguments, named):
         ("--epsilon -1", "epsilon"),
         ("--delta 2", "delta"),
         ("--keep height", "it has"),
-        ("", "no schema"),
+        ("", "not a schema"),
     ],
 )
 def test_settings_that_are_refused(files, capsys, arguments, named):

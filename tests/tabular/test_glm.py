@@ -495,7 +495,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
         ({name: state[name] for name in state if name != "regression"}, "has no regression"),
         (state | {"regression": None}, "must have a schema, a formula and a family"),
         (state | {"regression": regression | {"group": ["age"]}}, "must have a schema, a formula"),
-        (state | {"regression": regression | {"schema": None}}, "is no schema"),
+        (state | {"regression": regression | {"schema": None}}, "is not a schema"),
         (state | {"regression": regression | {"formula": "visits ~ 1"}}, "writes otherwise"),
     ]:
         path.write_text(json.dumps(changed))
@@ -587,7 +587,7 @@ MORE = {
         (COUNTS | dict(exposure="age"), "names a column twice"),
         (COUNTS | dict(exposure="hours", formula="visits ~ 0 + any"), "with an intercept"),
         (COUNTS | dict(offset="hours"), "exposure='hours'"),
-        (COUNTS | dict(formula="visits ~ age + offset(log(hours))"), "say exposure='column'"),
+        (COUNTS | dict(formula="visits ~ age + offset(log(hours))"), "Pass exposure='column'"),
         (COUNTS | dict(formula="coefficients ~ age"), "rename the column"),
         (COUNTS | dict(formula="visits ~ a0 + a1 + a2"), "combinations"),
     ],

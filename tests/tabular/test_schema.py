@@ -286,9 +286,9 @@ def test_codes_that_are_none_are_refused():
 @pytest.mark.parametrize(
     ("columns", "settings", "said"),
     [
-        ({}, {}, "needs a column"),
+        ({}, {}, "needs at least one column"),
         (["age", "visits"], {}, "must be a dictionary"),
-        ({"": Number(0, 1)}, {}, "not empty"),
+        ({"": Number(0, 1)}, {}, "non-empty"),
         ({3: Number(0, 1)}, {}, "text"),
         ({"a": Number}, {}, "'a' is a ABCMeta"),
         ({"a": type("Scaled", (Number,), {})(0, 1)}, {}, "'a' is a Scaled"),

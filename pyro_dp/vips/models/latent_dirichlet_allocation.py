@@ -14,7 +14,7 @@ import torch
 from pyro.distributions import Dirichlet, Distribution
 from torch import Tensor
 
-from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
+from pyro_dp.utils.errors import CURATOR, ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
@@ -261,10 +261,7 @@ class LatentDirichletAllocation(ConjugateModel):
         (counts,) = data
         broken = counts.is_floating_point() and not (counts == counts.round()).all()
         if broken or not (counts >= 0).all():
-            raise ModelError(
-                "counts must hold whole numbers >= 0. (This message depends on the data: it is for "
-                "the curator only.)"
-            )
+            raise ModelError(f"counts must hold whole numbers >= 0. {CURATOR}")
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
         """Nearly even counts, with the expected number of tokens. Small random differences let the
