@@ -29,6 +29,8 @@ ADD, REPLACE = "add_or_remove_one", "replace_one"
 DELTA = 1e-5
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_more_costs_more():
     def cost(sigma=1.0, rate=0.02, steps=100, relation=ADD):
         return ledger((SubsampledGaussian(sigma, rate), steps), neighboring=relation).get_epsilon()
@@ -39,6 +41,8 @@ def test_more_costs_more():
     assert ledger((SubsampledGaussian(1.0, 0.02), 100), delta=1e-7).get_epsilon() > cost()
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize(
     "relation, sampling", [(ADD, "poisson"), (REPLACE, "poisson"), (REPLACE, "fixed")]
 )
@@ -137,6 +141,7 @@ def test_recording_what_was_calibrated_asks_no_engine(evaluations):
     assert not evaluations
 
 
+@pytest.mark.long
 def test_alternating_events_need_few_evaluations(evaluations):
     events = SubsampledGaussian(1.0, 0.01), SubsampledGaussian(1.5, 0.02)
     accountant = PrivacyAccountant(2.0)
@@ -284,7 +289,7 @@ def test_there_are_no_copies(copied):
         copied(PrivacyAccountant())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_absurd_counts_are_refused():
     """Beyond 1e15 releases the rounding error of each step's cost would add up."""
     accountant, event = PrivacyAccountant(), SubsampledGaussian(1e4, 1e-3)
@@ -356,6 +361,7 @@ def test_a_look_is_never_refused_and_ends_the_budget():
         again.record(event)
 
 
+@pytest.mark.long
 def test_calibration_beside_a_selection():
     accountant = ledger((ApproximateDP(0.4, 4e-6, "selection"), 1), epsilon=1.0)
     sigma = accountant.noise_multiplier(num_steps=100, sample_rate=0.05)
@@ -630,7 +636,7 @@ def test_threads_lose_nothing_and_cannot_pass_the_budget():
     assert 1.99 < together.get_epsilon() <= 2.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_kinds_of_events_between_few():
     """Each kind is rounded to one that costs a little less, and to one that costs more."""
     rng = np.random.default_rng(0)

@@ -43,6 +43,7 @@ def recorded(*mechanisms, count=1, neighboring=ADD, **settings):
     return accountant
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_ledger_does():
     assert autodp_zoo.names() == sorted(autodp_zoo.ZOO)
     page = autodp_zoo.PAGE.read_text(encoding="utf-8")
@@ -61,7 +62,7 @@ def laplace_delta(most, others, eps, mu):
     return sum(p * brute_delta(others, eps - loss, mu) for loss, p in pairs)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(16))
 def test_laplace_noise_against_brute_force(case):
     """With up to two other releases: never below what some attacker attains."""
@@ -124,6 +125,7 @@ def test_a_mechanism_without_a_pair_has_the_joint_renyi_bound():
     assert single.get_delta(single.get_epsilon()) == pytest.approx(DELTA, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", composition.ENGINES)
 def test_any_mechanism_keeps_its_divergences(engine):
     mixed = compose([mechanism_zoo.LaplaceMechanism(5.0), poisson(gaussian(3.0), 0.1)], [3, 20])
@@ -136,6 +138,8 @@ def test_any_mechanism_keeps_its_divergences(engine):
     assert tight <= accountant.get_epsilon() * 1.001 < 2.3
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_subsampled_noise_without_the_improved_bound_costs_more():
     looser, tighter = (
         recorded(compose([poisson(gaussian(1.0), 0.01, improved_bound_flag=flag)], [1000]))
@@ -218,7 +222,7 @@ def test_poisson_samples_need_an_empty_record():
             recorded(mechanism, neighboring=REPLACE)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_ledger_as_a_mechanism():
     accountant = recorded(mechanism_zoo.LaplaceMechanism(4.0), gaussian(3.0))
     accountant.record(SubsampledGaussian(2.0, 0.05), 30)
@@ -255,6 +259,7 @@ def found_by_rdp(mechanism):
     return float(np.min(own + rest))
 
 
+@pytest.mark.long
 def test_a_third_opinion_stands_in_the_report(monkeypatch):
     accountant = ledger((SubsampledGaussian(2.0, 0.05), 30))
     text = accountant.report()
@@ -268,6 +273,7 @@ def test_a_third_opinion_stands_in_the_report(monkeypatch):
     assert third_opinion({ApproximateDP(0.1, 1e-4, "x"): 1}, DELTA, ADD) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", range(12))
 def test_three_opinions_do_not_contradict(case):
     rng = np.random.default_rng([41, case])
@@ -297,6 +303,7 @@ def svt_masses(queries, scale):
     return np.array([*found, density @ below])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_faults_of_autodp():
     """The test fails when autodp mends one of them."""

@@ -61,7 +61,7 @@ def equal(one, other):
 ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @law(60)
 @given(ledgers(kinds=2, approximate=False), st.data())
 def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
@@ -104,7 +104,7 @@ def test_costs_are_monotone(engine, ledger, data):
     assert at_most(instead(SubsampledGaussian(noise, rate / factor, sampling), count), now)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @law(30)
 @given(ledgers())
 def test_loss_distributions_are_never_above_renyi(ledger):

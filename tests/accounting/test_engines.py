@@ -32,6 +32,8 @@ REFERENCE = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @pytest.mark.parametrize("sigma, rate, steps, poisson, fixed, swapped", REFERENCE)
 def test_reference_rows_and_their_renyi_bounds(sigma, rate, steps, poisson, fixed, swapped):
     rows = [
@@ -87,7 +89,7 @@ def benchmark():
 
 
 # The first four are one of each kind.
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 12))]
 )
@@ -101,6 +103,8 @@ def test_between_independent_bounds(case):
     assert out["epsilon"] <= 1.01 * out["lower epsilon"] + 1e-6
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_the_bounds_reject_a_wrong_pair():
     bounds = benchmark()
     events = {SubsampledGaussian(2.0, 0.05): 200}
@@ -112,6 +116,7 @@ def test_the_bounds_reject_a_wrong_pair():
         assert bounds.violations(out)
 
 
+@pytest.mark.long
 def test_renyi_of_poisson_matches_dp_accounting():
     from dp_accounting.rdp import rdp_privacy_accountant as their_rdp
 
@@ -141,7 +146,7 @@ def test_single_steps_at_large_epsilon():
     assert DominatingPair("fixed", 0.5, 1e-17).delta(1.5) <= 1e-17
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
     # All other records at -C, one moved to +C: the pair of Poisson sampling at sensitivity 2C.
     for noise in (0.5, 2.0):
@@ -151,6 +156,8 @@ def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
             assert np.all(fixed >= poisson * (1 - 1e-9))
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("rate", [0.9, 0.999])
 def test_a_subset_never_costs_more_than_all_records(rate):
     full = gaussian_pairs.step_divergences(DominatingPair("remove", 1.0, 1.0))
@@ -273,7 +280,7 @@ def test_deltas_of_what_is_private_by_itself():
     assert delta({ApproximateDP(0.5, 0.0, "a"): 3}, 1.4) == pytest.approx(exact, rel=2e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", composition.ENGINES)
 @pytest.mark.parametrize("relation", composition.NEIGHBORING)
 def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):

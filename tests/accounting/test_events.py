@@ -98,7 +98,7 @@ def test_the_second_opinion(event, neighboring):
         assert found == pytest.approx(own, rel=TOLERANCE)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @EACH
 def test_a_report_has_it(event):
     accountant = PrivacyAccountant()

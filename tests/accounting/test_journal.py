@@ -102,6 +102,8 @@ def test_the_line_is_on_the_disk_before_the_noise_is_drawn(tmp_path, monkeypatch
     assert log == ["write", "fsync", 2]
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_a_torn_last_line_is_dropped(quick, written, tmp_path):
     """Wherever the file is cut, all whole lines count and the journal goes on."""
     content, path = written.read_bytes(), tmp_path / "cut"
@@ -135,6 +137,8 @@ def refused(path, error=ConfigurationError, match="damaged"):
     accountant.record(EVENT)  # without the journal: nothing was opened by halves
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_damage_is_refused(written, tmp_path):
     content, path = written.read_bytes(), tmp_path / "damaged"
     lines = content.splitlines(keepends=True)
@@ -146,6 +150,8 @@ def test_damage_is_refused(written, tmp_path):
         refused(path)
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_a_flipped_bit_is_never_a_release_less(quick, written, tmp_path):
     content, path = written.read_bytes(), tmp_path / "flipped"
     ledger = resumed(written)
@@ -306,6 +312,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, fails):
     accountant.record(EVENT)
 
 
+@pytest.mark.long
 def test_runs_and_descriptions_come_back(tmp_path):
     path, accountant = tmp_path / "journal", PrivacyAccountant()
     one, two = (a_run(seeded=True) for _ in "ab")  # alike, but two
@@ -362,6 +369,8 @@ def test_reservations_come_back(tmp_path):
     assert (found.saved(), left) == (later.saved(), {OTHER: 3})
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("plan", ["planned", "adaptive"])
 def test_a_plan_counts_where_its_first_release_was_not_written(tmp_path, plan):
     path, accountant = tmp_path / "journal", PrivacyAccountant()
@@ -457,7 +466,7 @@ def test_a_resumed_ledger_never_leads_to_the_same_streams(written, tmp_path):
 
 
 # Each case has a seed of its own, so the slow one does not repeat the quick one.
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [10, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_runs_and_other_processes(tmp_path, kills):
     """Runs killed at random moments count every release and go on; see killed_runs.py."""

@@ -125,7 +125,7 @@ def test_no_second_opinion_breaks_a_report(monkeypatch):
     assert text == "There is no second opinion by dp_accounting: it is not installed."
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_release_is_listed():
     entries = [
         (SubsampledGaussian(1.5, 0.05), 200),
@@ -148,7 +148,7 @@ def cells(text):
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_each_row_costs_alone_and_with_those_above():
     """The costs are those of separate ledgers."""
     entries = [(SubsampledGaussian(2.0, 0.05), 100), (FULL, 1), (ApproximateDP(0.25, 1e-6, "x"), 2)]
@@ -263,6 +263,7 @@ def test_the_journals_last_digest(tmp_path):
         assert f"its last line has the digest {last.split()[0]}," in accountant.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget, sigma", [(1.0, None), (0.3, 40.0), (2.0, None), (3.7, None)])
 def test_the_report_agrees_with_print(budget, sigma):
     """Epsilon and what is left are the same texts, and add up to the budget."""
@@ -309,6 +310,7 @@ def test_how_costs_are_composed_is_said_in_words(engine):
     assert f"composed by: {words} ({engine})" in repr(accountant)
 
 
+@pytest.mark.long
 def test_pictures_lie_in_the_page():
     """Both pictures have the page's colours and names. Without a guarantee there is none."""
     accountant = ledger((SubsampledGaussian(2.0, 0.1), 50), epsilon=3.0)

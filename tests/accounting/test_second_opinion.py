@@ -46,6 +46,7 @@ def test_agrees_with_the_engine_on_sums(ledger, delta, neighboring):
     assert ours * (1 - TOLERANCE / 2) <= found <= ours * (1 + TOLERANCE / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise, rate, count", [(1.0, 0.01, 1000), (3.0, 0.2, 100)])
 def test_subsets_are_known_to_the_loose_accountant(noise, rate, count):
     ledger = {

@@ -28,6 +28,7 @@ def calibrated(accountant, **settings):
     return sigma
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["pld", "rdp"])
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_each_part_ends_at_its_share_by_composition(engine, relation):
@@ -139,7 +140,7 @@ def model(y):
         pyro.sample("y", dist.Normal(mean.sum(), 1.0), obs=y)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("inference, steps", [(DPSEP, None), (PaperDPSEP, 4), (DPSVI, 10)])
 def test_inferences_calibrate_to_the_share(inference, steps):
     accountant, y = PrivacyAccountant(1.0), torch.linspace(-1.0, 1.0, 200)

@@ -85,6 +85,7 @@ def test_random_ledgers_against_all_outcomes(case):
         assert exact * (1 - 1e-7) <= found <= exact * 1.01 + 1e-15
 
 
+@pytest.mark.slow
 def test_many_pure_releases_against_dp_accounting():
     for epsilon, count in ((0.01, 1000), (0.1, 30), (1.0, 5)):
         params = common.DifferentialPrivacyParameters(epsilon, 0.0)
@@ -93,7 +94,7 @@ def test_many_pure_releases_against_dp_accounting():
         assert ours == pytest.approx(whole.get_epsilon_for_delta(DELTA), rel=3e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_it_never_costs_more_than_the_sum(relation):
     rest = {SubsampledGaussian(1.5, 0.01): 300}

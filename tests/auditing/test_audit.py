@@ -41,6 +41,7 @@ def run(mechanism, **settings):
 
 
 class TestRepeatedRuns:
+    @pytest.mark.slow
     @pytest.mark.parametrize("score", [None, lambda value: value[0]])
     @pytest.mark.parametrize("sigma", [0.5, 1.0])
     def test_is_below_epsilon_and_shows_a_part_of_it(self, score, sigma):
@@ -66,6 +67,7 @@ class TestRepeatedRuns:
         assert result.guesses == result.correct == result.coins == 600
         assert result.bound == pytest.approx(math.log(1 / (1 - 0.00095 ** (1 / 600)) - 1), abs=0.01)
 
+    @pytest.mark.long
     def test_randomised_response(self):
         rng = np.random.default_rng(0)
 
@@ -76,6 +78,7 @@ class TestRepeatedRuns:
         result = run(mechanism, num_trials=20_000, delta=0.0, confidence=SURE)
         assert 0.8 * math.log(3) < result.bound <= math.log(3)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("told", [0.0, 1.0])
     def test_one_direction_is_enough(self, told):
         """Numbers that only one of the worlds gives, with probability 0.05, far out on one side."""
@@ -93,7 +96,7 @@ class TestRepeatedRuns:
     def test_nothing_to_see(self):
         assert run(lambda x, y: 0.0).bound == 0.0
 
-    @pytest.mark.long
+    @pytest.mark.slow
     @pytest.mark.parametrize("dim", [1, 30])
     def test_is_wrong_as_often_as_stated(self, dim):
         """If nothing can be seen, any bound is wrong. Thresholds and direction were fitted.
@@ -148,6 +151,7 @@ class TestRepeatedRuns:
 
 
 class TestRates:
+    @pytest.mark.long
     def test_limits_hold_the_true_curve(self):
         mechanism, claim = gaussian(1.0)
         settings = dict(num_trials=20_000, score=lambda v: v[0], confidence=SURE)
@@ -168,6 +172,7 @@ class TestRates:
         np.testing.assert_allclose(least, ndtr(ndtri(1 - alpha) - 1.0), atol=2e-3)
         assert result.claimed_epsilon == claim.get_epsilon()
 
+    @pytest.mark.long
     def test_delta_of_the_claim(self):
         mechanism, claim = gaussian(1.0)
         assert run(mechanism, claim=claim, delta=1e-3).claimed_epsilon == claim.get_epsilon(1e-3)
@@ -200,7 +205,7 @@ class TestRates:
 class TestCurve:
     """The claimed trade-off curve: mechanisms whose noise is a little too small."""
 
-    @pytest.mark.long
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("share", "found"), [(1.0, range(1)), (0.9, range(3, 21)), (0.8, range(16, 21))]
     )
@@ -229,6 +234,7 @@ class TestCurve:
         advantage = TradeOff.of(with_noise(claim, curve.noise_share)).advantage
         assert advantage == pytest.approx(least_advantage(600, curve.correct, 0.05), rel=1e-2)
 
+    @pytest.mark.long
     def test_samples(self):
         """With a rate of .5 the total variation halves, and the share of the noise is found."""
         rng, claim = np.random.default_rng(0), ledger((SubsampledGaussian(0.5, 0.5), 1))
@@ -246,6 +252,7 @@ class TestCurve:
         assert result.curve.noise_share == 0.0 and result.contradicts_claim
         assert run(lambda x, y: 0.0, claim=claim).curve.noise_share == math.inf
 
+    @pytest.mark.slow
     def test_one_run(self):
         """A thousand canaries at a confidence of .95: a half of epsilon."""
         sigma = PrivacyAccountant(4.0).noise_multiplier(num_steps=1, sampling="full")

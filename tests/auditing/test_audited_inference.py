@@ -124,14 +124,14 @@ class TestOneStep:
         assert 0.5 < result.bound < 4.0
         assert not result.contradicts_claim
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_without_noise(self, monkeypatch):
         """The fault is found with certainty: 240 right guesses show log(240 / 7) = 3.5."""
         claim, sigma = claimed(2.0)
         monkeypatch.setattr(releases, "release", with_noise(0.0))
         assert run(OneStep(sigma), claim, num_trials=300).contradicts_claim
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_without_clipping(self, monkeypatch):
         """The fault is found with certainty: the worlds are 9 standard deviations apart."""
         original = clipping.clipped_sums
@@ -143,7 +143,7 @@ class TestOneStep:
         monkeypatch.setattr(clipping.ClippedSum, "clipped_sums", staticmethod(unclipped))
         assert run(OneStep(sigma), claim, num_trials=600).contradicts_claim
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_data_centred_by_their_own_mean(self):
         """Found with certainty: the canary moves each of the 19 others, altogether by 8 C."""
         claim, sigma = claimed(4.0)
@@ -182,7 +182,7 @@ class TestOneStep:
 class TestRelease:
     """The release that all of them share, without a model: a record at its bound, or none."""
 
-    @pytest.mark.long
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "scale, trials", [(1.0, 10_000), pytest.param(0.5, 50_000, marks=pytest.mark.slow)]
     )
@@ -223,7 +223,7 @@ def ten_of_each(make_run):
 class TestWholeRuns:
     """Inferences from their start to their end, as users run them."""
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_vips_without_noise(self, monkeypatch):
         """All 60 guesses are right, which shows an epsilon of 2.1."""
         monkeypatch.setattr(releases, "release", with_noise(0.0))

@@ -59,6 +59,7 @@ class TestRuns:
         wrong, _ = self.wrong(correct, guessed - correct, 2000, epsilon, delta)
         assert wrong <= allowed(0.1, self.AUDITS)
 
+    @pytest.mark.long
     def test_is_not_much_too_careful(self):
         wrong, median = self.wrong(accuracy(1.0), 1 - accuracy(1.0), 2000, 1.0, 0.0)
         assert wrong > 0.05
@@ -145,6 +146,7 @@ class TestCanaries:
         )
         assert error - tail < 2 * m * delta * paper
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("epsilon", [0.5, 2.0])
     def test_randomised_response(self, epsilon):
         """The bound is wrong at most as often as allowed. With many canaries it is tight."""
@@ -184,6 +186,7 @@ class TestCurve:
         wrong = np.isin(right, np.unique(right)[limits > 2 * ndtr(0.5) - 1]).mean()
         assert 0.07 < wrong <= allowed(0.1, self.AUDITS)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("m, mu", [(1, 1.0), (12, 0.5), (12, 2.0), (300, 1.0)])
     def test_canaries_that_do_not_meet(self, m, mu):
         """Guesses about sums in directions of their own are independent: their tail is exact."""

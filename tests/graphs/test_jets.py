@@ -49,6 +49,7 @@ def leaf_of(values):
     return Jet(values, {0: one[:, None, None], 1: other[:, None, None]})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives(name):
     function, values = FUNCTIONS[name], torch.randn(2, DRAWS, COUNT)

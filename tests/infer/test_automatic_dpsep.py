@@ -175,7 +175,7 @@ def gaussian_data(size=4000, dim=4, seed=3):
     return x, x @ torch.linspace(-1.0, 1.0, dim) + 0.5 * torch.randn(size, generator=rng)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_noise_it_is_exact():
     x, y = gaussian_data(200)
     found = fitted(linear, (x, y), epsilon=None, noise=0.0).posterior()
@@ -186,7 +186,7 @@ def test_without_noise_it_is_exact():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
 def test_nobody_sets_anything_whatever_the_units(scale):
     """The mean is near the posterior's, in units a hundred times too small or too large."""
@@ -205,7 +205,7 @@ def test_nobody_sets_anything_whatever_the_units(scale):
     assert nats < 2.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_records_of_a_rare_value_are_not_lost():
     """Only 1.5% of the records inform one coefficient, so their leverage is large."""
     rng = torch.Generator().manual_seed(0)
@@ -247,6 +247,7 @@ def test_a_likelihood_that_is_not_concave():
     assert judged.level == "check" and "is not concave in 4 of 4 directions" in judged.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dispersion", "level"), [(1.0, "ok"), (4.0, "check")])
 def test_counts_that_vary_more_than_the_model_says(dispersion, level):
     rng = np.random.default_rng(0)
@@ -287,7 +288,7 @@ def test_noise_makes_no_dispersion():
             assert found <= 1.3 * norm**2 and (sd > 5 or found > 0.9 * norm**2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_among_outliers(seed):
     """At this start every record's curvature has the wrong sign, and noise hides it."""
@@ -303,7 +304,7 @@ def test_a_start_among_outliers(seed):
     assert found.status.is_ok and (found.mean - 20.0).abs() < 4 * found.stddev < 0.4
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_wide_guide_does_not_enter_residuals():
     """The scale of residuals is first estimated at the guide's mean."""
 
@@ -338,7 +339,7 @@ def test_the_first_q_keeps_its_correlations():
     assert torch.equal(ep_state._narrowed(small), small)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))
@@ -358,7 +359,7 @@ def groups(group, y):
         pyro.sample("y", dist.Normal(a[group], 1.0), obs=y)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_where_records_say_nothing_no_step_leads_far_away():
     """Without a limit, a flat prior would let a step go hundreds of thousands of units."""
     torch.manual_seed(0)
@@ -393,6 +394,8 @@ def test_parts_that_agree_less_are_clipped_more():
     assert less < more
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_a_weight_does_not_look_at_the_outcome():
     """A weight considers both outcomes, so curvatures are the same number for either."""
     x, _ = regression_data(size=6)
@@ -406,7 +409,7 @@ def test_a_weight_does_not_look_at_the_outcome():
     assert parts[0.0, 0.02].norm() < 0.1 * parts[0.0, 1e6].norm()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_share_of_yes_has_no_bias():
     """The count is part of the vector whose length is clipped, for either outcome."""
 
@@ -427,6 +430,8 @@ def persons(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_the_weight_of_several_rows_does_not_look_at_the_outcomes():
     """The residuals of a person's rows may all point to one side."""
     x = regression_data(size=4)[0].unsqueeze(1).expand(4, 5, 3)
@@ -453,6 +458,8 @@ def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
     return [look_sums(sep, frame, [record])[0] for record in range(len(x))]
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("kind", ["logistic", "poisson", "linear"])
 def test_a_part_keeps_the_bound_in_any_frame(kind):
     """A frame may stretch a direction thirty times, and outcomes may be extreme."""
@@ -463,6 +470,8 @@ def test_a_part_keeps_the_bound_in_any_frame(kind):
         assert 0 < part.norm() <= 0.02 * (1 + 1e-9)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_the_opening_counts_each_record_once():
     x, y = regression_data(size=8)
     guide = AutoMultivariateNormal(logistic)
@@ -471,6 +480,7 @@ def test_the_opening_counts_each_record_once():
     assert look_sums(sep, None, range(8))[0].sum().item() == pytest.approx(8, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_state_of_the_other_kind_is_refused():
     x, y = gaussian_data(50)
     one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), noise=5.0)
@@ -485,7 +495,7 @@ def test_a_state_of_the_other_kind_is_refused():
         one.load_state_dict(two.state_dict())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_finished_run_is_taken_up_at_no_cost():
     data = gaussian_data(1000)
     sep = fitted(linear, data)
@@ -527,6 +537,7 @@ def test_too_many_latents_are_refused_before_anything_is_spent():
     assert accountant.num_releases == 0
 
 
+@pytest.mark.long
 def test_what_was_clipped_is_known_without_a_bit():
     x, y = gaussian_data()
     sep = fitted(linear, (x, y), epsilon=3.0)
@@ -589,7 +600,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_posterior_follows_from_the_evidence_alone():
     """An early look may lose the scale, so later posteriors start from the evidence."""
     clinic, y = torch.arange(1200) % 6, torch.poisson(torch.linspace(0.5, 2.0, 1200))

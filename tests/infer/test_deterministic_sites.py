@@ -123,7 +123,7 @@ def test_noise_widens_the_intervals_and_the_plain_ones_stay():
     torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
 def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
     svi = found(not_centred, DPSVI, guide, None, optim=Adam({"lr": 0.01}), epsilon=4.0)
@@ -143,7 +143,7 @@ def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_
     assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 0]].mean()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -159,7 +159,7 @@ def test_what_looks_are_at(model, names):
     assert {each.name for each in sep.evidence.latents} == names
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_site_with_a_row_for_each_record_is_no_coordinate():
     sep = found(unnamed, noise=0.3)
     assert {each.name for each in sep.evidence.latents} == {"mu", "scale", "z"}

@@ -149,7 +149,7 @@ def slow_sep(x, y, mean, steps, damping):
     return torch.linalg.solve(posterior, eta), torch.linalg.inv(posterior)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("centred", [True, False])
 def test_without_noise_and_clipping_it_is_plain_sep(centred):
     x, y = regression_data(size=12)
@@ -280,6 +280,7 @@ def residuals(x, y):
         pyro.sample("y", dist.Normal(x[idx, 0] * w[0], 0.5), obs=y[idx] - x[idx, 1:] @ w[1:])
 
 
+@pytest.mark.long
 def test_a_likelihood_that_is_not_in_the_parameters_alone():
     """Linear moments do not apply: they would miss a part of the likelihood."""
     x = torch.randn(200, 3)
@@ -291,6 +292,7 @@ def test_a_likelihood_that_is_not_in_the_parameters_alone():
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=2e-3)
 
 
+@pytest.mark.long
 def test_clipping_applies_to_the_joint_site(monkeypatch):
     """Eta and precision are scaled by the same factor."""
     data = regression_data()
@@ -325,6 +327,8 @@ def test_noise_aware_covariance_is_the_closed_form():
         torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_noise_aware_covariance_uncentred():
     sep = noisy(factors=Factors(centred=False), damping=1.0, noise=Noise(1.0, source=1))
     plain, mu = sep.posterior(noise_aware=False).covariance_matrix, sep.posterior().mean
@@ -334,6 +338,7 @@ def test_noise_aware_covariance_uncentred():
     torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
 
 
+@pytest.mark.long
 def test_the_guide_holds_the_posterior():
     sep = noisy()
     held, asked = sep.guide.get_posterior(), sep.posterior()
@@ -390,6 +395,7 @@ def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
 # Accounting, settings, errors.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failing", ["updated", "advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
     sep = new_sep(noise=Noise(1.0, source=0), clip=1.0)
@@ -462,6 +468,8 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_spent(
     assert not sep.accountant.ledger
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_the_noise_of_a_saved_run_is_remembered():
     data = regression_data()
     sep = new_sep(noise=3.0, clip=1.0)
@@ -553,7 +561,7 @@ def radon(size=200):
     return county, floor, level[county] - 0.7 * floor + 0.8 * torch.randn(size)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failure, guide",
     in_turns(

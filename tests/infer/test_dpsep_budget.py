@@ -42,6 +42,8 @@ def require_whole(sep, times=1.0):
     assert squared_mu(sep.accountant) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS)
 def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
@@ -72,6 +74,7 @@ def test_noise_of_ones_own_that_does_not_fit():
     assert sep.accountant.num_releases == 0 and sep.accountant.get_epsilon() == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_an_early_stop_returns_nothing(epsilon, sigma):
     sep, data = made(epsilon, sigma), regression_data(500)
@@ -90,6 +93,8 @@ def fails(*args, **kwargs):
     raise ZeroDivisionError
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
@@ -109,6 +114,8 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
     assert sep.accountant.num_releases == sep._steps + 1 and sep.accountant.reserved == []
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monkeypatch):
     sep, data = made(epsilon, sigma), regression_data(500)
@@ -303,6 +310,8 @@ def test_a_record_beside_an_unknown_scale_does_so_too(fixed_outcomes):
     require_bounds(sums, range(10), broken=(6, 7, 8))
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_the_openings_histograms_share_its_cost():
     pyro.clear_param_store()
     sep = DPSEP(scaled, AutoMultivariateNormal(scaled), accountant=PrivacyAccountant(), noise=3.0)
@@ -313,7 +322,7 @@ def test_the_openings_histograms_share_its_cost():
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_record_of_stein_moments_does_so_too():
     (x,) = points()
     x = x[:SIZE].clone()
@@ -323,6 +332,8 @@ def test_a_record_of_stein_moments_does_so_too():
     require_bounds(sums, (0, 1, 6), broken=(6,))
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_weights_make_parts_shorter_and_never_longer():
     """Weights also leave parts far below the bound as they are."""
     x, y = 1e-3 * torch.randn(SIZE, DIM), torch.ones(SIZE)

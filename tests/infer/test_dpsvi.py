@@ -119,6 +119,7 @@ def test_linear_predictors_have_evidence(model, guide):
     assert not svi.accountant.notes[1:]  # beside that of the seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("model", [logistic, product])
 @pytest.mark.filterwarnings("ignore")
@@ -155,6 +156,7 @@ def test_other_models_take_gradients(model, reason):
         svi.evidence  # noqa: B018
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "value"), [(0, math.nan), (30, math.nan), (30, 0.5)])
 def test_a_record_does_not_choose_the_method(place, value):
     """Otherwise the ledger would reveal that a record had failed a check."""
@@ -168,6 +170,7 @@ def test_a_record_does_not_choose_the_method(place, value):
     assert type(svi._inference) is Looks
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", ["VAE", "PyroModule", "AutoIAFNormal"])
 def test_other_problems_take_gradients(name):
@@ -211,6 +214,7 @@ def test_records_do_not_choose(model, value):
         assert (type(svi._inference) is Looks) == (model is logistic)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 def test_records_unlike_the_placeholders_are_an_error():
     """Records must not choose gradient steps: the method would reveal something about them."""
@@ -227,7 +231,7 @@ def test_records_unlike_the_placeholders_are_an_error():
     assert type(svi._inference) is Looks and svi.accountant.num_releases == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loop_over_the_plate_names_each_site_after_its_record():
     def model(y):
         chance = pyro.sample("chance", dist.Beta(10.0, 10.0))
@@ -287,7 +291,7 @@ def test_after_a_release_the_method_stays():
 # Nothing else decides.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_posterior_is_that_of_dpsep():
     data, guide = regression_data(300), AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=1.0)
@@ -310,7 +314,7 @@ def test_the_posterior_is_that_of_dpsep():
 # Loops, states, and requests to both methods.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loop_may_be_longer_than_the_looks():
     """Later steps do nothing, and still refuse other data."""
     svi, (x, y) = swap(), regression_data(300)
@@ -327,6 +331,7 @@ def test_a_loop_may_be_longer_than_the_looks():
     torch.testing.assert_close(run.posterior().mean, found.mean)
 
 
+@pytest.mark.long
 def test_a_loop_that_ends_warns_as_a_run_does(as_users_run_it):
     accountant = PrivacyAccountant(epsilon=0.01)
     svi, data = swap(accountant=accountant), regression_data(100)
@@ -340,7 +345,7 @@ def test_a_loop_that_ends_warns_as_a_run_does(as_users_run_it):
         swap().finish()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [logistic, product])
 def test_a_state_decides(model):
@@ -386,6 +391,7 @@ def test_one_front_for_both(model):
     assert svi._inference.execution is svi._gradients.execution is svi.execution
 
 
+@pytest.mark.long
 def test_rows_of_records_start_anew_after_the_attempt():
     """A guide with a row per record makes its parameters in the method that takes it."""
 

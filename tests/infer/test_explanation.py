@@ -55,6 +55,7 @@ RUNS = {
 ON_SAMPLES = [name for name in RUNS if name != "DPSEP"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 def test_shares_are_those_of_the_posterior(run):
     kind, options = RUNS[run]
@@ -79,6 +80,7 @@ def test_without_privacy_noise_the_rest_is_sampling(run):
     assert not found.shares["privacy noise"].any() and found.shares["sampling"].min() > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ON_SAMPLES)
 def test_with_all_records_nothing_is_sampling(run):
     kind, options = RUNS[run]
@@ -215,7 +217,7 @@ def test_a_picture():
     assert axes.get_xlabel().endswith("\nstatus: check: why")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dpsep_that_has_not_arrived():
     far = init_to_value(values={"w": torch.full((3,), 3.0)})
 
@@ -258,7 +260,7 @@ def test_dpsep_after_its_first_release():
     assert sum(sep.explain().shares.values()).allclose(torch.ones(3))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_gradient_steps():
     """After few steps the noise is unknown. After many, the width is split by causes."""
     svi = fitted(DPSVI, num_steps=10, noise=1.0)

@@ -149,7 +149,7 @@ def exact_mean(x, y):
     return w
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [math.inf, 20])
 def test_a_few_extreme_records_are_no_longer_missed(cap):
     """Without these counts, 21 of 15,000 records move the mean by 25 standard deviations."""
@@ -173,6 +173,8 @@ def linear(x, y):
         pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_a_bound_keeps_most_of_a_few_records_of_large_leverage():
     """They decide a coefficient. A bound that clipped them moved its mean by 8.8 sds."""
     generator = torch.Generator().manual_seed(0)
@@ -189,6 +191,8 @@ def test_a_bound_keeps_most_of_a_few_records_of_large_leverage():
     assert (away.abs() < 3 * found.stddev).all()
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_early_looks_with_small_bounds_do_not_bias_the_mean():
     """These looks have little noise, and clip many large counts."""
     rng = np.random.default_rng(0)

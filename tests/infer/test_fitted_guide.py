@@ -73,7 +73,7 @@ def test_a_point_becomes_the_mean():
     assert found == pytest.approx((torch.sigmoid(MEAN[0]).item(), -1.0), rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_fit_repeats_and_leaves_the_public_generators():
     found = []
     for _ in range(2):
@@ -135,7 +135,7 @@ def stuck_guide(tosses):
     pyro.sample("fairness", dist.Beta(alpha, alpha))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [False, True])
 def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     tosses = (torch.arange(2_000) % 10 < 6).float()
@@ -160,7 +160,7 @@ def test_dpsvi_makes_looks_and_the_guide_holds_the_conjugate_posterior(loop):
     assert 0.95 < found.stddev / exact.stddev < 1.5  # the noise is in it
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dpsvi_warns_of_a_guide_that_cannot_hold_the_posterior():
     tosses = (torch.arange(2_000) % 10 < 8).float()
     pyro.clear_param_store()

@@ -49,7 +49,7 @@ def test_more_budget_is_narrower(inference):
     assert found.ok[1] == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_noise_it_is_the_exact_posterior():
     """In a linear model the width does not depend on the outcomes."""
     x, y = made_up()

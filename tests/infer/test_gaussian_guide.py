@@ -157,7 +157,7 @@ DIAGONAL = ("AutoNormal", "AutoDiagonalNormal", "Normal", "module")
 CORRELATED = ("AutoMultivariateNormal", "AutoLowRankMultivariateNormal", "MultivariateNormal")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_what_is_written_is_read_and_drawn(name):
     model, guide = GUIDES[name]()

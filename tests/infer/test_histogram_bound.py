@@ -31,6 +31,7 @@ def after(steps, sd=5.0, rate=1.0, scale=1.0):
     return found
 
 
+@pytest.mark.long
 def test_the_mean_is_as_exact_as_it_says():
     """The error has a part from noise and one from sampling."""
     exact, rate, sd = counts(), 0.5, 4.0
@@ -52,6 +53,7 @@ def test_one_of_less_noise_counts_more():
     torch.testing.assert_close(found.counts, (one + other * 2 / 100) / 1.02)
 
 
+@pytest.mark.long
 def test_read_ever_more_rarely():
     found, read = HistogramBound(_N, 4, 0.01), []
     for step in range(1, 100):
@@ -62,6 +64,8 @@ def test_read_ever_more_rarely():
     assert read == [1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93]
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_the_bound_is_of_the_size_of_norms():
     """The units do not matter. With more noise the bound is smaller."""
     assert 1.5 < after(20).bound < 10.0
@@ -80,7 +84,7 @@ def test_of_many_latents_it_is_the_median():
     ).of_many  # version 0.2.0 had it
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_clipped():
     """With a standard error that is not too small."""
     errors = []

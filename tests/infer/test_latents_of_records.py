@@ -204,7 +204,7 @@ def test_posterior_and_rows():
     assert (again - rows["locs"]).abs().mean() < 0.1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_graph_gives_the_gradients_of_pyro_code(monkeypatch):
     """The gradients agree in full passes and in the last, padded one."""
     y, guide = persons_data(), AutoNormal(persons)
@@ -228,7 +228,7 @@ def refused(*given, **options):
     raise NotTraceable("it is refused")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [DPSEP, DPSVI])
 def test_guides_of_global_latents(method):
     """Guides of global latents alone need no rows."""
@@ -239,6 +239,8 @@ def test_guides_of_global_latents(method):
     assert found.quantiles([0.5]).keys() == {"mean", "scale"}
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_extreme_records_keep_the_bound():
     """A record's part is within the bound, or it counts as nothing if it is not finite."""
     extreme = [1e3, -1e8, 1e30, 3e38, float("1e-40"), 0.0]
@@ -272,6 +274,7 @@ def mixed(y):
         pyro.sample("y", both, obs=y[:, 0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "residuals"),
     [
@@ -324,6 +327,7 @@ def several(y):
         pyro.sample("y", dist.Normal(own, 0.5), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "guide", "reason"),
     [
@@ -340,12 +344,15 @@ def test_gradient_steps_elsewhere(model, guide, reason):
     assert not isinstance(svi._inference, Looks) and reason in svi._reason
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_gradient_steps_without_noise():
     svi = DPSVI(persons, AutoNormal(persons), accountant=PrivacyAccountant(), noise=0.0)
     svi.step(persons_data())
     assert not isinstance(svi._inference, Looks) and "without noise" in svi._reason
 
 
+@pytest.mark.long
 def test_dpsep_says_why():
     guide = AutoNormal(poutine.block(without_mean, hide=["own"]))
     ep = DPSEP(without_mean, guide, accountant=budget())
@@ -355,7 +362,7 @@ def test_dpsep_says_why():
         DPSEP(persons, AutoNormal(persons), accountant=budget()).step(persons_data())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"clip": 1.0}])
 def test_a_second_run_takes_up_rows(settings):
     def guide(y):

@@ -167,12 +167,14 @@ def close(found, tolerance=1e-9):
         torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance * scale)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_fast_sum_is_the_slow_one(model):
     """All blocks agree, the histogram included, with outliers and a broken record."""
     close(both(model, data(model), bounds=(0.05, 2.0)))
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     "options",
@@ -185,6 +187,8 @@ def test_other_cavities_and_batches(options):
     close(both(logistic, data(logistic), **options))
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("model", [logistic, categorical])
 def test_with_a_bound_of_ones_own(model, centred):
@@ -192,6 +196,7 @@ def test_with_a_bound_of_ones_own(model, centred):
     close(both(model, data(model), options=options))
 
 
+@pytest.mark.long
 def test_in_integers():
     close(both(logistic, data(logistic), kind=FixedPointSum), tolerance=1e-6)
 
@@ -222,6 +227,8 @@ def saturated(x, y):
         pyro.sample("y", dist.Bernoulli(logits=(x @ w).clamp(-3.0, 3.0)), obs=y)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_no_record_decides_how_another_one_is_taken():
     """A record with a curved predictor does not change how the others are taken."""
     x, y = torch.randn(SIZE, DIM), torch.ones(SIZE)
@@ -239,6 +246,7 @@ def test_no_record_decides_how_another_one_is_taken():
         assert (one - other).norm() <= 0.5 * (1 + 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model, kept", [(logistic, True), (saturated, False)])
 def test_records_are_known_to_be_straight_where_the_code_is_affine(model, kept):
     sep, sites = sites_of(model, data(model))
@@ -253,6 +261,7 @@ def by_both(*given):
     return zip(*parts, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [logistic, gaussian])
 def test_elements_without_a_search_are_those_of_quadrature(model):
     """They agree for usual outcomes, and for surprising ones."""
@@ -267,6 +276,7 @@ def test_elements_without_a_search_are_those_of_quadrature(model):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [poisson, overdispersed, student])
 def test_few_nodes_where_they_are_enough(model):
     x, y = data(gaussian)
@@ -282,6 +292,8 @@ def test_few_nodes_where_they_are_enough(model):
             assert ((one - other).abs().flatten(1).amax(dim=1) <= 1e-6 * (1 + size)).all()
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_a_huge_count_adds_the_same_alone_and_among_others():
     """The largest counts have no mode that is found, and their moments are rounding errors."""
     x, y = torch.randn(SIZE + 1, DIM), torch.poisson(torch.ones(SIZE + 1))
@@ -298,6 +310,8 @@ def test_a_huge_count_adds_the_same_alone_and_among_others():
         assert bool(alone.any()) is (count < 1e7)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_count_moves_no_other_where_all_are_huge(fast):
     """Last bits depend on a record's position, and would decide the site of each."""
@@ -313,6 +327,7 @@ def test_a_count_moves_no_other_where_all_are_huge(fast):
         torch.testing.assert_close(one, sum(parts), rtol=0.0, atol=1e-8)
 
 
+@pytest.mark.long
 def test_predictors_that_are_not_linear_have_no_design():
     def squares(x, y):
         w = weights()
@@ -328,6 +343,8 @@ def test_predictors_that_are_not_linear_have_no_design():
         assert sites_of(model, data(logistic))[1]._moments.design is None
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("group", [4, -9])
 def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
     x, y, z = data(in_groups)
@@ -339,6 +356,7 @@ def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
     close([sums(sites, at, blocks, torch.arange(SIZE)), expected])
 
 
+@pytest.mark.long
 def test_what_a_model_refers_to_may_change():
     """The graph of the design was traced with the old value."""
     sharpness = [1.0]
@@ -357,6 +375,7 @@ def test_what_a_model_refers_to_may_change():
     close([[after], sums(sites, at, blocks, torch.arange(SIZE), fast=False)[:1]])
 
 
+@pytest.mark.long
 def test_a_model_that_writes_to_its_row_leaves_the_data_alone():
     def model(x, y):
         w = weights()
@@ -373,6 +392,7 @@ def test_a_model_that_writes_to_its_row_leaves_the_data_alone():
     assert torch.equal(x, kept)
 
 
+@pytest.mark.long
 def test_threads_change_nothing(monkeypatch):
     sep, sites = sites_of(clamped, data(clamped), execution=Execution(7))
     at, blocks = look_of(sep)

@@ -49,6 +49,7 @@ def told(run, kind):
 # A loop over step().
 
 
+@pytest.mark.long
 def test_a_loop_needs_no_number_of_steps():
     """The first step says once that it returns nan."""
     svi, data = swapped(), regression_data()
@@ -64,6 +65,7 @@ def test_a_loop_needs_no_number_of_steps():
         assert math.isfinite(with_loss.step(*data))
 
 
+@pytest.mark.long
 def test_a_loop_may_be_too_long():
     svi, data = swapped(num_steps=5), regression_data()
     for _ in range(5):
@@ -73,7 +75,7 @@ def test_a_loop_may_be_too_long():
     assert svi.accountant.num_releases == 5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loop_averages_at_its_end():
     """The end is that of the plan, or the call of finish()."""
     for steps in (60, 56):
@@ -91,6 +93,7 @@ def test_a_loop_averages_at_its_end():
         assert svi.accountant.num_releases == steps
 
 
+@pytest.mark.long
 def test_finish_warns_as_run_does():
     svi, data = swapped(num_steps=60), regression_data()
     svi.step(*data)
@@ -109,7 +112,7 @@ def fitted(bound, model=logistic, **options):
     return svi, told(lambda: svi.run(*data, progress=False), ClippingWarning)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bound", "words"),
     [
@@ -131,7 +134,7 @@ def test_a_bound_is_kept_and_judged(as_users_run_it, bound, words):
         assert clipped > 0.8 if bound == 0.01 else clipped < 0.05
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_a_loss_that_is_a_mean(as_users_run_it, bound):
     """Pyro's advice to scale model and guide by 1/N makes gradients smaller by 1/N."""
@@ -183,6 +186,7 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
 # States.
 
 
+@pytest.mark.long
 def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
     """States of PaperDPSVI and of version 0.1 with an optim have no plan."""
     data, optim = regression_data(), pyro.optim.Adam({"lr": 0.01})

@@ -113,6 +113,8 @@ def test_equals_svi(name, privatize):
         torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE", "dropout"])
 def test_public_generators_do_not_see_the_batch(monkeypatch, name):
     """The next global draw is the same whatever was sampled, local draws included."""
@@ -146,6 +148,7 @@ def test_streams_of_one_step_are_distinct(monkeypatch):
     assert local != fixture.svi._releases.randomness.stream("noise", 2).integers(2**62)
 
 
+@pytest.mark.long
 def test_particles_draw_locally_on_their_own(monkeypatch):
     """K particles are K estimates, also of the records' own latents."""
     used = []
@@ -163,7 +166,7 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     assert len(used) == 2 and used[0] != used[1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.11), FixedSizeSampling(0.11)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """The estimate is sum / rate for every batch size, an empty batch included."""
@@ -189,6 +192,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     assert {event.sample_rate for event in fixture.events} == {rate}
 
 
+@pytest.mark.long
 def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
     """Sample rate from the declared size; Poisson sizes; scale of the full data."""
     fixture = Fixture(monkeypatch, logistic_subsampled, clip=math.inf, noise=Noise(0, source=0))
@@ -215,7 +219,7 @@ def test_private_loss(monkeypatch, particles):
     assert fixture.svi.step(*data) == pytest.approx(expected)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_adaptive_clip(monkeypatch):
     """The bound follows the quantile of the norms."""
     fixture = Fixture(
@@ -261,6 +265,7 @@ def test_threads_with_equal_seeds_draw_different_noise():
     assert not (released[0] == released[1]).any()
 
 
+@pytest.mark.long
 def test_earlier_values_are_noted(monkeypatch):
     """Values from before the first step are not covered, and the ledger says so."""
     data = regression_data()
@@ -272,6 +277,8 @@ def test_earlier_values_are_noted(monkeypatch):
     assert "before" in " ".join(again.svi.accountant.notes)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_a_state_has_bound_and_optimizer():
     """An adapted bound, and what the optimizer remembers, go on from the file."""
     data, options = regression_data(), dict(clip=AdaptiveClip(), num_steps=10)
@@ -288,6 +295,7 @@ def test_a_state_has_bound_and_optimizer():
     assert all(float(each["state"][0]["step"]) == 10 for each in optimizer.values())
 
 
+@pytest.mark.long
 def test_cleared_parameter_store_is_noticed(monkeypatch):
     """Stale parameters would silently get zero gradients."""
     data = regression_data()
@@ -328,6 +336,7 @@ def test_any_pyro_optimizer(optim):
     through_a_file(svi.state_dict())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_gradients_from_elsewhere_are_not_applied(jit):
     """A gradient that a leaf already has may come from the data."""

@@ -75,7 +75,7 @@ def simulated(rng, lie=1.0):
     return torch.stack(errors), torch.stack(squares)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_estimate_is_unbiased_and_the_information_is_calibrated(rng):
     """Means of 400 x 4 squares lie within a fifth of 1: six of their standard deviations.
 
@@ -99,7 +99,7 @@ def test_information_goes_to_nothing_under_noise(rng):
         torch.testing.assert_close(found, share * curvature, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_noise_of_the_curvature_is_carried_with_the_distance(rng):
     curvature, zero = precision(rng), torch.zeros(DIM)
     found = pooled([look(zero, zero, curvature, torch.eye(DIM), rng)], SIZE, BEND)

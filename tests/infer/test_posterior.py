@@ -102,6 +102,7 @@ def test_draws_are_of_the_model_s_own_space_and_joint():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_quantiles_are_those_of_draws(name):
     torch.manual_seed(0)
@@ -242,6 +243,8 @@ def fitted(bound, sigma):
 BOUNDS = {"automatic": None, "by hand": 3.0}
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_tells_what_the_noise_makes(bound):
     sep = fitted(bound, 2.0)
@@ -254,7 +257,7 @@ def test_dpsep_tells_what_the_noise_makes(bound):
     assert aware.names == tuple(f"w[{place}]" for place in range(len(aware.mean)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_says_what_the_noise_hides(bound):
     loud = fitted(bound, 1e4).posterior()

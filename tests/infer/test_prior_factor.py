@@ -166,6 +166,7 @@ def test_in_a_tight_posterior_it_has_gradient_and_hessian(latents):
     close(found, expected, 1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("latents", OTHERS, ids=lambda latents: latents.__name__)
 def test_in_a_wide_posterior_it_has_their_averages(latents):
     """Within the error of its few draws."""
@@ -183,6 +184,7 @@ def test_in_a_wide_posterior_it_has_their_averages(latents):
     assert ((slope - gradients.mean(0)).abs() <= error + 1e-6).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("latents", OTHERS, ids=lambda latents: latents.__name__)
 def test_a_diagonal_factor_has_the_diagonal(latents):
     prior, (mean, variances) = prior_of(latents, AutoNormal), posterior_diagonal(OTHERS[latents])
@@ -195,6 +197,7 @@ def test_a_diagonal_factor_has_the_diagonal(latents):
     torch.testing.assert_close(found.precision, expected)
 
 
+@pytest.mark.long
 def test_the_factor_is_proper_where_the_prior_is_not_log_concave():
     prior = prior_of(horseshoe)
     mean, covariance = torch.tensor([-2.0, 3.0]), 0.1 * torch.eye(2)

@@ -168,7 +168,7 @@ def test_values_that_do_not_fit(evidence):
 # Priors.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
     for sep in (run(), run(noise=0.0)):
         found, own = sep.evidence.posterior(prior), sep.posterior()

@@ -50,6 +50,7 @@ class InClosedForm:
         return slopes, 0.5 * (slopes * (points - CENTRE)).sum(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gradients", [BatchedGradient(gaussian, CENTRE), InClosedForm()])
 def test_chains_have_the_moments_of_a_gaussian(gradients):
     sample, exact = drawn(gradients, 3), torch.linalg.inv(PRECISION)
@@ -59,7 +60,7 @@ def test_chains_have_the_moments_of_a_gaussian(gradients):
     assert sample.mT.corrcoef()[0, 1] == pytest.approx(-0.95, abs=0.02)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_chains_follow_a_curve_and_are_the_same_in_each_call():
     gradients = BatchedGradient(banana, torch.zeros(2, dtype=torch.float64))
     sample = drawn(gradients, 2)

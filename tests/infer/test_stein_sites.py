@@ -143,6 +143,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_are_those_of_derivatives(name):
     moments, indices, rows = prepared(MODELS[name])
@@ -154,12 +155,14 @@ def test_sites_are_those_of_derivatives(name):
         assert set(kinds.tolist()) == expected
 
 
+@pytest.mark.long
 def test_in_single_precision():
     torch.set_default_dtype(torch.float32)
     moments, *records = prepared(BINARY, data(BINARY, torch.float32))
     compare(sites(moments), *records, tolerance=3e-5)
 
 
+@pytest.mark.long
 @pytest.mark.every_commit
 def test_every_record_counts_once():
     """Kinds take turns, in parts of any length."""
@@ -175,6 +178,7 @@ def test_every_record_counts_once():
     torch.testing.assert_close(total, whole.matrices().sum(dim=0))
 
 
+@pytest.mark.long
 @pytest.mark.every_commit
 def test_a_kind_does_not_tell_who_else_takes_part(monkeypatch):
     """It is found when a record takes part first, even if others would be found otherwise now."""
@@ -188,6 +192,7 @@ def test_a_kind_does_not_tell_who_else_takes_part(monkeypatch):
     assert (moments.design.kinds[6:9] == OTHER).all()
 
 
+@pytest.mark.long
 @pytest.mark.every_commit
 def test_a_broken_record_is_alone():
     moments, indices, whole = prepared(BINARY)
@@ -201,6 +206,7 @@ def test_a_broken_record_is_alone():
     assert SIZE - 3 <= finite < SIZE
 
 
+@pytest.mark.long
 def test_a_record_on_which_closed_forms_fail_has_its_own_derivatives(monkeypatch):
     moments, indices, rows = prepared(BINARY)
     found = sites(moments)
@@ -218,6 +224,7 @@ def test_a_record_on_which_closed_forms_fail_has_its_own_derivatives(monkeypatch
     torch.testing.assert_close(sum(x.residual.sum(dim=0) for x in parts), expected)
 
 
+@pytest.mark.long
 def test_records_that_are_not_straight_have_their_own_derivatives():
     """Beyond 3 predictors are no longer affine in the row."""
     model = missing(OUTCOMES["binary"], clamp=3.0)
@@ -229,11 +236,13 @@ def test_records_that_are_not_straight_have_their_own_derivatives():
     assert kinds[1] == kinds[2] == OTHER and (kinds != OTHER).sum() > SIZE - 10
 
 
+@pytest.mark.long
 def test_a_mixture_of_another_weight_has_its_own_derivatives():
     """The logarithm of a sum has a factor, which no average has."""
     assert prepared(missing(OUTCOMES["binary"], weight=lambda z: 0.5))[0].design is None
 
 
+@pytest.mark.long
 def test_each_record_has_a_weight():
     model = missing(OUTCOMES["binary"], weight=lambda z: z)
     tensors = data(model)

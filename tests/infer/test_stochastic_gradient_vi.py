@@ -124,6 +124,8 @@ def test_intervals_include_the_noise(of, particles):
     torch.testing.assert_close(found.covariance_matrix, expected)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
 def test_intervals_that_do_not_include_the_noise(name):
     """After few steps, or if there is no Gaussian. The warning and the status say so."""
@@ -141,6 +143,8 @@ def test_intervals_that_do_not_include_the_noise(name):
             svi.posterior()
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_without_noise_there_is_nothing_to_check_or_clip():
     svi = new(num_steps=5, noise=0)
     with warnings.catch_warnings():
@@ -150,7 +154,7 @@ def test_without_noise_there_is_nothing_to_check_or_clip():
     assert svi._moves.policy.bound == math.inf and svi.clipped_fraction is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_graphs_change_nothing():
     """Parameters, bound and posterior are those of Pyro's code."""
     found = []
@@ -199,6 +203,7 @@ def test_a_plate_that_subsamples_keeps_its_rate():
     assert svi.accountant.ledger[0].event == SubsampledGaussian(1.0, 5 / 30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "loss"), [("AutoNormal", Trace_ELBO), ("mixture", TraceEnum_ELBO), ("VAE", Trace_ELBO)]
 )
@@ -210,7 +215,7 @@ def test_the_loss_sums_out_what_is_marked(name, loss):
     assert type(svi.loss) is loss
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rows_of_records_have_a_step_size():
     def model(x):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -230,6 +235,7 @@ def test_rows_of_records_have_a_step_size():
     assert svi._moves.rows._adams["AutoNormal.locs.own"].lr == 0.3
 
 
+@pytest.mark.long
 def test_step_sizes_fall():
     """To a hundredth, with noise to a tenth; with much noise the first is shorter, too."""
     noisy, quiet, latents, network = (
@@ -267,6 +273,8 @@ def test_step_sizes_fall():
 # The bound.
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_the_bound_follows_the_norms(monkeypatch):
     """The first release is of norms alone; C is near the norms, and what it clips is reported."""
     x, y = regression_data(4000)
@@ -292,7 +300,7 @@ def test_the_bound_follows_the_norms(monkeypatch):
 # Going on.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 def test_a_state_has_the_averages(old):
     """A state of version 0.2.0, which had more parts, loads, too."""

@@ -198,6 +198,7 @@ def visits_in_a_loop(x, y):
             pyro.sample(f"y{t}", dist.Bernoulli(logits=x[idx, t] @ w), obs=y[idx, t])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [visits, visits_in_an_event, visits_in_a_loop])
 def test_a_records_site_is_the_product_of_its_elements(model):
     x, y = torch.randn(4, 3, 2), torch.bernoulli(torch.full((4, 3), 0.5))
@@ -223,6 +224,7 @@ def test_sites_of_several_kinds_multiply():
     close(found, [a + b for a, b in zip(one, other, strict=True)])
 
 
+@pytest.mark.long
 def test_masks_and_scales_are_powers():
     """They are powers of the likelihood: in a narrow cavity, of the site."""
     x, y = data()
@@ -256,6 +258,7 @@ def test_a_record_does_not_depend_on_its_batch():
     close(problem.sites(indices=chosen), [each[chosen] for each in together], 1e-12)
 
 
+@pytest.mark.long
 def test_float32_models():
     """The model's numbers are rounded, the rest is not."""
     torch.set_default_dtype(torch.float32)
@@ -307,6 +310,7 @@ def check_broken(break_record, vectorizes, broken=(1,)):
         torch.testing.assert_close(got[whole], want[whole])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [(1,), (0, 1, 2, 3)], ids=["one", "all"])
 @pytest.mark.parametrize(
     ("break_record", "vectorizes"), [(raising, False), (undefined, True)], ids=["raises", "NaN"]
@@ -343,6 +347,7 @@ NOT_LINEAR = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "make", "reason"), NOT_LINEAR)
 def test_auto_takes_stein_elsewhere_and_linear_moments_say_why(model, make, reason):
     assert Problem(model, *make(), moments="auto").moments.name == "stein"

@@ -190,7 +190,7 @@ def test_private_draws_leave_the_public_generator_alone(name):
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_gamma_of_records_is_a_gamma():
     """Means of the contributions agree with Pyro's code, which draws for itself."""
     made, svi = new(LOCAL["Gamma"], "trace", clip=1e6)
@@ -205,6 +205,8 @@ def test_a_gamma_of_records_is_a_gamma():
     assert ((found.mean(0) - expected.mean(0)).abs() < 5 * error + 1e-9).all()
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 @pytest.mark.parametrize("jit, at_once", [("none", False), ("none", True), ("trace", True)])
 def test_no_generator_of_numpy_or_python_sees_the_batch(jit, at_once):

@@ -96,7 +96,7 @@ def test_equals_pyro_code(place, name):
     assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -110,7 +110,7 @@ def test_other_settings(options):
     assert_same(PROBLEMS["VAE"], **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_single_precision():
     """Only rounding differs, and the checks of the first steps tolerate it."""
     torch.set_default_dtype(torch.float32)
@@ -143,7 +143,7 @@ def test_without_a_compiler(monkeypatch):
 # Randomness
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_draws_are_fresh_in_every_step(monkeypatch):
     """All three are: public draws, local draws and noise."""
     problem = PROBLEMS["hierarchical"]()
@@ -169,7 +169,7 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
         assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_particles_draw_on_their_own():
     """Particles differ in their public and in their local draws."""
     problem, svi = new(PROBLEMS["hierarchical"], "trace", noise=0.0)
@@ -238,6 +238,7 @@ def test_nothing_is_traced_twice(monkeypatch):
     assert len(traced) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "microbatch_size",
     [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(100, marks=pytest.mark.slow)],
@@ -465,6 +466,7 @@ def test_a_draw_that_does_not_fit_the_graph():
     assert not torch.allclose(exact_sums(found)[0], exact_sums(fitting)[0])
 
 
+@pytest.mark.long
 def test_a_support_that_moves_has_no_graph():
     """A graph would keep the support of the first draw."""
 
@@ -523,6 +525,7 @@ def scaled(scale):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_state_is_noticed_in_the_first_steps(place):
     """It is noticed before anything is spent, in a record's term and outside the plate."""
@@ -637,7 +640,7 @@ def test_values_that_a_model_refers_to_may_change(change):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_values_that_keep_changing():
     """Tracing in each step would take longer than it saves: one warning, and the right numbers."""
     ends = []

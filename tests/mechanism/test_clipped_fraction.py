@@ -83,6 +83,7 @@ def test_without_noise_it_is_exact(make, bound, jit):
     assert fraction == pytest.approx(truth, abs=1e-12) and error == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", [None, "system"])
 @pytest.mark.parametrize(
     ("make", "options"),
@@ -134,6 +135,7 @@ def test_fraction_is_a_fraction():
     assert ClippedFraction(0.53, 0.09).is_large and not ClippedFraction(0.51, 0.09).is_large
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [PoissonSampling(), FullBatch()])
 def test_a_share_of_one_per_cent(monkeypatch, sampling):
     """There is one event for any blocks; no block if nothing is clipped or nobody asks."""
@@ -164,6 +166,8 @@ def test_an_adaptive_bound_has_one_bit(monkeypatch):
     assert fixture.svi.clipped_fraction.fraction == 1.0
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_noise_of_sep_counts_the_share(monkeypatch):
     """The noise-aware posterior adds the noise of the sites' block."""
     y = torch.randn(50)
@@ -176,7 +180,7 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_many_clipped_records_are_warned_of(make, jit):
@@ -203,7 +207,7 @@ def test_a_broken_record_is_no_bit(sum_type):
     torch.testing.assert_close(*sums)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_state(make):
     """The mean goes on where it stood; a state of an older version has none."""

@@ -75,6 +75,7 @@ def require_equal(found):
 
 @pytest.mark.long
 class TestRuns:
+    @pytest.mark.slow
     def test_ranks_find_what_one_process_finds(self):
         require_equal(results("equality"))
 
@@ -129,6 +130,7 @@ class TestRuns:
             for case in ("draws_between_steps", "new_arguments"):
                 assert found[case] == found["no_draws_between_steps"]
 
+    @pytest.mark.slow
     def test_ranks_use_graphs_together_or_not_at_all(self):
         assert [each["graphs_on_one"] for each in results("differences")] == ["EagerStep"] * 2
 

@@ -66,6 +66,7 @@ def noisy(size, sigma, shares, add, value=0.0):
 
 @pytest.mark.long
 class TestHolders:
+    @pytest.mark.slow
     def test_they_find_what_one_process_finds(self):
         """With equal noise: one share has it all. A holder may have no records."""
         require_equal(results()["equality"])

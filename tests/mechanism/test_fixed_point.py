@@ -185,6 +185,7 @@ def impossible_at_one(outputs):
     return [not (float(v) * 2.0**54).is_integer() for v in outputs if abs(v) < 0.25]
 
 
+@pytest.mark.long
 def test_precision_tells_nothing(stream):
     """The attack of Haney et al. 2022: which outputs can a sum of 0 have, and one of 1 not?
 
@@ -234,6 +235,8 @@ def test_the_most_noise_stays_in_the_integers(stream):
     assert stats.kstest(noise.numpy() / 2.0**26, "norm").pvalue > _ALARM
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_discrete_noise_costs_what_continuous_noise_costs():
     """The module's argument: a discrete draw's normalising sum hardly depends on its centre."""
     with mpmath.workdps(300):

@@ -40,6 +40,7 @@ def aside():
         yield threads.submit
 
 
+@pytest.mark.long
 def test_rounds(line, address, aside):
     asked = aside(line.ask, b"one")
     assert carry(address, BEGIN, b"", 20) == (2, b"one")
@@ -156,7 +157,7 @@ def test_one_holder_at_an_address(line, address):
         FlowerLine(address, index=0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_a_killed_holder_left(address):
     code = (
         "import os, sys; from pyro_dp.mechanism.flower import FlowerLine; "

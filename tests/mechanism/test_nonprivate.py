@@ -77,6 +77,7 @@ def by_hand(guide, x, y):
     return (log_q - prior - likelihood).item(), (p - y).unsqueeze(1) * x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("execution", [None, Execution(7), Execution(jit="trace")], ids=str)
 def test_loss_and_norms_of_dpsvi(execution):
     x, y = data()
@@ -93,7 +94,7 @@ def test_loss_and_norms_of_dpsvi(execution):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_norms_of_sites():
     """At the mean m of a wide cavity, of (eta - Lambda m, kappa Lambda)."""
     x, y = data()
@@ -131,6 +132,7 @@ def test_norms_of_statistics():
 LOOKS = [(svi, "loss"), (svi, "gradient_norms"), (sep, "gradient_norms"), (vips, "gradient_norms")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make, what", LOOKS)
 def test_the_ledger_is_marked_before_anything_is_read(make, what, monkeypatch):
     x, y = data()
@@ -158,6 +160,7 @@ def test_the_ledger_is_marked_before_anything_is_read(make, what, monkeypatch):
         inference.step(x, y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make, what", LOOKS)
 def test_looks_do_not_disturb_the_run(make, what):
     """Equal public draws, parameters and results, before, between and after steps."""
@@ -182,6 +185,7 @@ def test_looks_do_not_disturb_the_run(make, what):
     assert number == number_2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make, what", LOOKS)
 def test_after_the_last_calibrated_step(make, what):
     x, y = data()

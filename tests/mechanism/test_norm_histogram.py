@@ -99,6 +99,8 @@ def test_a_guess_far_off_is_overruled(rng):
     assert read.median == pytest.approx(700.0, rel=0.3)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_noise_far_out_is_no_tail():
     norms = np.concatenate([np.full(20_000, 1.0), np.full(20_000, 0.2)])
     for seed in range(10):

@@ -79,15 +79,21 @@ def source(request, stream):
     return Randomness(request.param)
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_poisson(source):
     assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
     assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_fixed(source):
     assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_poisson_test_has_power():
     """It rejects fixed batches, shuffled epochs, a wrong rate, and one draw used for all steps."""
     assert poisson_pvalue(drawn("fixed", rate=4 / 12)) < _ALARM
@@ -95,6 +101,8 @@ def test_poisson_test_has_power():
     assert poisson_pvalue(np.tile(drawn("poisson")[:1], (_DRAWS, 1))) < _ALARM
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_fixed_test_has_power():
     assert fixed_pvalue(drawn("poisson")) < _ALARM
     assert fixed_pvalue(shuffled_epochs(3)) < _ALARM
@@ -107,7 +115,7 @@ def test_full():
     assert len(RecordSampler("poisson", 0, 0.5).draw(Randomness(0).stream("sampling", 0))) == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_poisson_block_by_block(monkeypatch, source):
     """Blocks do not change the law. A missing block, or one count for all, is found."""
     monkeypatch.setattr(sampling, "BLOCK", 5)

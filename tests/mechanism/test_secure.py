@@ -51,7 +51,7 @@ def one_sum(monkeypatch, name, data, jit):
     return seen.sums[0][0] / (seen.blocks[0][0].bound / _UNITS)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "jit"),
     [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")]
@@ -66,6 +66,8 @@ def test_graphs_give_the_same_integers(monkeypatch, name, jit):
     assert (sums[0] - sums[1]).abs().max() <= count
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_forked_processes_share_no_noise(monkeypatch):
     """Two equal inferences share none either, because the process holds no stream."""
     data = regression_data()
@@ -107,7 +109,7 @@ def test_no_other_generator_draws(monkeypatch, stream):
     assert len(seen.released) == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("moments, source", in_turns(["linear", "stein"], [None, "system"]))
 def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, source):
     """DPSEP's, which needs no tracing and is not traced in other tests."""

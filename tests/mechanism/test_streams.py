@@ -134,6 +134,7 @@ def test_threefry_has_the_published_outputs(counter, key, expected):
     assert [each.tolist() for each in words] == [[signed(word)] * 3 for word in counter]
 
 
+@pytest.mark.long
 def test_they_are_standard_normals():
     found = counted(400_001).numpy()
     assert found.shape == (400_001,)

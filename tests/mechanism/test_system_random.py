@@ -28,7 +28,7 @@ def fits(values, law):
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "p"), [(1, 0.5), (10, 0.3), (1000, 0.04), (1000, 2.0**-7), (50, 0.9), (7, 0.75)]
 )
@@ -172,6 +172,7 @@ def test_a_close_call_between_two_k(monkeypatch):
         assert module._half_normal(firsts[i : i + 1] + np.uint64(1))[0] == i + 1
 
 
+@pytest.mark.long
 def test_doubtful_ones_are_as_good_as_the_others(stream, monkeypatch):
     """Exact comparisons give the same numbers."""
     words = np.random.default_rng(1).integers(2**64, size=2000, dtype=np.uint64)

@@ -37,6 +37,7 @@ def chain(model, **options):
     return DPSGLD(model, **settings | options)
 
 
+@pytest.mark.long
 @pytest.mark.every_case
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_step_is_a_langevin_step(monkeypatch, jit):
@@ -71,7 +72,7 @@ def test_step_is_a_langevin_step(monkeypatch, jit):
     assert len({len(batch) for batch in taken}) > 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("ratio", [0.5, 4.0])
 def test_noise_is_topped_up(monkeypatch, ratio):
@@ -100,6 +101,7 @@ def test_noise_is_topped_up(monkeypatch, ratio):
         assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
 
 
+@pytest.mark.long
 def test_chains_do_not_meet_in_the_parameter_store():
     """Two at a time, and a parameter of the user's own name."""
     data = torch.randn(20, 3)
@@ -115,6 +117,7 @@ def test_chains_do_not_meet_in_the_parameter_store():
     assert (pyro.param("AutoLaplaceApproximation.loc") == 7.0).all()
 
 
+@pytest.mark.long
 def test_a_chain_that_diverges_says_so():
     """A finite position may have an infinite exponential."""
     for size in (1e6, 1e40):

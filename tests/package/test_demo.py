@@ -28,7 +28,7 @@ def data():
     return demo.load()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it):
     """Table, spending, picture and report."""
     pytest.importorskip("statsmodels")
@@ -111,6 +111,7 @@ def test_answer():
         assert re.search(text, demo.answer((mean, sd)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [Status(), CHECK], ids=str)
 def test_all_private_markers_are_hollow_or_none(tmp_path, status):
     figure = demo.draw(*made_up(), status, "title", tmp_path / "demo.png")
@@ -123,6 +124,7 @@ def test_all_private_markers_are_hollow_or_none(tmp_path, status):
     assert sorted(hollow) == ([] if status.is_ok else list(range(10)))
 
 
+@pytest.mark.slow
 def test_pictures_for_light_and_dark_pages(tmp_path):
     """Well-formed SVG with its text as text, and the same in each run."""
     heading, found = demo.title(1.0, 1e-5, 20_190), []
@@ -137,7 +139,7 @@ def test_pictures_for_light_and_dark_pages(tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_posterior_that_is_not_to_be_published(tmp_path, capsys):
     """At a budget at which noise hides most."""
     torch.set_default_dtype(torch.float32)
@@ -150,7 +152,7 @@ def test_a_posterior_that_is_not_to_be_published(tmp_path, capsys):
     assert "(hollow: do not publish)" in output.read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):
     fit = demo.fit
 
@@ -167,7 +169,7 @@ def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):
     assert lines[0].startswith("Warning: Much was cut off.") and max(map(len, lines)) <= 100
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dpsvi_arrives(data):
     """At epsilon = 8, where noise hides little, near the exact means."""
     torch.set_default_dtype(torch.float32)

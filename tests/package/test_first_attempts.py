@@ -60,7 +60,7 @@ def test_run_with_a_warning(run):
     assert without_numbers(message) in without_numbers(SECTIONS[-1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_people_at_the_bound_are_seen():
     """The page mentions people at the bound, whose part is cut off. The interval holds."""
     (run,) = (each for each in RUNS if each.name == "a_few_at_the_bound")

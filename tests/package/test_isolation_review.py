@@ -247,7 +247,7 @@ def require_good(build, data=patients, *names):
 
 
 @pytest.mark.one_in(10)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "fit"), [*((place, dpsvi) for place in PLACES), ("an array", dpsep)]
 )
@@ -257,7 +257,7 @@ def test_what_is_kept_of_an_odd_record(place, fit):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_submodule_made_for_an_odd_record():
     class Regression(nn.Module):
         def forward(self, x, y):
@@ -278,7 +278,7 @@ def test_a_submodule_made_for_an_odd_record():
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -373,6 +373,8 @@ def test_vips_writes_into_copies(build):
     assert all(torch.equal(x, before) for x, before in kept)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_a_model_writes_into_copies():
     x, y = patients()
 
@@ -497,7 +499,7 @@ def model_of(scaled, of_mean=lambda mean: mean):
     return model
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("infer", [dpsvi, dpsep])
 @pytest.mark.parametrize("make", SEEING)
 def test_code_that_would_see_several_records(make, infer):
@@ -505,7 +507,7 @@ def test_code_that_would_see_several_records(make, infer):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_derivative_that_would_see_several_records(order, monkeypatch):
     # The model sees one record at a time, so each draw takes long.
@@ -518,6 +520,8 @@ def test_a_derivative_that_would_see_several_records(order, monkeypatch):
     require_good(build, few)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("make", SEEING)
 def test_an_e_step_that_would_see_several_records(make):
     class Scaled(Means):
@@ -643,6 +647,7 @@ def test_a_public_covariance_that_is_larger_than_the_data():
     trained(model, x, y, 2.0 * torch.eye(60) + 0.1)
 
 
+@pytest.mark.long
 def test_functions_that_dispatch():
     @functools.singledispatch
     def scale(number):

@@ -45,7 +45,7 @@ def test_no_leak(name):
     assert kept is None or kept.set_index("case").now[name].startswith(verdict.kind)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_models_are_bounded(name):
     verdict = judge(HONEST[name])

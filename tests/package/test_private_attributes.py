@@ -7,6 +7,8 @@ This reads the source: an assignment has ``x._y`` on its left, with x other than
 import ast
 from pathlib import Path
 
+import pytest
+
 import pyro_dp
 
 ALLOWED = {
@@ -28,6 +30,7 @@ def assigned(source):
                 yield node.attr
 
 
+@pytest.mark.slow
 def test_nothing_is_assigned_from_outside():
     root = Path(pyro_dp.__file__).parent
     found = {

@@ -22,6 +22,7 @@ def rules(text, tmp_path, name="page.md"):
     return {found.rule for found in prose.violations(path)}
 
 
+@pytest.mark.long
 def test_each_pair_is_judged_rightly(tmp_path):
     assert len(PAIRS) == 12
     for rule, bad, good in PAIRS:

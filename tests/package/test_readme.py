@@ -63,6 +63,7 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
         assert (w - truth).abs().max() < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("page", ["README.md", FRAMES[0]])
 def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
@@ -86,7 +87,7 @@ def test_no_example_is_left_out():
 
 
 @pytest.mark.every_case
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
     """It runs with the data and model of docs/dpsvi.md and the frame of docs/tabular.md."""
     monkeypatch.chdir(tmp_path)

@@ -117,7 +117,7 @@ def floors():
     return max(height.values())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_arrows_go_down():
     assert wrong(sources()) == []
 
@@ -147,7 +147,7 @@ def test_a_wrong_arrow_is_found(module, source, said):
     assert any(said in each for each in wrong(modules))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_import_is_light():
     """Libraries with a slow import are imported when they are first used."""
     heavy = "scipy.special scipy.stats scipy.optimize scipy.signal pandas matplotlib autodp"

@@ -36,6 +36,7 @@ def test_a_ledger_loads(name):
     assert 0.0 < accountant.get_epsilon() < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a_run_goes_on_from_its_journal_and_state(name, tmp_path):
     path = shutil.copy(FOLDER / f"{name}.journal", tmp_path)
@@ -78,6 +79,7 @@ def test_what_runs_were_and_what_a_ledger_is_about_load(kind, tmp_path):
     assert first.clipped != second.clipped
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ledger.json", "journal"])
 @pytest.mark.parametrize("name, note", [("dpsvi", SEEDED), ("described", SECURE)])
 def test_notes_of_older_versions_are_read_in_todays_words(name, note, kind, tmp_path):

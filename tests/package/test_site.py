@@ -188,7 +188,7 @@ def test_distances_to_the_exact_posterior():
             assert float(cell) == pytest.approx(means[method, float(epsilon)], rel=0.05)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_results_are_those_of_the_benchmarks():
     """The page and its figures are what their command writes; other numbers are settings."""
     pytest.importorskip("matplotlib")

@@ -4,6 +4,8 @@ import ast
 import functools
 from pathlib import Path
 
+import pytest
+
 import pyro_dp
 
 METHODS, ATTRIBUTES, ARGUMENTS = 25, 12, 7
@@ -41,6 +43,7 @@ def named(node):
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
+@functools.cache
 def written(node):
     """Attributes that a class declares, or that its methods set."""
     found = {x.target.id for x in node.body if isinstance(x, ast.AnnAssign)}
@@ -91,12 +94,14 @@ def arguments(modules):
     return found
 
 
+@pytest.mark.slow
 def test_no_class_grows():
     found = sizes(trees())
     large = {n: x for n, x in found.items() if x[0] > METHODS or x[1] > ATTRIBUTES}
     assert large == LARGER
 
 
+@pytest.mark.long
 def test_no_function_takes_more():
     found = arguments(trees())
     assert {name: count for name, count in found.items() if count > ARGUMENTS} == LONGER

@@ -20,6 +20,7 @@ def slides(monkeypatch):
     sys.modules.pop("slides")
 
 
+@pytest.mark.slow
 def test_pdf_has_all_slides(slides):
     pdf = (DOCS / "slides.pdf").read_bytes()
     assert len(re.findall(rb"/Type /Page\b", pdf)) == len(slides.DECK)
@@ -27,6 +28,7 @@ def test_pdf_has_all_slides(slides):
     assert len(pdf) < 1_000_000
 
 
+@pytest.mark.long
 def test_numbers_are_those_of_the_pages(slides):
     pages = [*DOCS.parent.glob("tutorials/*.ipynb"), DOCS / "officer.md", DOCS / "quiz.md"]
     written = set(re.findall(r"\d[\d.,]*\d", "\n".join(page.read_text() for page in pages)))

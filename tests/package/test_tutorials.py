@@ -142,6 +142,7 @@ def test_outputs_that_differ(old, new, same):
     assert (different(old, new) is None) == same
 
 
+@pytest.mark.slow
 def test_imports(notebook):
     """The package has all names that it imports: the quick part of ``test_runs``."""
     code = "\n".join(cell.source for cell in code_cells(notebook))

@@ -221,7 +221,7 @@ def _fitted(guide, optim, x, accountant, of=None, **settings):
 _FITTED = {SubsampledGaussian(2.0, 0.25): 2}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_progress_bar_counts_the_trials(monkeypatch):
     """A notebook's bars bypass standard output, so trials show none."""
     bars, x = [], torch.randn(200)
@@ -250,6 +250,7 @@ def with_layer(layer):
     return own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", ["guide", "optimizer", "module", "module of a candidate"])
 def test_trials_do_not_go_on_from_each_other(shared):
     """Objects that outlive a trial would chain trials, while only one is charged."""
@@ -353,6 +354,7 @@ def test_a_failing_trial_loses_and_its_text_is_hidden():
             select(lambda setting, own, wrong=wrong: wrong)
 
 
+@pytest.mark.long
 def test_no_trial_is_no_result():
     generator = torch.Generator().manual_seed(0)
     outcomes = set()
@@ -414,7 +416,7 @@ def model(x):
         pyro.sample("x", dist.Normal(loc, 1.0), obs=x[idx])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_learning_rates_of_dpsvi():
     """End to end: private losses as scores, guides as results."""
     x = 3.0 + torch.randn(200)

@@ -105,7 +105,7 @@ def test_one_record_moves_each_block_by_its_bound_and_no_more(dim, monkeypatch):
     assert moved == pytest.approx(bounds, rel=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_noise_has_the_declared_scale(relation):
     """Two blocks of one event of multiplier 2, each with sqrt(2) times its noise."""

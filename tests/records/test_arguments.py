@@ -366,6 +366,7 @@ def test_tensors_of_another_dtype_that_change():
         records.require_same_data(records_of(x, Y))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "change"),
     [
@@ -442,6 +443,7 @@ class Sums(LogisticRegression):
     """A user's own."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "make", [DPSVI, DPSEP, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)]
@@ -485,6 +487,7 @@ def classes(x, y):
         pyro.sample("y", dist.Categorical(logits=logits), obs=y[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(20)
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
 @pytest.mark.parametrize("labels", [torch.int64, torch.float32, torch.float64])
@@ -505,6 +508,7 @@ def test_dtypes_of_features_and_labels(model, features, labels, default):
         torch.testing.assert_close(one, steps[1][name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", ["trace", "none"])
 @pytest.mark.parametrize("labels", [torch.int64, torch.bool])
 def test_integer_labels_in_graphs_and_sites(labels, jit):

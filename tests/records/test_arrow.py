@@ -41,6 +41,7 @@ def sources(path):
     yield path / "parts", "x"
 
 
+@pytest.mark.long
 def test_every_source_has_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(column, "_BLOCK", 100)
     for source, name in sources(tmp_path):

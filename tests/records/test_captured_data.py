@@ -263,6 +263,7 @@ def scripted(number, peaks=(0.0,)):
     return module
 
 
+@pytest.mark.long
 def test_attributes_of_torch_script_are_put_back():
     model = scripted(torch.zeros(2))
     state = CapturedState(model)
@@ -319,6 +320,7 @@ def test_a_column_per_record():
     check(capturing([thing[:1], thing[None], nn.Linear(SIZE, 3)]))
 
 
+@pytest.mark.long
 def test_an_argument_with_a_column_per_record():
     def model(x, y):
         loc = pyro.sample("loc", dist.Normal(x.float().mean(), 1.0))
@@ -422,6 +424,7 @@ def fit(model=logistic, guide=None, optim=None):
         raise
 
 
+@pytest.mark.long
 def test_a_first_look_asks_model_and_guide():
     def model(x, y):
         logistic(x + 0.0 * FEW.mean(), y)
@@ -442,6 +445,7 @@ def test_a_first_look_asks_handlers_around_it():
         fit()
 
 
+@pytest.mark.slow
 def test_a_first_look_sees_all_objects(monkeypatch):
     words = [[number] for number in range(2000)]
 
@@ -454,6 +458,7 @@ def test_a_first_look_sees_all_objects(monkeypatch):
         fit(model)
 
 
+@pytest.mark.long
 def test_a_first_look_asks_the_optimizer():
     """And its schedule."""
     own = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.01}}

@@ -304,7 +304,7 @@ def vips(_, *data):
     return run.posterior()["weights"].mean
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [logistic, logistic_whole])
 @pytest.mark.parametrize("fit", [dpsvi, dpsep, vips])
 def test_runs_are_those_of_tensors(fit, model, tmp_path):
@@ -318,6 +318,7 @@ def test_runs_are_those_of_tensors(fit, model, tmp_path):
         assert torch.equal(fit(model, *data), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [logistic, logistic_whole])
 @pytest.mark.parametrize("fit", [dpsvi, dpsep])
 def test_checks_on_few_placeholders(fit, model, monkeypatch):
@@ -328,6 +329,7 @@ def test_checks_on_few_placeholders(fit, model, monkeypatch):
     assert stand_ins.rows_shown(N, 4) == 11
 
 
+@pytest.mark.slow
 def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
     """Latents, parameters and declared batches have many records; other values have few."""
 
@@ -356,6 +358,7 @@ def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
     assert len(found[0]["loc"]) == N
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fit", [dpsvi, dpsep, vips])
 @pytest.mark.parametrize(
     ("change", "says"),
@@ -406,6 +409,7 @@ def test_captured_columns_are_refused():
             new_paper_dpsvi(model, AutoNormal(model)).step(x, Y)
 
 
+@pytest.mark.slow
 def test_other_data_later(tmp_path):
     """Columns that are made anew are the same data; others are refused."""
     pyro.clear_param_store()
@@ -416,6 +420,7 @@ def test_other_data_later(tmp_path):
         svi.step(pyro_dp.columns(X.numpy() + 1.0), Y)
 
 
+@pytest.mark.long
 def test_predictions_on_columns(tmp_path):
     pyro.clear_param_store()
     svi = new_paper_dpsvi(logistic, AutoNormal(logistic))

@@ -98,7 +98,7 @@ def make(model, size=24):
     return lambda: Problem(model, AutoNormal(model), (x,))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings(APART)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @JIT
@@ -108,7 +108,7 @@ def test_equals_svi(model, jit):
     torch.testing.assert_close(ours, fit_svi(make(without_branches(MODELS[model])), steps=6))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings(APART)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @pytest.mark.parametrize("model", MODELS)
@@ -121,6 +121,7 @@ def test_a_graph_for_each(model):
     assert (type(step) is TracedStep) == (model is not by_a_public_draw)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "warns"), [(asserts, False), (two_ways, True)])
 def test_what_is_slow_warns_once(model, warns):
     svi, data = new_resting(model), make(model)().data
@@ -132,7 +133,7 @@ def test_what_is_slow_warns_once(model, warns):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
@@ -159,7 +160,7 @@ def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_sensitivity(monkeypatch, jit):
@@ -169,6 +170,8 @@ def test_sensitivity(monkeypatch, jit):
     require_bound(gradients(monkeypatch, svi, x), len(x), range(6))
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @JIT
 def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
     def model(x):
@@ -197,6 +200,8 @@ def catches(x):
         pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @JIT
 def test_an_error_that_the_model_catches_is_one_records(monkeypatch, jit):
     x = make(catches)().data[0].abs()
@@ -207,6 +212,7 @@ def test_an_error_that_the_model_catches_is_one_records(monkeypatch, jit):
     require_bound(gradients(monkeypatch, svi, x), len(x), [4, 5])
 
 
+@pytest.mark.long
 def test_an_error_that_the_model_catches_on_some_record_is_refused():
     x = make(catches)().data[0].abs()
     x[5] = -1.0
@@ -214,6 +220,7 @@ def test_an_error_that_the_model_catches_on_some_record_is_refused():
         new_resting(catches).step(x)
 
 
+@pytest.mark.long
 def test_graphs_have_no_error_that_the_model_catches():
     """The branch of the placeholder, which is all ones, does not decide for records."""
 
@@ -231,6 +238,7 @@ def test_graphs_have_no_error_that_the_model_catches():
         svi.step(make(model)().data[0].abs())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(APART)
 def test_all_at_once_is_the_loop():
     """The batch has records of all branches."""
@@ -244,7 +252,7 @@ def test_all_at_once_is_the_loop():
     assert math.isfinite(found.losses.sum())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings(APART)
 @pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
 @JIT
@@ -269,6 +277,8 @@ def test_a_branch_by_a_local_draw(monkeypatch, jit):
         assert abs(of_w + of_v - 300) < 3 and abs(of_w - of_v) < 6.5 * math.sqrt(300)
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @pytest.mark.filterwarnings(APART)
 @JIT
 def test_draws_after_a_branch_are_new(monkeypatch, jit):

@@ -155,7 +155,7 @@ def both(svi, chosen=range(5)):
     return vectorized, term.looped(particle, replace(batch, values=vectorized.sampled))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_enumerated_in_the_guide(name):
     """Each record's term is Pyro's, to its derivative in every parameter."""
@@ -166,7 +166,7 @@ def test_enumerated_in_the_guide(name):
             assert gradient.abs().max() > 0, key
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n for n in ENUMERATED if not n.startswith(("semi", "half"))],  # which draw per record
@@ -213,6 +213,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceEnum_ELBO])
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_in_the_guide(name, loss):
@@ -223,7 +224,7 @@ def test_drawn_in_the_guide(name, loss):
         require_same_gradients(*both(svi, [i]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceEnum_ELBO])
 def test_the_score_function_is_unbiased(loss):
     """Its mean over many draws is the derivative of the ELBO, which enumeration gives."""

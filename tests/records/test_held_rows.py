@@ -51,7 +51,7 @@ def counted_passes(svi, data):
     return found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "microbatch"), [(0.3, 40), (FixedSizeSampling(0.3), None)])
 def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     """To the last bit, however many steps are drawn at once."""
@@ -71,7 +71,7 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
         assert same(result(svi), wanted)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -93,6 +93,8 @@ def test_other_methods(path, make):
         assert torch.equal(*(getattr(each, name) for each in found))
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_a_step_that_is_undone(path):
     """A step that was paid for and lost counts, too."""
     found = []
@@ -118,7 +120,7 @@ def _fails(*_, **__):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_that_share_an_accountant(path):
     found = []
     for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
@@ -133,11 +135,15 @@ def test_two_that_share_an_accountant(path):
     assert same(*found)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_secure_mode_does_not_draw_ahead(path):
     svi = dpsvi(noise=Noise(1.0, source="system"))
     assert counted_passes(svi, pyro_dp.columns(path, NUMBERS, "y")) == []
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_nothing_is_held_after_a_run_or_for_other_data(path):
     data = pyro_dp.columns(path, NUMBERS, "y")
     svi = dpsvi()

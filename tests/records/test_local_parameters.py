@@ -182,6 +182,8 @@ def rows(svi):
 # Which parameters are local
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", GUIDES)
 def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
@@ -197,7 +199,7 @@ def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
         assert fixture.released[0][0].numel() == (3 if privatize == "latents" else globals_)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nested_plates_and_other_dimensions(monkeypatch):
     """The private dimension is not always the first; constraints of events change shapes."""
 
@@ -301,6 +303,7 @@ def test_initial_rows_from_the_data_are_refused(monkeypatch):
         new(monkeypatch, guide).svi.step(*regression_data())
 
 
+@pytest.mark.long
 def test_expectation_propagation_has_no_place_for_them():
     with pytest.raises(ModelError):
         DPSEP(effects, point, accountant=PrivacyAccountant(), noise=1.0).step(*regression_data())
@@ -336,6 +339,8 @@ def test_a_record_sees_its_own_row_only():
 HOSTILE = [1e6, -1e300, math.nan, math.inf]
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
@@ -377,7 +382,7 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_public_draws_do_not_depend_on_local_state(monkeypatch):
     """Neither the draws, nor the loss outside, nor how much of the public stream they take."""
     data, seen = regression_data(), []
@@ -393,7 +398,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
         assert all(map(torch.equal, other, seen[0]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["indexed", "AutoNormal"])
 def test_neighbouring_data_over_many_steps(monkeypatch, name):
     """With the same releases: other records' rows are the same, and sums differ by one record."""
@@ -421,6 +426,8 @@ def test_neighbouring_data_over_many_steps(monkeypatch, name):
         assert not torch.equal(own[leaf][4], other[leaf][4])
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 def test_state_of_others_never_reaches_a_record(monkeypatch):
     """Gradients of records 1 and 8 while all others hold NaN."""
     data = regression_data()
@@ -450,7 +457,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
     """A parameter that is created later, on new arguments, does not start at private values."""
 
@@ -473,6 +480,8 @@ def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
     assert starts[0] == starts[1]
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_no_index_is_left_behind(monkeypatch):
     """Plates note on parameters which rows they took; that would tell who was sampled."""
     svi = new(monkeypatch, in_plate, batch=BATCH).svi
@@ -498,7 +507,7 @@ _NORMALS = torch.linspace(-2, 2, SIZE, dtype=torch.float64)
 
 
 @pytest.mark.one_in(12)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", GUIDES)
 def test_equals_svi(monkeypatch, name, privatize):
@@ -526,6 +535,7 @@ def test_equals_svi(monkeypatch, name, privatize):
         assert (value != before[key]).any()
 
 
+@pytest.mark.slow
 def test_unsampled_rows_do_not_move(monkeypatch):
     fixture = new(monkeypatch, noise=Noise(1.0, source=0), sampling=0.2)
     svi, data = fixture.svi, regression_data()
@@ -547,6 +557,7 @@ def test_unsampled_rows_do_not_move(monkeypatch):
     assert counts.min() < counts.max()
 
 
+@pytest.mark.long
 def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
     """Against torch.optim.Adam on this row, in the steps in which its record was sampled."""
     x, y = regression_data()
@@ -570,7 +581,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
         torch.testing.assert_close(rows(svi)["own_at"][i], alone.detach(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_microbatches_change_nothing(monkeypatch):
     by_index(monkeypatch)
     runs, data = [], regression_data()
@@ -731,7 +742,7 @@ def require_same_by_graphs(monkeypatch, make, model, data, **options):
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
@@ -742,7 +753,7 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     require_same_by_graphs(monkeypatch, make, model_of(name), regression_data(), **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [0, "system"])
 def test_graphs_of_records_that_share_nothing(monkeypatch, source):
     """All parameters are rows: a release without coordinates, and the same rows."""
@@ -763,7 +774,7 @@ def test_graphs_of_records_that_share_nothing(monkeypatch, source):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
     by_index(monkeypatch)
@@ -786,6 +797,7 @@ def test_a_graph_holds_no_rows(monkeypatch):
     assert (sums[0] - sums[2]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_cleared_store_starts_afresh(monkeypatch):
     svi, data = new(monkeypatch, sampling=FullBatch()).svi, regression_data()
     svi.step(*data)
@@ -850,6 +862,8 @@ def _trained():
     return svi, x
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_rows_that_are_not_used_any_more_stay_private():
     svi, x = _trained()
     svi.step(x, False)
@@ -857,6 +871,7 @@ def test_rows_that_are_not_used_any_more_stay_private():
     assert svi.state_dict()["optimizer"].keys() == {"a"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("frozen", [False, True])
 def test_rows_that_are_used_elsewhere_later_are_refused(frozen):
     svi, x = _trained()
@@ -866,6 +881,8 @@ def test_rows_that_are_used_elsewhere_later_are_refused(frozen):
         svi.step(x.clone())
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("frozen", [False, True])
 def test_rows_of_another_inference_are_private_too(frozen):
     _, x = _trained()
@@ -886,6 +903,7 @@ def test_rows_of_another_inference_are_private_too(frozen):
         new_paper_dpsvi(effects, point).step(*regression_data(size=7))
 
 
+@pytest.mark.long
 def test_frozen_rows_do_not_move():
     svi, x = _trained()
     leaf = pyro.get_param_store()["loc"].unconstrained().requires_grad_(False)

@@ -124,6 +124,7 @@ OWN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 @pytest.mark.parametrize("name", OWN)
 def test_own_loss_equals_svi(name, jit):
@@ -131,6 +132,7 @@ def test_own_loss_equals_svi(name, jit):
     require_equals_svi(OWN[name], steps=20, execution=Execution(jit=jit))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [simple_elbo, annealed, scaled, Half()])
 def test_own_loss_of_latents_per_record(loss):
     """Vectorised, with each record's own draws: the numbers of the loop."""
@@ -246,6 +248,8 @@ def test_a_loss_may_hold_no_data():
         new_paper_dpsvi(logistic, handwritten_guide, loss=loss).step(*data)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_a_loss_keeps_nothing_of_a_record():
     """A loss may store something of placeholders. Its notes of a record are put back."""
     kept = []
@@ -293,6 +297,7 @@ def test_a_loss_that_depends_on_what_it_kept_is_refused():
         new_paper_dpsvi(logistic, handwritten_guide, loss=remembers).step(*regression_data())
 
 
+@pytest.mark.long
 def test_no_posterior_of_an_own_loss():
     """The guide holds what the optimizer found, and says so."""
     guide = AutoMultivariateNormal(linear)

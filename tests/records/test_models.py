@@ -208,6 +208,7 @@ def test_observations(observation):
     require_equals_svi(make, steps=3, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_no_grad_around_a_step():
     """A step that pays must also learn."""
     x, y = regression_data()

@@ -74,6 +74,7 @@ OBSERVED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", ["none", "trace"])
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observed_equals_svi(name, jit):

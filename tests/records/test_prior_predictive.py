@@ -59,7 +59,7 @@ def one_feature(x, y):
         pyro.sample("y", dist.Normal(w * x[idx], 1.0), obs=y[idx])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_is_the_prior_predictive():
     x = torch.tensor([[1.0, 0.0, 0.0]]).expand(SIZE, 3)
     means = [predictive(linear, x, torch.zeros(SIZE)).draw(s)[0][1].mean() for s in range(200)]

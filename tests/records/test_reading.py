@@ -112,7 +112,7 @@ def fitted(kind, model, data, **settings):
     return inference.posterior(noise_aware=False).mean
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [logistic_whole, with_size, expanded])
 def test_equal_numbers(model):
     """As by index, for both inferences."""

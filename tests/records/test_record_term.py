@@ -299,6 +299,8 @@ def new_dpsep(model):
     return DPSEP(model, AutoNormal(model), **own)
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 def test_a_derivative_that_keeps_something(monkeypatch):
     """The checks do not see it, and it is put back after each record."""
@@ -315,6 +317,8 @@ def test_a_derivative_that_keeps_something(monkeypatch):
         new_resting(model).step(x)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_a_derivative_of_all_records_keeps_nothing():
     x, hook = torch.linspace(-2.0, 2.0, 24), Hook(1.0)
     model = with_hook(hook.kept)

@@ -142,6 +142,7 @@ def ridge_inside(x, y):
         pyro.factor("ridge", -w.square().sum() / len(x))
 
 
+@pytest.mark.long
 def test_a_factor_of_the_latents_may_stand_outside_the_plate():
     """It equals a factor inside the plate, divided by the plate's size."""
     attempt(ridge_outside)
@@ -618,6 +619,8 @@ def test_what_is_kept_but_not_used_is_no_harm():
     assert kept["last"] is None or torch.equal(kept["last"], public)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_handler_around_a_step_keeps_nothing_of_a_record(first):

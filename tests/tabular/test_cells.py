@@ -71,6 +71,8 @@ def test_how_many_cells_a_count_is_the_sum_of(columns):
 
 
 class TestSensitivity:
+    @pytest.mark.long
+    @pytest.mark.every_commit
     @pytest.mark.parametrize("tied", [None, 1])
     @pytest.mark.parametrize("rows", [1, 2, 5])
     def test_no_person_moves_more_than_the_bound(self, tied, rows):

@@ -106,6 +106,7 @@ def described():
     return again.description
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", [None, "person"])
 def test_a_report_has_all_that_an_officer_asks_for(files, unit):
     written(unit)
@@ -120,6 +121,7 @@ def test_a_report_has_all_that_an_officer_asks_for(files, unit):
     assert "not stated" not in Path("report.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", [None, "person"])
 def test_what_a_journal_says_already_stands(files, unit):
     """Only the unit is left out, if the schema has none."""
@@ -135,7 +137,7 @@ def test_what_a_journal_says_already_stands(files, unit):
     assert said.unit == ("a row" if unit is None else "a person")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_seed_repeats_a_run(files, tmp_path):
     def twin(*more):
         assert front.main([*files, "--rows", "20", *more]) == 0

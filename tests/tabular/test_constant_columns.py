@@ -81,7 +81,7 @@ def made(schema=SCHEMA, **settings):
     return twin.fit(frame()).sample(2000)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [(), [("sex", "*")], [("visits", "*")]])
 def test_synthetic_persons_keep_what_is_constant(keep):
     """And no margin of rows is lost by it: 400 persons, 2000 synthetic ones."""

@@ -151,7 +151,7 @@ def by_newton(data, y, kind, terms=MAIN, offset=0.0):
     return back @ b, np.sqrt(np.diag(back @ np.linalg.inv(hessian) @ back.T))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("outcome", "family"), [("visits", "poisson"), ("any", "logistic")])
 def test_without_noise_it_is_the_posterior(outcome, family):
     """In the user's own units: within a tenth of a standard deviation of mode and curvature."""
@@ -165,7 +165,7 @@ def test_without_noise_it_is_the_posterior(outcome, family):
     assert (table["privacy"] < 1e-9).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_counts_with_an_exposure():
     """A rate times hours, in the user's units; one with a hundred times the hours of another."""
     data = frame(400)
@@ -201,7 +201,7 @@ def test_names_and_formulae_of_several_lines_stay_comments(name):
     assert not re.search(r"^\s*raise", glm.source, flags=re.MULTILINE)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_levels_that_nobody_has():
     """A clinic, and a level of income, without a row: their columns are there, as in the prior."""
     data = frame()
@@ -225,7 +225,7 @@ def test_levels_that_nobody_has():
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_column_in_other_units():
     """Ages of 0.2 to 0.8 all become the lower bound, so only the prior informs the result."""
     data, columns = frame(), schema("age", "chronic", "visits")
@@ -239,6 +239,8 @@ def test_a_column_in_other_units():
     assert table.explain().status == table.status and table.explain().limit == "data"
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_neighbouring_frames():
     """Another person, with the largest numbers there are: only that person's record differs."""
     missing = dict(chronic=Binary(missing=True), age=Number(20, 80, missing=True))
@@ -313,7 +315,7 @@ def test_a_number_that_may_be_missing():
     assert trace.nodes["age"]["log_prob"].item() == 0.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_private_fit_with_missing_values():
     """Covariate and outcome have some: no row is dropped, and the table has the formula alone."""
     columns = {
@@ -413,7 +415,7 @@ def test_a_private_fit():
     assert "<p>any ~ age" in page and f"<p>status: {result.status.level}" in page
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_report_names_it_whatever_the_column_is_called():
     """The name has a zero-width space and 300 letters."""
     name = "age\u200b" + 300 * "x"
@@ -426,6 +428,7 @@ def test_a_report_names_it_whatever_the_column_is_called():
     assert "DPSEP of visits" in glm.accountant.report()
 
 
+@pytest.mark.slow
 def test_no_name_tells_how_many_fits_there_were():
     """A private selection hides the number of its trials, and the winner keeps its names."""
     models = [private(schema("any"), "any ~ 1", family="logistic") for _ in range(2)]
@@ -455,7 +458,7 @@ SAVED = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVED)
 def test_a_result_is_read_again_without_the_data(name, tmp_path):
     """Another process gets the same table and status, from released numbers alone."""

@@ -46,7 +46,7 @@ def counts_of(rows, cells):
     return counts.weighted_sum(torch.ones(len(rows), 1))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [None, 2])
 def test_margins_are_met_without_noise(tied):
     """All of two columns, and within each level of the tied one: to half a percent."""
@@ -59,7 +59,7 @@ def test_margins_are_met_without_noise(tied):
         assert off < 0.005
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_ridge_is_met_where_there_is_little_noise():
     """Two numbers with correlation .89 in 20 bins: 400 steps leave 0.026 of total variation."""
     edges, cells = torch.linspace(-2.5, 2.5, 19), Cells((20, 20))
@@ -73,6 +73,8 @@ def test_a_ridge_is_met_where_there_is_little_noise():
     assert abs(both - exact).sum() / 2 < 0.015
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_noise_is_averaged():
     """Fitted pairs are nearer to the truth than released ones are: here at 0.6 of the distance."""
     rows, cells = drawn_rows(truth(), SIZE, np.random.default_rng(0)), Cells(SIZES, 2)
@@ -171,7 +173,7 @@ class TestPyroModel:
         expected = torch.tensor([np.log(each[:3]).sum(), np.log(each[3:5]).sum()])
         torch.testing.assert_close(density(slots), expected)
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_runs_in_dpsvi(self):
         schema = TestRows().schema([])
         model, guide = schema.to_pyro(components=3)

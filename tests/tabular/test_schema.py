@@ -174,6 +174,8 @@ def few(drawn):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @given(rows, rows)
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_neighbouring_frames_differ_in_one_record(one, theirs):
@@ -196,6 +198,8 @@ def test_neighbouring_frames_differ_in_one_record(one, theirs):
     assert exchanged.units == without.units + 1
 
 
+@pytest.mark.slow
+@pytest.mark.every_commit
 @given(rows)
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_whatever_the_data_are_records_lie_in_public_bounds(drawn):

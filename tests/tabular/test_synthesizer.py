@@ -186,6 +186,8 @@ class TestPrivacy:
         one, two = (fitted(each, of, noise=1.0) for each in (data, first))
         assert torch.equal(released(one), released(two))
 
+    @pytest.mark.long
+    @pytest.mark.every_commit
     def test_a_second_fit_is_a_second_release(self):
         made = fitted(epsilon=1.0)
         with pytest.raises(PrivacyBudgetExceeded):
@@ -221,6 +223,8 @@ class TestIntervals:
         ("age",),
     ]
 
+    @pytest.mark.long
+    @pytest.mark.every_commit
     def test_are_as_wide_as_the_noise_of_their_sum(self):
         """Two levels of the kept column are added, or none; its own counts add those of the column
         with the fewest codes, three."""
@@ -235,6 +239,7 @@ class TestIntervals:
         half = 100 * np.sqrt(6) * np.sqrt(2) * norm.ppf(0.975)
         assert f"except those of sick, have 95% intervals of +-{half:.0f}" in repr(made)
 
+    @pytest.mark.long
     def test_labels(self):
         table = fitted().margin("sick", "marital")
         assert list(table.columns) == ["sick", "marital", "count", "lower", "upper"]

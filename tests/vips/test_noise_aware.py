@@ -281,6 +281,7 @@ def test_without_noise_it_is_that_of_variational_bayes():
         assert not posterior.noise_share.any() and posterior.status.is_ok
 
 
+@pytest.mark.long
 def test_it_explains_itself():
     vips = noisy(LogisticRegression(3), logistic_data())
     found, posterior = vips.explain(), vips.posterior()
@@ -341,6 +342,7 @@ def test_the_guide_holds_what_posterior_returns():
     assert "weights" in poutine.trace(vips.guide).get_trace().nodes
 
 
+@pytest.mark.long
 def test_a_step_makes_a_new_one():
     data = logistic_data()
     settings = dict(num_steps=3, noise=Noise(1.0, source=0))

@@ -143,6 +143,7 @@ def test_static_noise_has_the_right_scale(monkeypatch):
     assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.055), FixedSizeSampling(0.055)])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """Estimates are sums / rate for every batch size, an empty batch included."""

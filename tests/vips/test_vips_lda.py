@@ -304,7 +304,7 @@ def frequencies(train, test):
     return math.exp(-(second.count @ logs) / second.count.sum())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_private_topics_beat_the_words_frequencies():
     counts = corpus(4000, topics=4, words=60, length=60, seed=2)
     train, test = counts[:3600], counts[3600:]

@@ -172,6 +172,7 @@ def mixture_fit():
     return model, data, fitted(model, data, 80, step_size=NOT_STEP)
 
 
+@pytest.mark.long
 def test_the_mixture_is_variational_bayes():
     """Its end is where a sweep of variational Bayes changes nothing."""
     _, (x,), vips = mixture_fit()
@@ -182,7 +183,7 @@ def test_the_mixture_is_variational_bayes():
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("private", [False, True])
 def test_the_mixture_recovers_its_components(private):
     data = mixture_data(size=20_000)
@@ -229,7 +230,7 @@ def test_the_mixture_s_pyro_model():
     torch.testing.assert_close(log_density(model.model, values, x), expected)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_posterior_and_guide_are_of_the_model_s_sites(name):
     """Same names and shapes as in the Pyro model; the guide's marginals are the posterior's."""
@@ -256,6 +257,7 @@ def test_posterior_and_guide_are_of_the_model_s_sites(name):
             assert ((values.std(0) / sd - 1).abs() < 0.2).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ALL)
 def test_predictive(name, dtype):
@@ -288,7 +290,7 @@ def test_other_precisions_of_the_data_change_little(name):
         torch.testing.assert_close(rounded[key].mean, q.mean, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "documents", "images"])
 def test_whole_numbers_may_be_of_any_type(name):
     """Also of types without a ``round`` of their own."""
@@ -303,7 +305,7 @@ def test_whole_numbers_may_be_of_any_type(name):
         assert all(torch.equal(each[statistic], value) for each in found)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     make, data = PROBLEMS[name]
@@ -319,7 +321,7 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     assert all(guide.median().keys() == sites for guide in guides)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1.0, 100.0, 1e6])
 @pytest.mark.parametrize("name", [*PROBLEMS, "documents"])
 def test_nothing_explodes_under_noise(name, sigma):

@@ -46,6 +46,7 @@ def configurations(units):
 # E-step
 
 
+@pytest.mark.long
 def test_the_e_step_is_the_augmented_likelihood_s():
     """Its field and coupling, against the bound of each pixel's likelihood by enumeration."""
     model = model_of(sweeps=300)
@@ -102,6 +103,8 @@ def certain(model):
     return posterior
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("units", [1, 2, 5])
 def test_bounds_are_reached_and_never_exceeded(units):
     model = model_of(units=units)
@@ -147,6 +150,7 @@ def test_regression_on_noisy_sums():
         torch.testing.assert_close(plain[j], expected @ sums[j])
 
 
+@pytest.mark.long
 def test_shrinkage_is_variational_bayes():
     """At its end each block is the exponential of the expected log joint: by the Pyro model."""
     squares = torch.tensor([[0.01, 4.0], [0.3, 1.0], [25.0, 0.0001]])
@@ -182,6 +186,7 @@ def test_shrinkage_is_variational_bayes():
         torch.testing.assert_close(difference, expected)
 
 
+@pytest.mark.long
 def test_the_m_step_solves_its_equations():
     """Weights, Pólya-Gamma means and precisions of the weights need each other."""
     model = model_of(bias_scale=2.0)
@@ -232,6 +237,8 @@ def test_second_moments_are_what_second_moments_can_be():
     )
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_noise_in_the_sums_is_taken_for_noise():
     """The larger it is, the smaller the weights; and without it nothing is shrunk."""
     model = model_of()
@@ -326,6 +333,7 @@ def test_the_guide_has_the_joint_covariance_of_weights_and_biases():
         assert (errors.abs() < 8 / math.sqrt(2000) * torch.outer(scale[j], scale[j])).all()
 
 
+@pytest.mark.long
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("units", [1, 3, 5])
 @pytest.mark.parametrize("sigma", [0.0, 1.0, 100.0, 1e6])

@@ -79,7 +79,7 @@ def fit(name, private):
 
 
 @pytest.mark.one_in(20)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_equals_svi(name):
     """Steps run from a graph, without a warning."""
@@ -94,6 +94,8 @@ def test_equals_svi(name):
         torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", ZOO)
 def test_sensitivity(monkeypatch, name):
