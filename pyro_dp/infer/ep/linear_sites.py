@@ -23,12 +23,13 @@ from torch import Tensor
 
 from pyro_dp.infer.ep.element_sites import element_sites
 from pyro_dp.infer.ep.linear_design import Axes, Numbers, rounding, where_possible
-from pyro_dp.infer.ep.observation_family import CENTRED
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
 
 _OUTCOMES = 4  # simulated for a record
+_SIMULATED = Residuals.CENTRED, Residuals.SCALED  # residuals that these outcomes centre
 _ROOM = 1 + 1e-12  # for rounding of a row's norm when Q turns it
 
 
@@ -47,7 +48,7 @@ class LinearSites:
         assert moments.design is not None
         self._moments, self._design = moments, moments.design
         skewed = not all(family.is_symmetric for family in moments.families)
-        centres = skewed and root is not None and moments.residuals in CENTRED
+        centres = skewed and root is not None and moments.residuals in _SIMULATED
         self._outcomes = _OUTCOMES if centres else 0
         self._mean, self._covariance = mean, covariance
         self._axes = Axes.of(covariance, root)

@@ -57,9 +57,6 @@ class Residuals:
     OTHER = "other"
 
 
-CENTRED = Residuals.CENTRED, Residuals.SCALED  # kinds that outcomes of the model can centre
-
-
 class NotLinear(PrivacyError):
     """The record's likelihood is not a function of few numbers per element."""
 
