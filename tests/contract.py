@@ -234,6 +234,8 @@ class ReleaseContract:
         noise = [torch.stack(each).numpy() for each in zip(*regular, strict=True)]
         return SimpleNamespace(seen=seen, noise=noise, ledger=inference.accountant.ledger)
 
+    @pytest.mark.slow
+    @pytest.mark.every_commit
     def test_noise_is_added_at_the_right_scale(self):
         """Normal, and of the scale that the ledger's event says, each block by itself: two thirds
         and three halves of it are rejected. False alarms: 1e-8 for each block, and for all."""
@@ -265,6 +267,8 @@ class ReleaseContract:
 
     # Seeds.
 
+    @pytest.mark.slow
+    @pytest.mark.every_commit
     def test_equal_seeds_repeat_and_nothing_else_does(self, monkeypatch):
         """Noise differs in steps, in runs without a seed, and in runs that share a generator or an
         accountant. A seed is noted: anyone who can guess it can compute the noise."""

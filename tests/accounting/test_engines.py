@@ -226,7 +226,7 @@ def test_delta_at_epsilon_zero():
     assert composition.delta(events, 0.0, ADD, "pld") == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hardly_any_noise():
     tiny = ledger((SubsampledGaussian(1e-3, 0.01), 1000))
     assert tiny.get_delta(1.0) > 0.999  # ten hits in the clear

@@ -551,7 +551,7 @@ def test_what_was_clipped_is_known_without_a_bit():
     assert clipped.fraction == pytest.approx(exact, abs=0.03 + 4 * clipped.standard_error)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_graphs_change_nothing():
     x, y = gaussian_data(500)
     ways = (Execution(jit=jit) for jit in ("none", "trace"))
@@ -630,7 +630,7 @@ def made_up():
     return x, x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_wide_prior_and_an_unknown_scale(epsilon):
     x, y = made_up()
@@ -642,7 +642,7 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
     assert ((found.mean[:3] - exact).abs() < 4 * sds).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0, 0.1])
 def test_a_prior_of_a_scale_that_is_far_too_small(scale):
     """The opening detects it, and the first look is made at a scale that fits."""

@@ -485,7 +485,7 @@ def test_the_noise_of_a_saved_run_is_remembered():
         )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_states_of_other_latents():
     x, y = regression_data()
     sep = new_sep()
@@ -504,6 +504,7 @@ def test_states_of_other_latents():
         other.load_state_dict(state)
 
 
+@pytest.mark.long
 def test_single_precision():
     """A model in float32: sums and posterior are kept in float64."""
     torch.set_default_dtype(torch.float32)

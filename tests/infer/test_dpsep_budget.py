@@ -135,6 +135,8 @@ def test_a_look_from_which_no_posterior_follows_stays_spent(epsilon, sigma, monk
     require_whole(sep)
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma, monkeypatch):
     """A large look that fails three times leaves the rest of the budget, and no more."""

@@ -72,6 +72,8 @@ def test_shares_are_those_of_the_posterior(run):
     assert found.status == posterior.status
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("run", ON_SAMPLES)
 def test_without_privacy_noise_the_rest_is_sampling(run):
     kind, options = RUNS[run]
@@ -239,6 +241,7 @@ def test_dpsep_that_has_not_arrived():
     assert hidden.explain().status.level == "do not publish"
 
 
+@pytest.mark.long
 def test_dpsep_by_hand_that_was_left_aside(monkeypatch):
     sep = fitted(PaperDPSEP, num_steps=6, noise=0.1, clip=3.0)
     assert sep.explain().status.is_ok

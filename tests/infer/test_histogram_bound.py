@@ -177,7 +177,7 @@ def test_counts_that_are_no_bell():
     assert read(noisy, 5.0, 20_000, 1.0, 1.0).share_above(8.0) > 0.15
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_group_is_made_up():
     """A run reads about fifteen histograms of 160 bins, and one false alarm would spoil it."""
     counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)

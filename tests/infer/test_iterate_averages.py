@@ -122,7 +122,7 @@ def test_steps_that_have_settled(kind):
     assert ((found.mean - exact.mean).abs() < 3 * found.stddev).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GUIDES)
 @pytest.mark.parametrize(
     ("size", "lr", "num_steps"),

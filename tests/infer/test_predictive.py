@@ -280,6 +280,7 @@ def test_an_amortised_guide_is_used_where_it_sees_what_it_needs():
     assert (own.mean(0) - 100 - labels + NEW.sum(1)).abs().max() < 0.1
 
 
+@pytest.mark.long
 def test_autoencoders():
     """New data are encoded, and decoded."""
     decoder = nn.Linear(1, 3)
@@ -301,6 +302,7 @@ def test_autoencoders():
     assert (drawn["x"].mean(0) - decoder(drawn["z"].mean(0))).abs().max() < 0.1
 
 
+@pytest.mark.long
 def test_discrete_latents_are_drawn():
     guide = mixture_guide(mixture)
     svi = fitted(mixture, torch.randn(SIZE, 2), guide=guide)

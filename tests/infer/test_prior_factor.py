@@ -206,7 +206,7 @@ def test_the_factor_is_proper_where_the_prior_is_not_log_concave():
     assert torch.linalg.eigvalsh(prior.factor(mean, covariance).precision).min() > 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
 def test_it_does_not_depend_on_the_data(latents):
     """The factor is bitwise the same for other data."""

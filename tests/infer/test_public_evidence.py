@@ -176,7 +176,7 @@ def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
         torch.testing.assert_close(found.stddev, own.stddev, rtol=0.1, atol=0.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_noise_it_is_conjugate():
     """With the prior of the run, and with another one."""
     x, y = regression()
@@ -212,7 +212,7 @@ def far_from_the_prior():
     return Evidence((Latent("w", torch.Size([8]), real, 0, 8),), (part,))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_far_evidence_is_found():
     """Noise of the curvature flattens the likelihood far away."""
     evidence = far_from_the_prior()
@@ -255,7 +255,7 @@ def test_what_is_no_prior_or_method(evidence):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_products_cost_what_the_people_in_them_pay(evidence):
     other = run(data=regression(seed=1), epsilon=1.0).evidence
     apart, overlapping = (evidence.times(other, disjoint=each) for each in (True, False))
@@ -268,7 +268,7 @@ def test_products_cost_what_the_people_in_them_pay(evidence):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_mu_is_that_of_the_relation():
     """Sums over all records move twice as far where a record is replaced."""
     found = {}

@@ -57,6 +57,7 @@ def test_a_scheduler_has_stepped_when_callbacks_are_called():
     assert found == pytest.approx([0.1 * 0.5**n for n in range(1, 7)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [DPSVI, DPSEP, VIPS])
 def test_a_callback_that_holds_the_data_is_refused(make):
     """It could stop the run by the data. It may hold inferences and released numbers."""
@@ -81,6 +82,7 @@ def test_a_callback_that_holds_the_data_is_refused(make):
             inference.run(*data, progress=False, callbacks=[fits])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["step", "step_scheduler"])
 def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
     """Parameters, history and step size are those of an uninterrupted run."""
@@ -111,7 +113,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     """The step is counted, the regression has its gradient, and the run goes on."""
 
@@ -129,7 +131,7 @@ def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
     assert 0.995 < svi.accountant.get_epsilon() <= 1.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
     """The guide holds the result so far, and the run goes on from there."""
     data, guide = regression_data(), AutoMultivariateNormal(logistic)
@@ -246,6 +248,7 @@ def test_ctrl_c_comes_at_a_check():
     assert reached == [1]
 
 
+@pytest.mark.long
 def test_a_large_delta_is_told_before_anything_is_released():
     """A mechanism that publishes one record has a delta of 1 / N. The report warns, too."""
     data = regression_data()

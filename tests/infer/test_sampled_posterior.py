@@ -72,6 +72,7 @@ def test_chains_follow_a_curve_and_are_the_same_in_each_call():
     assert torch.equal(drawn(gradients, 2), sample)
 
 
+@pytest.mark.long
 def test_the_closest_gaussian_of_a_gaussian_is_itself():
     zeros = torch.zeros(3, dtype=torch.float64)
     gradients = BatchedGradient(gaussian, zeros)
@@ -92,6 +93,7 @@ def test_gradients_of_any_number_of_points():
         torch.testing.assert_close(heights[7], gaussian(points[7]))
 
 
+@pytest.mark.long
 def test_points_without_a_density():
     def fails(z):
         return gaussian(z) + torch.linalg.cholesky((z[0] + 2.0).reshape(1, 1)).sum()

@@ -80,7 +80,7 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(tilted_sites, "_NUM_DRAWS", 4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_stein_sites_are_those_of_the_loop(few_draws):
     method, indices, rows = stein(mixture, torch.randn(4, 2))
     mean, covariance = torch.randn(8), 0.1 * torch.eye(8) + 0.02
@@ -93,7 +93,7 @@ def test_stein_sites_are_those_of_the_loop(few_draws):
 
 
 @pytest.mark.every_commit
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorizes", [True, False])
 def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):
     method, indices, rows = stein(mixture, torch.randn(4, 2))

@@ -363,6 +363,7 @@ def test_who_passes_an_optimizer_says_how_many_steps():
 # With an optim that is passed.
 
 
+@pytest.mark.long
 def test_a_passed_optimizer_is_used_as_ever():
     """The numbers are those of earlier versions: C = 1, the bit, no mean of iterates."""
     options = dict(noise=Noise(1.0, source=3), num_steps=20, sampling=0.5)

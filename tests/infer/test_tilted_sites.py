@@ -479,6 +479,7 @@ def other_distribution(x, y):
         pyro.sample("y", fn, obs=y[idx])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [ragged, other_site, other_distribution])
 def test_a_record_unlike_the_examples_raises_nothing(model):
     x, y = torch.ones(9, 2), torch.ones(9)

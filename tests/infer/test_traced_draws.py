@@ -96,6 +96,7 @@ def test_latents_without_a_reparameterisation(name):
     assert isinstance(svi._kept.prepared.step, TracedStep)
 
 
+@pytest.mark.long
 def test_draws_are_fresh_and_at_the_parameters():
     made, svi = new(lambda: problem_of(FAMILIES["Gamma"]), "trace", **NOISY)
     svi._look_at(made.data, {})
@@ -205,7 +206,7 @@ def test_a_gamma_of_records_is_a_gamma():
     assert ((found.mean(0) - expected.mean(0)).abs() < 5 * error + 1e-9).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.every_commit
 @pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
 @pytest.mark.parametrize("jit, at_once", [("none", False), ("none", True), ("trace", True)])

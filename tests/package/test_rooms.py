@@ -129,6 +129,7 @@ def test_few_rooms_on_few_floors():
     assert rooms == set(MAY_USE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "source", "said"),
     [

@@ -639,6 +639,7 @@ def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
 # What leaves the curator
 
 
+@pytest.mark.long
 def test_state_without_and_with_the_rows(monkeypatch):
     data = regression_data()
     svi = new(monkeypatch, noise=Noise(1.0, source=0)).svi
@@ -682,6 +683,8 @@ def test_state_round_trip(monkeypatch, private):
     assert torch.equal(rows(resumed)["own_scale"], kept["own_scale"])
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize(
     "damage",
     [
@@ -709,6 +712,7 @@ def test_the_ledger_says_what_is_not_covered(monkeypatch):
         assert "'own_loc', 'own_scale'" in text and "Predictive" in text and "not cover" in text
 
 
+@pytest.mark.long
 def test_the_curator_can_use_the_guide(monkeypatch):
     """The parameter store holds the rows; Predictive draws for the training records."""
     data = regression_data()
@@ -815,6 +819,8 @@ def test_new_arguments_keep_the_moments(monkeypatch):
     assert (svi._moves.rows.state_dict()["own_loc"]["steps"] == 2).all()
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 def test_nothing_moves_if_the_budget_is_spent(monkeypatch):
     own = dict(accountant=PrivacyAccountant(epsilon=1.0), noise=Noise(5.0, source=0))
     svi, data = new(monkeypatch, sampling=FullBatch(), **own).svi, regression_data()

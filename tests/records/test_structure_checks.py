@@ -294,6 +294,7 @@ def test_transposed_data():
         attempt(model, lambda x, y: handwritten_guide(x[0].T, y), data=(x.T[None], y))
 
 
+@pytest.mark.long
 def test_a_support_that_the_record_sets():
     """All records are looked at, also one beyond the examples, whose support its own row sets."""
     x = torch.rand(600) + 1.0  # enough for a graph
@@ -532,6 +533,7 @@ def discrete_global(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + k), obs=y[idx])
 
 
+@pytest.mark.long
 def test_too_small_a_max_plate_nesting():
     """It matters only if latents are enumerated in parallel."""
     loss = TraceEnum_ELBO(max_plate_nesting=0)

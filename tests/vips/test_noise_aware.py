@@ -369,6 +369,8 @@ def reason(vips):
     return vips.posterior().status.reason
 
 
+@pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("name", ["logistic", "linear"])
 def test_the_status_counts_what_the_noise_hides(name):
     make, data = PROBLEMS[name]
