@@ -143,13 +143,19 @@ class RecordTerm:
         """Compute gradients by the fastest method that this model allows.
 
         If the model fails on a record (say, a matrix is not positive definite), the record counts
-        as broken, and its gradients are NaN. An error would reveal that such a record exists.
+        as broken, and its gradients are NaN. An error would reveal that such a record exists. Other
+        records keep their method: some derivatives, as of a singular matrix's determinant, differ.
         """
+        count = len(batch.indices)
         if self.vectorizes:
             try:
                 return self.vectorized(particle, batch)
             except (ModelError, NotVectorizable):
-                pass
+                if count > 1:
+                    halves = torch.arange(count, device=batch.indices.device).chunk(2)
+                    parts = [self.gradients(particle, batch.at(x, batch.values)) for x in halves]
+                    numbers = (part.numbers for part in parts)
+                    return RecordGradients(*pytree.tree_map(lambda *x: torch.cat(x), *numbers))
         return self.looped(particle, batch, breaks=True)
 
     def looped(self, particle: Particle, batch: Batch, *, breaks: bool = False) -> RecordGradients:

@@ -305,19 +305,30 @@ def _by_labels(
     return found * torch.where(valid.all(), 1.0, torch.nan).to(found)
 
 
+def _least_squares(*args: Any, **options: Any) -> Any:
+    """``lstsq`` by singular values. Without full rank, torch's usual driver on the CPU depends on
+    the pivots of the record before, or on uninitialised memory.
+    """
+    tensors = _tensors((*args, *options.values()))
+    if options.get("driver") in (None, "gelsy") and all(x.device.type == "cpu" for x in tensors):
+        options["driver"] = "gelsd"
+    return torch.linalg.lstsq(*args, **options)
+
+
 def _refused(*_args: Any, **_options: Any) -> Tensor:
     raise ModelError(_INNER)
 
 
 _INNER_NAMES = ("_ctc_loss", "_cudnn_ctc_loss", "miopen_ctc_loss")
 _PACKETS = [getattr(torch.ops.aten, name) for name in ("ctc_loss", *_INNER_NAMES)]
-# Replaces functions that check no bounds, even for one record alone.
+# Replaces functions that read other memory than the record's, even for one record alone.
 UNCHECKED: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((getattr(torch, name) for name in _INNER_NAMES), _refused),
     **dict.fromkeys(_PACKETS, _refused),
     **{getattr(packet, each): _refused for packet in _PACKETS for each in packet.overloads()},
     functional.ctc_loss: partial(_by_labels, functional.ctc_loss),
     torch.ctc_loss: partial(_by_labels, torch.ctc_loss),
+    torch.linalg.lstsq: _least_squares,
 }
 # Replaces functions whose vmap rules check no bounds. A result of None: use the function itself.
 _BOUNDED: dict[Any, Callable[..., Any]] = {

@@ -1,5 +1,7 @@
 """Sites of single records through linear predictors, against brute force."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -8,6 +10,7 @@ from problems import glm, logistic, mixture, take_one_by_one
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 from seeded import records_of
+from torch._C._functorch import is_batchedtensor
 
 from pyro_dp import ModelError
 from pyro_dp.infer.ep.problem import EPProblem
@@ -317,6 +320,22 @@ def check_broken(break_record, vectorizes, broken=(1,)):
 )
 def test_a_broken_record_is_nan_and_no_other(break_record, vectorizes, broken):
     check_broken(break_record, vectorizes, broken)
+
+
+def test_only_a_broken_record_runs_alone():
+    """Derivatives of one record at a time may differ from those of all at once."""
+
+    def at_once(z, index, row):
+        torch.linalg.cholesky(row[0].min().expand(1, 1))
+        return z.new_tensor(float(is_batchedtensor(index)))
+
+    x, y = torch.ones(5, 2), torch.ones(5)
+    likelihood = Problem(regression, x, y).moments._likelihood
+    z, indices = torch.zeros(2), torch.arange(5)
+    likelihood.for_each("at once", at_once, z, indices[:1], [x[:1], y[:1]])
+    x[3] = -1.0
+    found = likelihood.for_each("at once", at_once, z, indices, [x, y])
+    torch.testing.assert_close(found, torch.tensor([1.0, 1, 1, math.nan, 1]), equal_nan=True)
 
 
 def factor(x, y):

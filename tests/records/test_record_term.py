@@ -19,7 +19,7 @@ from problems import (
     require_same_gradients,
 )
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_mean
 from releases import gradients, require_bound
 
 from pyro_dp import DPSEP, Clip, Execution, FullBatch, ModelError, Noise, PrivacyAccountant
@@ -56,6 +56,29 @@ def test_vectorized_equals_loop(name):
     require_same_gradients(vectorized, looped)
     for key, gradient in (vectorized.latents | vectorized.parameters).items():
         assert gradient.abs().max() > 0, f"{key} is used, but its gradient is zero"
+
+
+def test_a_record_that_fails_changes_no_other_record():
+    """In the loop, torch's derivative of a singular matrix's determinant is zero."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(1.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            a, b, c, d = x[idx].unbind(-1)
+            rows = torch.stack([w * a, b], -1), torch.stack([c, 2 * d + d**2 - d**2], -1)
+            mean = torch.linalg.det(torch.stack(rows, -2))
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.full_like(mean, 3.0))
+
+    x = torch.tensor([[2.0, 2.0, 1.0, 0.5]]).repeat(7, 1)
+    x[[0, 3, 6]] = torch.tensor([1.0, 0.3, 0.2, 1.0])  # the checks run on these
+    x[4] = 1e308
+    guide = AutoDelta(model, init_loc_fn=init_to_mean)
+    term, particle = looked_at(new_paper_dpsvi(model, guide), x)
+    indices = torch.arange(7)
+    found = term.gradients(particle, Batch(indices, [x])).latents["w"]
+    alone = [term.gradients(particle, Batch(i, [x[i]])).latents["w"] for i in indices.split(1)]
+    assert found[1].abs() > 1 and found.isnan().nonzero().tolist() == [[4]]
+    torch.testing.assert_close(found, torch.cat(alone), equal_nan=True)
 
 
 def test_a_term_stays_what_was_checked():

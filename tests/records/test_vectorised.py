@@ -133,6 +133,18 @@ def test_an_index_that_a_table_lacks_breaks_its_own_record(index):
         assert torch.equal(gradients[k], expected)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_least_squares_do_not_depend_on_the_record_before(together):
+    matrices = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [0.0, 3.0]]]).repeat(3, 1, 1)
+
+    def solution(matrix):
+        return torch.linalg.lstsq(matrix, torch.ones(2, 1)).solution
+
+    with guarded("Test"):
+        found = torch.vmap(solution)(matrices) if together else map(solution, matrices)
+        torch.testing.assert_close(torch.stack([*found]), torch.linalg.pinv(matrices).sum(2, True))
+
+
 def _ctc(log_probs, targets, length=3):
     return functional.ctc_loss(log_probs, targets, (len(log_probs),), (length,))
 

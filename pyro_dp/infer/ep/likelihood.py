@@ -80,8 +80,9 @@ class Likelihood:
     ) -> Any:
         """function(z, index, row) of each record, stacked: at once, or else one by one.
 
-        If the function fails on a record, that record's numbers are NaN. Other records and errors
-        do not reveal this. The first call for a key must be on placeholders, which fix the shapes.
+        If the function fails on a record, that record runs alone, and its numbers may be NaN. Other
+        records and errors do not reveal this. The first call for a key must be on placeholders,
+        which fix the shapes.
 
         :param key: names the function.
         :param z: (d,), or (B, d) with a z for each record.
@@ -93,9 +94,15 @@ class Likelihood:
             try:
                 with kept(batched=True), _derived(), all_at_once():
                     return self._remembered(key, batched(z, indices, rows))
-            except Exception:  # the loop finds the record
+            except Exception:
                 if tracing() or (self.continuous and key not in self._likes):
                     raise
+                if len(indices) > 1:  # the loop's derivatives may differ, so others avoid it
+                    chunks = zip(*(x.chunk(2) for x in (indices, *rows)), strict=True)
+                    points = z.chunk(2) if one_each else (z, z)
+                    own = zip(points, chunks, strict=True)
+                    found = [self.for_each(key, function, at, i, r) for at, (i, *r) in own]
+                    return pytree.tree_map(lambda *x: torch.cat(x), *found)
         results = []
         for b, index in enumerate(indices):
             like = self._likes.get(key)
@@ -105,7 +112,7 @@ class Likelihood:
             except Exception:
                 if like is None:
                     raise
-                result = None
+                result = ()  # unlike any other
             if like is not None and not _alike(result, like):
                 result = pytree.tree_map(
                     lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else 0), like
