@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from pyro_dp.records.column import Column
@@ -152,8 +153,13 @@ def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
     return found
 
 
-def holds_rows(value: Tensor, column: Column) -> bool:
-    """Whether the value contains rows of the column, and not by chance."""
+def holds_rows(value: Tensor, column: Column, *, shared: bool = False) -> bool:
+    """Whether the value contains rows of the column, and not by chance.
+
+    :param shared: count matches as chance if new records may have as many. The probability for one
+        is the share of the column's rows that are not unique (Good 1953). This matters for tables
+        of whole numbers, also scaled ones.
+    """
     width, exact = column.row_shape.numel(), column.dtype == torch.float64
     if len(column.shape) > 2 or (len(column.shape) == 2 and value.shape[-1:] != (width,)):
         return False
@@ -171,7 +177,16 @@ def holds_rows(value: Tensor, column: Column) -> bool:
                 seen[i] = (rows[similar] == row).all(dim=1).any()
     found = int(seen.sum())
     by_chance = min(1.0, len(wanted) * len(column) * (2.0**-50 if exact else 2.0**-20))
-    return found > 0 and by_chance ** (found * width) < _CHANCE
+    if found == 0 or by_chance ** (found * width) >= _CHANCE:
+        return False
+    return not shared or binom.sf(found - 1, len(wanted), _shared(column, width)) < _CHANCE
+
+
+def _shared(column: Column, width: int) -> float:
+    """The share of the first block's rows that are not unique."""
+    rows = next(column.blocks()).detach().reshape(-1, width)
+    _, counts = rows.unique(dim=0, return_counts=True)
+    return 1 - int((counts == 1).sum()) / len(rows)
 
 
 def _is_telling(values: Tensor) -> Tensor:

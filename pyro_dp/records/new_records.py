@@ -337,7 +337,7 @@ def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:
         return False
     if isinstance(column, TensorColumn) and leaf.data_ptr() == column.tensor.data_ptr():
         return True
-    if holds_rows(leaf, column):
+    if holds_rows(leaf, column, shared=True):
         return True
     whole = leaf.shape == column.shape and bool((leaf != leaf[:1]).any())
     return whole and equal(TensorColumn(leaf.to(column.dtype)), column)

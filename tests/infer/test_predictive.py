@@ -433,6 +433,22 @@ def test_new_records_that_lie_beside_those_of_the_fit():
         predictive(everything[SIZE:], y[SIZE:])
 
 
+def test_new_records_of_whole_numbers_may_equal_those_of_the_fit():
+    """Most new people share their scaled ages and years with some person of the fit."""
+    pyro.set_rng_seed(0)
+    x = torch.randint(31, (3000, 3)) / 30
+    x[:, 2] = x[:, 0]
+    y = torch.bernoulli(torch.full((3000,), 0.5))
+    predictive = fitted(logistic, x[:2000], y[:2000]).predictive(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictive(x[2000:])
+    x[:2000, 2] = torch.rand(2000)
+    predictive = fitted(logistic, x[:2000], y[:2000]).predictive(3)
+    with pytest.warns(NotPrivateWarning, match="holds records of the fit"):
+        predictive(x[:50])
+
+
 def test_errors_withhold_records_of_the_fit():
     x, y = regression_data(SIZE)
     x[:, 0] = 61.803 + torch.rand(SIZE)
