@@ -58,6 +58,7 @@ def test_a_scheduler_has_stepped_when_callbacks_are_called():
 
 
 @pytest.mark.long
+@pytest.mark.every_commit
 @pytest.mark.parametrize("make", [DPSVI, DPSEP, VIPS])
 def test_a_callback_that_holds_the_data_is_refused(make):
     """It could stop the run by the data. It may hold inferences and released numbers."""
