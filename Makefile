@@ -20,8 +20,8 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/prose.py & $(BIN)/mypy; status=$$?; wait $$! && exit $$status
 
-# Four commands run more and more: one case of each test and no fits; also the fits; also a fourth of
-# the slow tests and of all cases; everything. The next commit takes another fourth.
+# Four commands: one case of each test and no fits; also the fits, and all quick cases; a fourth of all
+# cases and of the slow tests, where the next commit takes another fourth; everything.
 TURN := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 
 quick: lint

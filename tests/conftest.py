@@ -27,13 +27,22 @@ def pytest_addoption(parser):
         "--rung",
         choices=LEFT_OUT,
         help="ci: every fourth case of a test, or n-th if it is one_in(n), and one of fewer; test: "
-        "one case, without slow tests; quick: the same without long ones",
+        "no slow tests, and one case of long ones; quick: one case, without long ones",
     )
     parser.addoption("--turn", type=int, default=0, help="of CI: the number of commits")
 
 
 # Tests with these marks, by rung of the ladder.
 LEFT_OUT = {"quick": ("slow", "long"), "test": ("slow",), "ci": ()}
+
+# Most cases of these files take a fit. `make test` takes one case of each test.
+FITS = """
+    test_automatic_dpsep test_cells test_dpsep test_engines test_events test_gaussian_guide test_glm
+    test_isolated_model test_local_parameters test_models test_noise_aware test_observations
+    test_paper_dpsvi test_predictive test_prior_factor test_record_term test_selections
+    test_stochastic_gradient_vi test_structure_checks test_synthesizer test_system_random
+    test_tilted_sites test_vips
+""".split()
 
 # CI runs a slow or long test with fewer cases than this once in as many commits.
 COMMITS = 4
@@ -73,6 +82,8 @@ def pytest_collection_modifyitems(config, items):
         has, step, commits = each[0].get_closest_marker, len(each), 1
         name = each[0].nodeid.split("[")[0]
         if rung == "ci" and has("every_case"):
+            step = 1
+        elif rung == "test" and not has("long") and each[0].path.stem not in FITS:
             step = 1
         elif rung == "ci":
             sparse = has("one_in")
