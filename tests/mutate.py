@@ -122,7 +122,7 @@ def _definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, 
 def test_files(mutation: Mutation, tests: Path) -> list[str]:
     """Paths of its tests, for pytest.
 
-    :raises LookupError: there is no such file.
+    :raises LookupError: there is no such file or test.
     """
     found = []
     for name in mutation.tests.split():
@@ -130,6 +130,8 @@ def test_files(mutation: Mutation, tests: Path) -> list[str]:
         paths = list(tests.rglob(file))
         if len(paths) != 1:
             raise LookupError(f"{mutation.name}: {len(paths)} files {file}")
+        if case and not re.search(rf"\n(def|class) {case[0]}\b", paths[0].read_text()):
+            raise LookupError(f"{mutation.name}: no test {name}")
         found.append("::".join([str(paths[0]), *case]))
     return found
 

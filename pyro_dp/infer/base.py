@@ -140,13 +140,6 @@ class Preparation(Generic[P]):
         """Do not count parameters that another inference's look made as earlier values."""
         self._handed = other._before
 
-    def start_anew(self, guide: Callable) -> None:
-        """Delete parameters that the other inference's look made. They may have its shapes."""
-        if self._handed is not None and not initialised(guide):
-            store = pyro.get_param_store()
-            for name in store.keys() - self._handed[1]:
-                del store[name]
-
 
 def note_values(reservation: Reservation, earlier: bool) -> None:
     """Note in the ledger that there were values before the first step."""

@@ -399,7 +399,6 @@ class DPSVI(Readable, InPlaceOfSVI):
                 raise
             self._reason = str(error).split(". ")[0].removesuffix(".")
         self._gradients._kept.take_over(self._inference._kept)
-        self._gradients._kept.start_anew(self._gradients.guide)
         self._inference = self._gradients
         return call(self._inference)
 

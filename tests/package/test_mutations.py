@@ -27,3 +27,6 @@ def test_a_place_that_is_gone_is_told():
     lost = mutate.Mutation("lost", "ClippedSum.add", "rows", "", "test_nothing.py")
     with pytest.raises(LookupError, match="0 files test_nothing.py"):
         mutate.test_files(lost, mutate.TESTS)
+    lost = mutate.Mutation("lost", "ClippedSum.add", "rows", "", "test_clipping.py::test_nothing")
+    with pytest.raises(LookupError, match="no test test_clipping.py::test_nothing"):
+        mutate.test_files(lost, mutate.TESTS)
