@@ -18,6 +18,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -276,10 +277,12 @@ def main() -> int:
             total = sum(map(words, every))
             print(f"{path.relative_to(ROOT)}: {total} words, {len(every)} sentences, {short} short")
         return 0
-    found = [(path, each) for path in inside for each in violations(path)]
-    for path, (line, rule, sentence) in found:
-        print(f"{path.relative_to(ROOT)}:{line}: {rule}: {sentence}")
-    return int(bool(found))
+    with ProcessPoolExecutor(2) as pool:
+        found = [*pool.map(violations, inside, chunksize=8)]
+    for path, each in zip(inside, found, strict=True):
+        for line, rule, sentence in each:
+            print(f"{path.relative_to(ROOT)}:{line}: {rule}: {sentence}")
+    return int(any(found))
 
 
 if __name__ == "__main__":
