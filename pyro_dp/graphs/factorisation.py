@@ -106,17 +106,12 @@ def factorised(
     results = []
     (original,) = graph.graph.find_nodes(op="output")
     for node, copy in zip(arguments(original)[0][:-others], outputs[:-others], strict=True):
-        lookup, terms = _lookup(node), _terms(node)
-        if lookup:
-            results += lookup.factors(new, copies)
-            found.append(Lookup(lookup.size, lookup.padding))
-        elif terms and _worth_it(terms, fused):
-            factors, transposed = _joint_factors(new, copies, terms)
-            results += factors
-            found.append(Product(transposed))
-        else:
-            results.append(copy)
-            found.append(None)
+        form, factors = _lookup(new, copies, node)
+        terms = _terms(node) if form is None else None
+        if terms and _worth_it(terms, fused):
+            form, factors = _product(new, copies, terms)
+        results += factors or [copy]
+        found.append(form)
     results += outputs[-others:]
     new.output(results)
     new.eliminate_dead_code()
@@ -192,12 +187,12 @@ def _worth_it(terms: list[_Term], fused: bool) -> bool:
     return inner**2 * (rows + columns) < rows * inner * columns or (inner == 1 and not fused)
 
 
-def _joint_factors(
+def _product(
     graph: Graph, copies: dict[Node, Node], terms: list[_Term]
-) -> tuple[list[Node], bool]:
-    """The factors of a sum of products, and whether their product must be transposed."""
+) -> tuple[Product, list[Node]]:
+    """The form of a sum of products, and its factors."""
     if len(terms) == 1:
-        return terms[0].factors(graph, copies), terms[0].transposed
+        return Product(terms[0].transposed), terms[0].factors(graph, copies)
     call, pairs = graph.call_function, []
     for term in terms:
         left, right = term.factors(graph, copies)
@@ -205,38 +200,11 @@ def _joint_factors(
             left, right = (call(_OPS.transpose.int, (each, 1, 2)) for each in (right, left))
         pairs.append((left, right))
     lefts, rights = map(list, zip(*pairs, strict=True))
-    return [call(_OPS.cat.default, (lefts, 2)), call(_OPS.cat.default, (rights, 1))], False
+    return Product(False), [call(_OPS.cat.default, (lefts, 2)), call(_OPS.cat.default, (rights, 1))]
 
 
-@dataclass(frozen=True)
-class _Embedding:
-    """The gradient of an embedding's table.
-
-    :param gradients: gradients with respect to the values read, (B, T, q) in another shape.
-    :param indices: indices of their rows, (B, T) in another shape.
-    :param shape: B, T, q.
-    :param size: number of rows of the table.
-    :param zeros: the node that writes zeros for padding.
-    """
-
-    gradients: Node
-    indices: Node
-    shape: tuple[int, int, int]
-    size: int
-    padding: int | None
-    zeros: Node | None
-
-    def factors(self, graph: Graph, copies: dict[Node, Node]) -> list[Node]:
-        if self.zeros is not None:  # this node would keep the table alive
-            graph.erase_node(copies[self.zeros])
-        return [
-            graph.call_function(_OPS.reshape.default, (copies[node], sizes))
-            for node, sizes in ((self.gradients, self.shape), (self.indices, self.shape[:2]))
-        ]
-
-
-def _lookup(node: Node) -> _Embedding | None:
-    """A batch of gradients of an embedding's table, also behind views; ``None``: it is none.
+def _lookup(graph: Graph, copies: dict[Node, Node], node: Node) -> tuple[Lookup | None, list[Node]]:
+    """The form of a batch of gradients of an embedding's table, also behind views, and its factors.
 
     No other node may use the views, because it could write into them. The only exception writes
     zeros for padding.
@@ -247,20 +215,25 @@ def _lookup(node: Node) -> _Embedding | None:
         (zeros,), (_, axis, row) = selected[0].users, arguments(selected[0])
         fills = zeros.target in (_OPS.fill_.Scalar, _OPS.zero_.default)
         if not fills or any(arguments(zeros)[1:]) or zeros.users or axis != 1:
-            return None
+            return None, []
         node = arguments(node)[0]
     while node.target in _VIEWS and len(node.users) == 1:
         node = arguments(node)[0]
     if node.target is not _OPS.embedding_dense_backward.default or len(node.users) > 1:
-        return None
+        return None, []
     gradients, indices, size, padding, by_frequency = arguments(node)
     total, columns = indices.meta["val"].numel(), shape(node)[1]
     if padding >= 0 or by_frequency or size % count or total % count:
-        return None
+        return None, []
     each, size = total // count, size // count
     if each * (each + columns) >= size * columns:  # the rows take no less work than the table
-        return None
-    return _Embedding(gradients, indices, (count, each, columns), size, row, zeros)
+        return None, []
+    if zeros is not None:  # this node would keep the table alive
+        graph.erase_node(copies[zeros])
+    shapes = {gradients: (count, each, columns), indices: (count, each)}
+    reshape = _OPS.reshape.default
+    factors = [graph.call_function(reshape, (copies[x], sizes)) for x, sizes in shapes.items()]
+    return Lookup(size, row), factors
 
 
 def _swaps_last(node: Node, dims: int) -> bool:
