@@ -18,6 +18,7 @@ the cavity. There are two classes:
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,9 +130,11 @@ class LinearMoments:
             return False
         return True
 
-    def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
-        """:raises ModelError: these records do not behave like placeholders."""
-        if not self._agrees(z, indices, rows, self._predictors(z, indices, rows)):
+    def check(self, points: Sequence[Tensor], indices: Tensor, rows: list[Tensor]) -> None:
+        """:raises ModelError: at each of these points, records do not behave like placeholders."""
+        if not any(
+            self._agrees(z, indices, rows, self._predictors(z, indices, rows)) for z in points
+        ):
             raise ModelError(
                 "On these records, the observed distributions depend on the latents in another "
                 "form than on placeholders. Use DPSEP(..., moments='stein')."
@@ -252,7 +255,7 @@ class SteinMoments:
             return False
         return True
 
-    def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
+    def check(self, points: Sequence[Tensor], indices: Tensor, rows: list[Tensor]) -> None:
         """Nothing: these moments assume no property of the likelihood."""
 
     def spread(self, covariance: Tensor) -> Tensor:
