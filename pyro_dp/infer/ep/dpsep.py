@@ -52,7 +52,13 @@ _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
 _LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
 _TOO_NARROW = 1.5  # variance of the estimate, relative to the posterior's
+_UNFIT = 0.5  # units that far below the mean would still fall
+_NARROW = 100.0  # information relative to the prior's, in which a hidden curvature matters
 _NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
+_UNSCALED = (
+    "noise hides the curvature in {count} of {dim} directions, whose units were not found: "
+    "intervals there may be far too narrow"
+)
 _CURVED = (
     "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
     "Name what they see by pyro.deterministic, outside the plate"
@@ -84,6 +90,8 @@ def status(state: EPState) -> Status:
         return Status(CHECK, reason, STEPS)
     if count := _num_convex(state):
         return Status(CHECK, _NOT_CONCAVE.format(count=count, dim=state.plan.dim), STEPS)
+    if count := _num_unscaled(state):
+        return Status(CHECK, _UNSCALED.format(count=count, dim=state.plan.dim), STEPS)
     search = pooled.relative(pooled.nonquadratic_error(mean), mean)
     clipping = pooled.relative(state.squared_bias * pooled.geometry, mean)
     if search + clipping > 1:
@@ -110,6 +118,24 @@ def _num_convex(state: EPState) -> int:
     root, _ = roots(last.geometry)
     values = torch.linalg.eigvalsh(root @ (last.curvature + state.prior_seen()) @ root)
     return int((values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * state.plan.dim)).sum())
+
+
+def _num_unscaled(state: EPState) -> int:
+    """The number of directions whose curvature the looks hid, because their units did not fit.
+
+    If features differ in size by orders of magnitude, noise in the largest one's units exceeds the
+    curvature of the others. Each look makes better units. A direction counts if noise hides its
+    curvature, better units would still reduce this noise, and the posterior is narrow nevertheless.
+    """
+    pooled = state.seen.required_pooled
+    root, _ = roots(pooled.geometry)
+    values, vectors = torch.linalg.eigh(root @ pooled.curvature @ root)
+    along, noise = root @ vectors, pooled.curvature_sd * math.sqrt(state.plan.dim)
+    units = values + state.plan.kind.doubted * noise  # which the next look would use
+    information = pooled.information(state.posterior.mean[state.problem.places])
+    found, prior = ((along * (each @ along)).sum(0) for each in (information, state.prior_seen()))
+    unfit = units < _UNFIT * units.mean()
+    return int(((values < noise) & unfit & (found > _NARROW * prior)).sum())
 
 
 _DONE = "The run is finished: read posterior(). A new run needs new budget."
