@@ -65,10 +65,12 @@ class LinearMoments:
     :ivar log_scale: gradient of the logarithm of the residuals' unknown scale, (d,); None: there is
         no such scale, or a record has several residuals.
     :ivar careful: the first steps should be short.
+    :ivar clusters: it is a mixture without a regression, whose components may coincide.
     :raises NotLinear: the likelihood depends on the latents in another form.
     """
 
     name = "linear"
+    clusters = False
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood, self.dtype = likelihood, likelihood.dtype
@@ -227,6 +229,8 @@ class SteinMoments:
         # Other kinds need a closed form.
         scaled = residuals_of(families) == Residuals.SCALED
         self.residuals = Residuals.SCALED if scaled else _residuals(likelihood, z)
+        regresses = self.design is not None and self.design.varying
+        self.clusters = self.residuals == Residuals.SUMMED and not regresses
         self.concave = bool(families) and all(family.is_concave for family in families)
 
     def _agrees(self, z: Tensor, integers: bool) -> bool:
