@@ -140,11 +140,11 @@ def repeated_mixture(x):
             pyro.sample("x", dist.Normal(locs[z], 0.5), obs=x[idx])
 
 
-def glm(observed):
+def glm(observed, scale=1.0):
     """A regression whose outcomes have the distribution ``observed(predictor)``."""
 
     def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        w = pyro.sample("w", dist.Normal(0.0, scale).expand([x.shape[1]]).to_event(1))
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", observed(x[idx] @ w), obs=y[idx])
 

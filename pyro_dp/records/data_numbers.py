@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from pyro_dp.records.column import Column
@@ -179,7 +179,9 @@ def holds_rows(value: Tensor, column: Column, *, shared: bool = False) -> bool:
     by_chance = min(1.0, len(wanted) * len(column) * (2.0**-50 if exact else 2.0**-20))
     if found == 0 or by_chance ** (found * width) >= _CHANCE:
         return False
-    return not shared or binom.sf(found - 1, len(wanted), _shared(column, width)) < _CHANCE
+    if not shared:
+        return True
+    return bool(scipy.stats.binom.sf(found - 1, len(wanted), _shared(column, width)) < _CHANCE)
 
 
 def _shared(column: Column, width: int) -> float:

@@ -247,6 +247,56 @@ def test_a_likelihood_that_is_not_concave():
     assert judged.level == "check" and "is not concave in 4 of 4 directions" in judged.reason
 
 
+@pytest.mark.long
+def test_features_of_very_different_sizes_are_not_ok():
+    """Incomes in dollars hide the curvature in the other directions, where intervals are wrong."""
+    model = glm(lambda logits: dist.Bernoulli(logits=logits), scale=10.0)
+    torch.manual_seed(1)
+    age, income = 20 + 60 * torch.rand(2000), 2e4 * (0.7 * torch.randn(2000)).exp()
+    x = torch.stack([torch.ones(2000), age, income], dim=1)
+    y = torch.bernoulli(torch.sigmoid(-3 + 0.05 * age + 2e-5 * income))
+    found = fitted(model, (x, y)).posterior()
+    assert found.status.level == "check" and "whose units were not found" in found.status.reason
+    alike = fitted(model, (x / torch.tensor([1.0, 50.0, 2e4]), y)).posterior()
+    truth = torch.tensor([-3.0, 2.5, 0.4])
+    assert alike.status.is_ok and ((alike.mean - truth).abs() < 4 * alike.stddev).all()
+
+
+@pytest.mark.long
+def test_an_exponential_that_overflows_at_the_guides_start():
+    """At the prior's mean, where the first look is, it does not."""
+    x = torch.stack([torch.ones(200), torch.linspace(200.0, 800.0, 200)], dim=1)
+    model = glm(lambda logarithm: dist.Poisson(logarithm.exp()), scale=10.0)
+    for seed in (0, 1):  # the guide starts at a positive slope
+        pyro.clear_param_store()
+        pyro.set_rng_seed(seed)
+        guide, accountant = AutoMultivariateNormal(model), PrivacyAccountant(epsilon=4.0)
+        DPSEP(model, guide, accountant=accountant).step(x, torch.full((200,), 2.0))
+
+
+def two_clusters(x):
+    shares = pyro.sample("shares", dist.Dirichlet(torch.ones(2)))
+    centres = pyro.sample("centres", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    sd = pyro.sample("sd", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("data", len(x)) as idx:
+        parts = dist.Normal(centres, sd.expand(2))
+        pyro.sample("x", dist.MixtureSameFamily(dist.Categorical(shares), parts), obs=x[idx])
+
+
+@pytest.mark.slow
+def test_a_mixture_whose_components_coincide_is_not_ok():
+    """There are two clusters, and the second search begins and ends with one wide cluster."""
+    rng = torch.Generator().manual_seed(1)
+    first = torch.rand(2000, generator=rng) < 0.35
+    x = torch.where(first, -1.5, 1.5) + 0.8 * torch.randn(2000, generator=rng)
+    assert fitted(two_clusters, (x,), epsilon=4.0).posterior().status.is_ok
+    centres = {"centres": torch.tensor([0.4, 0.6]), "sd": torch.tensor(1.6)}
+    values = init_to_value(values=centres | {"shares": torch.full((2,), 0.5)})
+    guide = functools.partial(AutoMultivariateNormal, init_loc_fn=values)
+    found = fitted(two_clusters, (x,), epsilon=4.0, seed=2, guide=guide).posterior()
+    assert found.status.level == "check" and "components may coincide" in found.status.reason
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("dispersion", "level"), [(1.0, "ok"), (4.0, "check")])
 def test_counts_that_vary_more_than_the_model_says(dispersion, level):

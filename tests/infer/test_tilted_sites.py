@@ -396,9 +396,9 @@ def test_the_check_looks_at_the_records_it_is_given():
     with pytest.warns(UserWarning, match=SLOW):
         problem = Problem(changing, x, y)
     for n in (0, 2):
-        problem.moments.check(torch.ones(2), torch.tensor([n]), [x[[n]], y[[n]]])
+        problem.moments.check([torch.ones(2)], torch.tensor([n]), [x[[n]], y[[n]]])
     with pytest.raises(ModelError, match="in another form than on placeholders"):
-        problem.moments.check(torch.ones(2), torch.tensor([1]), [x[[1]], y[[1]]])
+        problem.moments.check([torch.ones(2)], torch.tensor([1]), [x[[1]], y[[1]]])
 
 
 @pytest.mark.parametrize("model", [logistic, poisson, regression, noisy, curved, visits])

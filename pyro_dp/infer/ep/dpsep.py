@@ -46,13 +46,24 @@ from pyro_dp.mechanism.reservation import Steps
 from pyro_dp.mechanism.settings import Execution, FullBatch, Noise, old_names_explained
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
-from pyro_dp.utils.linalg import dense
+from pyro_dp.utils.linalg import cholesky, dense, restricted
 
 _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
 _LARGEST_NOISE = 1.5  # a matrix's noise, relative to its mean
 _TOO_NARROW = 1.5  # variance of the estimate, relative to the posterior's
+_APART = 0.7  # interval of a mixture's latents, relative to the prior's; wider ones are no Gaussian
+_UNFIT = 0.5  # units that far below the mean would still fall
+_NARROW = 100.0  # information relative to the prior's, in which a hidden curvature matters
 _NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
+_UNSCALED = (
+    "noise hides the curvature in {count} of {dim} directions, whose units were not found: "
+    "intervals there may be far too narrow"
+)
+_COINCIDE = (
+    "components may coincide, because the data say little in a direction: there the interval is "
+    "{width:.2f} times as wide as the prior's"
+)
 _CURVED = (
     "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
     "Name what they see by pyro.deterministic, outside the plate"
@@ -84,6 +95,8 @@ def status(state: EPState) -> Status:
         return Status(CHECK, reason, STEPS)
     if count := _num_convex(state):
         return Status(CHECK, _NOT_CONCAVE.format(count=count, dim=state.plan.dim), STEPS)
+    if count := _num_unscaled(state):
+        return Status(CHECK, _UNSCALED.format(count=count, dim=state.plan.dim), STEPS)
     search = pooled.relative(pooled.nonquadratic_error(mean), mean)
     clipping = pooled.relative(state.squared_bias * pooled.geometry, mean)
     if search + clipping > 1:
@@ -96,6 +109,8 @@ def status(state: EPState) -> Status:
     if varies > _TOO_NARROW:
         ratios = {"dispersion": dispersion, "ratio": math.sqrt(varies)}
         return Status(CHECK, _OVERDISPERSED.format(**ratios), MODEL)
+    if state.problem.moments.clusters and (width := _widest(state)) > _APART:
+        return Status(CHECK, _COINCIDE.format(width=width), STEPS)
     if state.problem.moments.turns and state.plan.multiplier > 0:
         return Status(CHECK, _CURVED.format(dim=state.plan.dim), STEPS)
     return Status()
@@ -110,6 +125,35 @@ def _num_convex(state: EPState) -> int:
     root, _ = roots(last.geometry)
     values = torch.linalg.eigvalsh(root @ (last.curvature + state.prior_seen()) @ root)
     return int((values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * state.plan.dim)).sum())
+
+
+def _widest(state: EPState) -> float:
+    """The largest ratio, over all directions, of the posterior's standard deviation to the prior's.
+
+    If a mixture's components coincide, or one is empty, the score vanishes and the likelihood is
+    flat there. Its mode may be far away, with components apart.
+    """
+    places, root = state.problem.places, cholesky(state.prior_seen())
+    covariance = restricted(state.aware.covariance, places)
+    return math.sqrt(torch.linalg.eigvalsh(root.mT @ covariance @ root)[-1].item())
+
+
+def _num_unscaled(state: EPState) -> int:
+    """The number of directions whose curvature the looks hid, because their units did not fit.
+
+    If features differ in size by orders of magnitude, noise in the largest one's units exceeds the
+    curvature of the others. Each look makes better units. A direction counts if noise hides its
+    curvature, better units would still reduce this noise, and the posterior is narrow nevertheless.
+    """
+    pooled = state.seen.required_pooled
+    root, _ = roots(pooled.geometry)
+    values, vectors = torch.linalg.eigh(root @ pooled.curvature @ root)
+    along, noise = root @ vectors, pooled.curvature_sd * math.sqrt(state.plan.dim)
+    units = values + state.plan.kind.doubted * noise  # which the next look would use
+    information = pooled.information(state.posterior.mean[state.problem.places])
+    found, prior = ((along * (each @ along)).sum(0) for each in (information, state.prior_seen()))
+    unfit = units < _UNFIT * units.mean()
+    return int(((values < noise) & unfit & (found > _NARROW * prior)).sum())
 
 
 _DONE = "The run is finished: read posterior(). A new run needs new budget."

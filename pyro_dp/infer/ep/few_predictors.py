@@ -43,6 +43,7 @@ class FewPredictors:
     :ivar families: the families of the observed distributions, or of their components.
     :ivar component_columns: columns of the predictor that each component has.
     :ivar kinds: kind of each record, (N,).
+    :ivar varying: columns of predictors that depend on the record's row.
     """
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
@@ -73,7 +74,7 @@ class FewPredictors:
         self.coefficients = found
         slopes = [x for x in found.of_rows if x is not None]
         of_rows = torch.cat([found.constant[None][:0], *slopes])
-        self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
+        self.varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
         # Components' predictors span few directions, such as those of a matrix's columns.
         constant, own = found.constant[self.component_columns], of_rows[:, self.component_columns]
         directions = _independent(torch.cat([constant, own.flatten(0, 1)]))
@@ -198,7 +199,7 @@ class FewPredictors:
             lead = list(shape(leaf)[1:])
             first: dict[int, Number] = dict.fromkeys(columns, 1.0)
             chosen = predictors[[order.index(i) for i in columns if i in order]]
-            if not any(i in self._varying for i in columns):
+            if not any(i in self.varying for i in columns):
                 chosen = chosen[..., :1]
             if columns == self.component_columns:
                 lead[-1], first = len(chosen), {ALONG: 1.0}

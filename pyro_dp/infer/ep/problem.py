@@ -171,8 +171,10 @@ class EPProblem:
         records = self.likelihood.term.records
         indices = torch.tensor(records.examples(), device=records.device)
         mean, _ = self.guide.read()
+        # At one of these, an exponential may overflow, or all gradients may vanish.
+        points = [each[self.places] for each in (mean, self.start(mean))]
         with forked_rng():
-            self.moments.check(mean[self.places], indices, records.rows(indices))
+            self.moments.check(points, indices, records.rows(indices))
 
 
 @torch.enable_grad()

@@ -18,6 +18,7 @@ the cavity. There are two classes:
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,10 +65,12 @@ class LinearMoments:
     :ivar log_scale: gradient of the logarithm of the residuals' unknown scale, (d,); None: there is
         no such scale, or a record has several residuals.
     :ivar careful: the first steps should be short.
+    :ivar clusters: it is a mixture without a regression, whose components may coincide.
     :raises NotLinear: the likelihood depends on the latents in another form.
     """
 
     name = "linear"
+    clusters = False
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood, self.dtype = likelihood, likelihood.dtype
@@ -129,9 +132,11 @@ class LinearMoments:
             return False
         return True
 
-    def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
-        """:raises ModelError: these records do not behave like placeholders."""
-        if not self._agrees(z, indices, rows, self._predictors(z, indices, rows)):
+    def check(self, points: Sequence[Tensor], indices: Tensor, rows: list[Tensor]) -> None:
+        """:raises ModelError: at each of these points, records do not behave like placeholders."""
+        if not any(
+            self._agrees(z, indices, rows, self._predictors(z, indices, rows)) for z in points
+        ):
             raise ModelError(
                 "On these records, the observed distributions depend on the latents in another "
                 "form than on placeholders. Use DPSEP(..., moments='stein')."
@@ -224,6 +229,8 @@ class SteinMoments:
         # Other kinds need a closed form.
         scaled = residuals_of(families) == Residuals.SCALED
         self.residuals = Residuals.SCALED if scaled else _residuals(likelihood, z)
+        regresses = self.design is not None and self.design.varying
+        self.clusters = self.residuals == Residuals.SUMMED and not regresses
         self.concave = bool(families) and all(family.is_concave for family in families)
 
     def _agrees(self, z: Tensor, integers: bool) -> bool:
@@ -252,7 +259,7 @@ class SteinMoments:
             return False
         return True
 
-    def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
+    def check(self, points: Sequence[Tensor], indices: Tensor, rows: list[Tensor]) -> None:
         """Nothing: these moments assume no property of the likelihood."""
 
     def spread(self, covariance: Tensor) -> Tensor:
