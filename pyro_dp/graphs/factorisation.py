@@ -203,7 +203,7 @@ def _product(
     return Product(False), [call(_OPS.cat.default, (lefts, 2)), call(_OPS.cat.default, (rights, 1))]
 
 
-def _lookup(graph: Graph, copies: dict[Node, Node], node: Node) -> tuple[Lookup | None, list[Node]]:
+def _lookup(graph: Graph, copies: dict[Node, Node], node: Node) -> tuple[Form, list[Node]]:
     """The form of a batch of gradients of an embedding's table, also behind views, and its factors.
 
     No other node may use the views, because it could write into them. The only exception writes
