@@ -41,11 +41,12 @@ OF_NUMBERS = {
     functional.linear,
 }
 _MOST_PAIRS = 2**17  # over all heads
+_LARGEST_INDEX = 2**30  # of a pixel
 _TORCHS = ("aten.", "prim.", "prims.")  # namespaces of operators
 _OF_USERS = "{name} would see several records at once"
 _INNER = (
-    "Call torch.nn.functional.ctc_loss or torch.nn.CTCLoss. Torch's inner functions of this loss "
-    "check no labels, and would read the memory of other records."
+    "Call ctc_loss or grid_sample of torch.nn.functional. Torch's inner functions check no labels "
+    "or grids, and would read the memory of other records."
 )
 State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
 Cell = Callable[[Tensor, State, Sequence[Any]], State]  # from the input's part, state and weights
@@ -315,12 +316,24 @@ def _least_squares(*args: Any, **options: Any) -> Any:
     return torch.linalg.lstsq(*args, **options)
 
 
+def _sampled(
+    sample: Callable[..., Tensor], input: Tensor, grid: Tensor, *args: Any, **options: Any
+) -> Tensor:
+    """A sample at the points of a grid, or NaN if one is no pixel's index: torch would crash."""
+    near = grid.abs() * max(input.shape[2:], default=1) < _LARGEST_INDEX  # not NaN
+    found = sample(input, torch.where(near, grid, 0.0), *args, **options)
+    return found * torch.where(near.all(), 1.0, torch.nan).to(found)
+
+
 def _refused(*_args: Any, **_options: Any) -> Tensor:
     raise ModelError(_INNER)
 
 
-_INNER_NAMES = ("_ctc_loss", "_cudnn_ctc_loss", "miopen_ctc_loss")
-_PACKETS = [getattr(torch.ops.aten, name) for name in ("ctc_loss", *_INNER_NAMES)]
+_INNER_NAMES = (
+    *("_ctc_loss", "_cudnn_ctc_loss", "miopen_ctc_loss"),
+    *("cudnn_grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback"),
+)
+_PACKETS = [getattr(torch.ops.aten, name) for name in ("ctc_loss", "grid_sampler", *_INNER_NAMES)]
 # Replaces functions that read other memory than the record's, even for one record alone.
 UNCHECKED: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((getattr(torch, name) for name in _INNER_NAMES), _refused),
@@ -328,6 +341,8 @@ UNCHECKED: dict[Any, Callable[..., Tensor]] = {
     **{getattr(packet, each): _refused for packet in _PACKETS for each in packet.overloads()},
     functional.ctc_loss: partial(_by_labels, functional.ctc_loss),
     torch.ctc_loss: partial(_by_labels, torch.ctc_loss),
+    functional.grid_sample: partial(_sampled, functional.grid_sample),
+    torch.grid_sampler: partial(_sampled, torch.grid_sampler),
     torch.linalg.lstsq: _least_squares,
 }
 # Replaces functions whose vmap rules check no bounds. A result of None: use the function itself.

@@ -1,5 +1,7 @@
 """Torch functions where all records run at once: the same as one record after the other."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -145,6 +147,30 @@ def test_least_squares_do_not_depend_on_the_record_before(together):
         torch.testing.assert_close(torch.stack([*found]), torch.linalg.pinv(matrices).sum(2, True))
 
 
+@pytest.mark.parametrize("mode", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("point", [math.nan, math.inf, -1e30])
+def test_a_point_of_a_grid_that_is_no_pixel_breaks_its_own_record(point, mode):
+    """Torch would crash, because the index lies outside of memory."""
+    images = torch.linspace(0.0, 1.0, 4 * 9).reshape(4, 1, 1, 3, 3)
+    grids = torch.linspace(-2.0, 2.0, 4 * 8).reshape(4, 1, 2, 2, 2)
+    broken = grids.index_put((torch.tensor(1),), torch.tensor(point))
+
+    def loss(image, grid):
+        found = functional.grid_sample(image, grid, padding_mode=mode, align_corners=False)
+        return found.square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    with guarded("Test"), all_at_once():
+        together = torch.vmap(gradient)(images, broken)
+    with guarded("Test"):
+        alone = [torch.stack(each) for each in zip(*map(gradient, images, broken), strict=True)]
+    expected = [torch.stack(each) for each in zip(*map(gradient, images, grids), strict=True)]
+    for found in (together, alone):
+        assert found[0].isnan().flatten(1).any(1).tolist() == [False, True, False, False]
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours[[0, 2, 3]], theirs[[0, 2, 3]])
+
+
 def _ctc(log_probs, targets, length=3):
     return functional.ctc_loss(log_probs, targets, (len(log_probs),), (length,))
 
@@ -196,10 +222,11 @@ def test_a_label_beyond_the_length_counts_for_nothing():
         lambda x, y: torch.ops.aten.ctc_loss(x, y, [8], [3]),
         lambda x, y: torch.ops.aten.ctc_loss.IntList(x, y, [8], [3]),
         lambda x, y: torch._ctc_loss(x.unsqueeze(1), y, [8], [3])[0],
+        lambda x, _: torch.grid_sampler_2d(x[None, None], x[None, None, :, :2], 0, 0, False),
     ],
 )
-def test_inner_functions_of_a_loss_without_checks_are_refused(loss):
-    with pytest.raises(ModelError, match=r"Call torch\.nn\.functional\.ctc_loss"), guarded("Test"):
+def test_inner_functions_without_checks_are_refused(loss):
+    with pytest.raises(ModelError, match="Call ctc_loss or grid_sample"), guarded("Test"):
         loss(SPEECH[0], SPELLED[0])
 
 
