@@ -41,7 +41,7 @@ OF_NUMBERS = {
     functional.linear,
 }
 _MOST_PAIRS = 2**17  # over all heads
-_LARGEST_INDEX = 2**30  # of a pixel
+_LARGEST_INDEX = 2**30  # pixels
 _TORCHS = ("aten.", "prim.", "prims.")  # namespaces of operators
 _OF_USERS = "{name} would see several records at once"
 _INNER = (

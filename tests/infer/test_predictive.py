@@ -446,7 +446,7 @@ def test_new_records_of_whole_numbers_may_equal_those_of_the_fit():
     x[:2000, 2] = torch.rand(2000)
     predictive = fitted(logistic, x[:2000], y[:2000]).predictive(3)
     with pytest.warns(NotPrivateWarning, match="holds records of the fit"):
-        predictive(x[:50])
+        predictive(x[:50].clone())
 
 
 def test_errors_withhold_records_of_the_fit():

@@ -43,6 +43,7 @@ from pyro_dp.mechanism.messages import Shapes
 from pyro_dp.mechanism.sampling import AllRecords, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.records.arguments import as_of_all, find_shards
+from pyro_dp.records.first_look import _find_plate
 
 EVENT = SubsampledGaussian(1.0)
 # The errors of both ranks, if the second one differs.
@@ -327,6 +328,14 @@ def test_a_model_sees_as_many_rows_as_all_have():
     assert (shard.count, shard.size, shard.places) == (3, 10, {0, 1})
     (shown, also, constant, k), _ = as_of_all(own, shard)
     assert shown.shape == (10, 2) and also.shape == (10,) and constant is z and k == 2
+
+    def model(x, y, z, k):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w + x.sum(-1), z.exp().mean()), obs=y)
+
+    plate, _, chosen = _find_plate(model, own, (constants, shard), None)
+    assert plate.size == 10 and chosen is shard
     with pytest.raises(ModelError, match="number or kind"):
         find_shards(names, own, of_all([7], names=["x", "y"]))
     with pytest.raises(ModelError, match="dtype"):
